@@ -1,0 +1,35 @@
+# Two commands do everything on a fresh machine with Python 3.11: `make study` and `make test`.
+PYTHON ?= python3
+EXTRAS ?= torch,jax,mlx,lab,dev
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: study test test-all lint bench venv clean
+
+study: $(READY)
+	$(BIN)/python examples/compare.py
+
+test: $(READY)
+	$(BIN)/python -m pytest -n auto -m "not slow"
+
+test-all: $(READY)
+	$(BIN)/python -m pytest -n auto
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/step_time.py
+
+venv: $(READY)
+
+# An interrupted install leaves no stamp, so the next call finishes it.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
