@@ -49,7 +49,7 @@ class Oracle:
     Example:
       >>> oracle = Oracle({"w": [1.0, -2.0]}, Hyper(), lr=0.1)
       >>> oracle.step({"w": [0.5, 0.5]})
-      >>> oracle.beta2["w"] < 0.999
+      >>> print(oracle.beta2["w"] < 0.999)
       True
     """
 
