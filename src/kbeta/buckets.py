@@ -37,7 +37,7 @@ def check_buckets(buckets: Buckets) -> None:
 def bucket_key(buckets: Buckets, name: str, array: Any) -> Hashable:
     """The bucket key of one parameter."""
     if callable(buckets):
-        key = buckets(name, array)
+        key: Hashable = buckets(name, array)
         try:
             hash(key)
         except TypeError:

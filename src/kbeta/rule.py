@@ -23,6 +23,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+import numpy as np
+
 BIAS_CORRECTIONS = ("none", "beta2max", "exact")
 NONFINITE = ("propagate", "skip", "raise")
 
@@ -40,29 +42,17 @@ class NonFiniteGradient(ArithmeticError):
         self.bucket = bucket
 
 
-def _quote(value: object) -> str:
-    return f"got {value!r}"
-
-
 def _is_number(value: object) -> bool:
-    """Whether `value` is a concrete Python-like number; framework arrays and tracers are let through unchecked."""
-    if isinstance(value, bool) or isinstance(value, (str, bytes)) or value is None:
-        return True
-    return isinstance(value, (int, float)) or type(value).__module__ == "numpy"
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def _check(name: str, value: Any, ok: Callable[[float], bool], remedy: str) -> None:
-    if not _is_number(value):
-        if hasattr(value, "dtype"):  # a framework's array: may be traced, checked by its owner
-            return
-        raise TypeError(f"`{name}` must be a number: {remedy}; {_quote(value)}")
-    try:
-        number = float(value)
-        good = not isinstance(value, (bool, str, bytes)) and ok(number)
-    except (TypeError, ValueError):
-        good = False
-    if not good:
-        raise ValueError(f"`{name}` {remedy}; {_quote(value)}")
+    """Raise unless `value` is a number that is `ok`; a framework's array may be traced, and is let through unchecked."""
+    if _is_number(value):
+        if not ok(value):
+            raise ValueError(f"`{name}` {remedy}; got {value!r}")
+    elif not hasattr(value, "dtype"):
+        raise TypeError(f"`{name}` {remedy}; got {value!r}")
 
 
 def check_learning_rate(value: Any, name: str = "lr") -> None:
@@ -132,16 +122,16 @@ class Hyper:
         _check(
             "warmup_steps",
             self.warmup_steps,
-            lambda x: x >= 0 and x == int(x),
+            lambda x: x >= 0 and float(x).is_integer(),
             "must be a whole number >= 0, for example 0 or 350",
         )
         if not isinstance(self.adaptive_tiny, bool):
-            raise TypeError(f"`adaptive_tiny` must be True or False; {_quote(self.adaptive_tiny)}")
+            raise TypeError(f"`adaptive_tiny` must be True or False; got {self.adaptive_tiny!r}")
         for name, allowed in (("bias_correction", BIAS_CORRECTIONS), ("nonfinite", NONFINITE)):
             value = getattr(self, name)
             if value not in allowed:
                 choices = ", ".join(f'"{a}"' for a in allowed)
-                raise ValueError(f"`{name}` must be one of {choices}; {_quote(value)}")
+                raise ValueError(f"`{name}` must be one of {choices}; got {value!r}")
 
     @classmethod
     def pick(cls, options: Mapping[str, Any]) -> Hyper:

@@ -16,9 +16,7 @@ def test_every_pair_of_option_values_and_buckets_meets_in_some_case():
         values = {**case.options, "buckets": case.buckets, "dtype": case.dtype}
         if set(values) == set(axes):
             seen |= {(a, values[a], b, values[b]) for a, b in itertools.combinations(axes, 2)}
-    wanted = {
-        (a, x, b, y) for a, b in itertools.combinations(axes, 2) for x, y in itertools.product(axes[a], axes[b])
-    }
+    wanted = {(a, x, b, y) for a, b in itertools.combinations(axes, 2) for x, y in itertools.product(axes[a], axes[b])}
     assert wanted <= seen
 
 

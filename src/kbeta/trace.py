@@ -1,0 +1,198 @@
+"""Recording sun and β2 per bucket while training.
+
+With `diagnostics=True` an optimizer writes one row per step into a ring of `WINDOW` rows that lives where its other
+state lives (device memory, the JAX state, the MLX state): no transfer, no synchronisation. A `Trace` on the host pulls
+the rows that are new since its last pull, in one copy, and keeps them under the buckets' names. Pull at least every
+`WINDOW` steps; rows that were overwritten before a pull are counted in `Trace.lost`, never invented.
+
+    ring    float array (WINDOW, 2, buckets): ring[(t-1) % WINDOW] = (sun, β2) of step t
+    count   the number of rows ever written
+
+A bucket that had no gradient at a step, or was skipped, has NaN there.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+WINDOW = 1024
+
+
+class Sink(Protocol):
+    """Where a trace sends its rows: anything with `write(step, values)` and `close()`."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Trace:
+    """sun and β2 of named buckets over training, on the host.
+
+    Args:
+      names: bucket names, in the order of the ring's last axis.
+      sinks: also send each row there, as `sun/<bucket>` and `beta2/<bucket>`.
+      every: keep every k-th step only.
+
+    Example:
+      >>> ring = np.zeros((WINDOW, 2, 1), np.float32)
+      >>> ring[0] = [[0.5], [0.9395]]
+      >>> trace = Trace(["layer"])
+      >>> trace.pull(ring, count=1)
+      >>> {name: round(v["beta2"], 4) for name, v in trace.snapshot().items()}
+      {'layer': 0.9395}
+    """
+
+    def __init__(self, names: Sequence[str], sinks: Iterable[Sink] = (), every: int = 1) -> None:
+        if every < 1:
+            raise ValueError(f"`every` must be a whole number >= 1; got {every!r}")
+        self.names = tuple(names)
+        self.sinks = tuple(sinks)
+        self.every = every
+        self.lost = 0
+        self._seen = 0
+        self._steps: list[NDArray[np.int64]] = []
+        self._rows: list[NDArray[np.float32]] = []
+
+    def pull(self, ring: Any, count: int) -> None:
+        """Take over the rows written since the last pull; `ring` is anything NumPy can read."""
+        ring = np.asarray(ring)
+        if ring.ndim != 3 or ring.shape[1:] != (2, len(self.names)):
+            raise ValueError(
+                f"`ring` must have shape (window, 2, {len(self.names)}) for the {len(self.names)} buckets of this "
+                f"trace; got {ring.shape}: make the Trace with the names of the same optimizer"
+            )
+        count = int(count)
+        if count < self._seen:
+            raise ValueError(f"`count` went back from {self._seen} to {count}: use a new Trace after loading a state")
+        first = max(self._seen, count - ring.shape[0])
+        self.lost += first - self._seen
+        self._seen = count
+        steps = np.arange(first + 1, count + 1, dtype=np.int64)
+        steps = steps[steps % self.every == 0]
+        if not steps.size:
+            return
+        rows = ring[(steps - 1) % ring.shape[0]].astype(np.float32)
+        self._steps.append(steps)
+        self._rows.append(rows)
+        for step, row in zip(steps, rows, strict=True) if self.sinks else ():
+            values = {f"{key}/{name}": float(row[k, b]) for k, key in enumerate(KEYS) for b, name in self._named()}
+            for sink in self.sinks:
+                sink.write(int(step), values)
+
+    def _named(self) -> Iterable[tuple[int, str]]:
+        return enumerate(self.names)
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """The recorded steps, from 1."""
+        return np.concatenate(self._steps) if self._steps else np.zeros(0, np.int64)
+
+    @property
+    def sun(self) -> NDArray[np.float32]:
+        """Sunspikes, (steps, buckets)."""
+        return self._column(0)
+
+    @property
+    def beta2(self) -> NDArray[np.float32]:
+        """β2, (steps, buckets)."""
+        return self._column(1)
+
+    def _column(self, k: int) -> NDArray[np.float32]:
+        if not self._rows:
+            return np.zeros((0, len(self.names)), np.float32)
+        return np.concatenate(self._rows)[:, k]
+
+    def window(self, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """(sun, β2) of the recorded steps with start ≤ step < stop."""
+        keep = (self.steps >= start) & (self.steps < stop)
+        return self.sun[keep], self.beta2[keep]
+
+    def snapshot(self) -> dict[str, dict[str, float]]:
+        """The newest row: bucket name → {"sun": …, "beta2": …}; empty before the first step."""
+        if not self._rows:
+            return {}
+        row = self._rows[-1][-1]
+        return {name: {key: float(row[k, b]) for k, key in enumerate(KEYS)} for b, name in self._named()}
+
+    def save(self, path: str | Path) -> None:
+        """Write all rows to an .npz file with arrays `names`, `steps`, `sun` and `beta2`."""
+        np.savez_compressed(path, names=np.array(self.names), steps=self.steps, sun=self.sun, beta2=self.beta2)
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()
+
+    def __enter__(self) -> Trace:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+KEYS = ("sun", "beta2")
+
+
+class CsvSink:
+    """Rows to a CSV file: `step`, then one column per value."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = open(path, "w", newline="", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        self._writer: csv.DictWriter[str] | None = None
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        if self._writer is None:
+            self._writer = csv.DictWriter(self._file, ["step", *values])
+            self._writer.writeheader()
+        self._writer.writerow({"step": step, **values})
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoardSink:
+    """Rows as TensorBoard scalars, through torch's SummaryWriter."""
+
+    def __init__(self, logdir: str | Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ImportError("TensorBoardSink needs torch and tensorboard: pip install torch tensorboard") from None
+        self._writer = SummaryWriter(str(logdir))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """Rows to a Weights & Biases run: the one given, or the active one."""
+
+    def __init__(self, run: Any = None) -> None:
+        if run is None:
+            try:
+                import wandb
+            except ImportError:
+                raise ImportError("WandbSink needs wandb: pip install wandb") from None
+            run = wandb.run
+            if run is None:
+                raise ValueError("`run` is None and no W&B run is active: call wandb.init() first, or pass a run")
+        self._run = run
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """The run belongs to the caller and stays open."""
