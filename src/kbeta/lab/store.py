@@ -44,13 +44,14 @@ class StoreError(ValueError):
 
 
 class Arm(BaseModel):
-    """One column of a study: an optimizer and the options that differ from its recipe."""
+    """One column of a study: an optimizer, its options that differ from the recipe, and settings of its own (grids)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     label: str
     optimizer: str
     options: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
 
 
 class Code(BaseModel):
@@ -399,7 +400,8 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
     for arm in new.arms:
         before = old.arm(arm.label)
         if before is not None and before != arm:
-            differs.append(f"arm {arm.label} has options {before.options} there and {arm.options} here")
+            there, here = before.options | before.settings, arm.options | arm.settings
+            differs.append(f"arm {arm.label} has options {there} there and {here} here")
     if differs:
         raise StoreError(
             f"--out {path} holds results of another configuration: {'; '.join(differs)}. Nothing was written: "
