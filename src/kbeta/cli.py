@@ -84,20 +84,29 @@ Target = Annotated[
     ),
 ]
 Engine = Annotated[
-    str | None, typer.Option(help="torch, jax or mlx. [default: torch; your own function brings its framework]",
-                             autocompletion=_engines, show_default=False)
+    str | None,
+    typer.Option(
+        help="torch, jax or mlx. [default: torch; your own function brings its framework]",
+        autocompletion=_engines,
+        show_default=False,
+    ),
 ]
 Preset = Annotated[
-    str | None, typer.Option(help="smoke (seconds), laptop (minutes) or paper. [default: smoke]",
-                             autocompletion=_presets, show_default=False)
+    str | None,
+    typer.Option(
+        help="smoke (seconds), laptop (minutes) or paper. [default: smoke]", autocompletion=_presets, show_default=False
+    ),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A setting (steps=500) or an optimizer's option (kbeta.alpha=0.9)."),
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="A setting (steps=500) or an optimizer's option (kbeta.alpha=0.9)."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 EndpointName = Annotated[
-    str | None, typer.Option("--endpoint", help="Your own function: the logged metric to compare, instead of what it returns.")
+    str | None,
+    typer.Option("--endpoint", help="Your own function: the logged metric to compare, instead of what it returns."),
 ]
 Sink = Annotated[str | None, typer.Option(help="Also send metrics to tensorboard or wandb.")]
 Every = Annotated[
@@ -313,9 +322,7 @@ def _plan(
         for name, value in (("--engine", engine), ("--preset", preset)):
             if value is not None:
                 raise ValueError(f"{name} {value} is for testbeds; {target} brings its own: leave it out")
-        return lab.plan_own(
-            target, optimizers=optimizers, seeds=seeds, options=options, grids=grids, endpoint=endpoint
-        )
+        return lab.plan_own(target, optimizers=optimizers, seeds=seeds, options=options, grids=grids, endpoint=endpoint)
     if endpoint is not None:
         raise ValueError(f"--endpoint {endpoint} is for your own functions; a testbed has its endpoints")
     return lab.plan_testbed(

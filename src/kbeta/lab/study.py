@@ -21,6 +21,7 @@ import math
 import os
 import selectors
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import kbeta
 from kbeta.lab import engines, store, testbeds, worker
@@ -37,6 +38,9 @@ from kbeta.lab import optimizers as recipes
 from kbeta.lab.spec import RunResult, RunSpec, guess, unknown
 from kbeta.lab.testbeds import Endpoint
 from kbeta.lab.trial import OWN_SETTINGS
+
+if TYPE_CHECKING:
+    from kbeta.lab.stats import Comparison
 
 PRIMARY = "endpoint"
 OWN = "own"  # engine and preset of a study of a user's function, which brings both
@@ -535,6 +539,66 @@ def contrasts(record: store.StudyRecord, labels: Collection[str]) -> list[tuple[
     if not baselines:
         treatments, baselines = treatments[:1], treatments[1:]
     return [(treatment.label, baseline.label) for treatment in treatments for baseline in baselines]
+
+
+def compared(study: store.Study) -> dict[str, Comparison]:
+    """{title of the endpoint: paired comparison}, of the endpoints that two arms have a value of."""
+    from kbeta.lab import stats  # scipy and statsmodels take a second, which a run does not need
+
+    runs = study.runs()
+    found = {}
+    for endpoint in endpoints(study):
+        by_arm = values(runs, endpoint)
+        pairs = contrasts(study.record, by_arm)
+        if pairs:
+            found[endpoint.title] = stats.compare_pairs(
+                by_arm,
+                pairs,
+                log=endpoint.log and all(x > 0 for arm in by_arm.values() for x in arm.values() if math.isfinite(x)),
+                higher_is_better=endpoint.maximize,
+                threshold=endpoint.threshold,
+            )
+    return found
+
+
+def summary(study: store.Study) -> list[dict[str, Any]]:
+    """One row per arm: counts of runs by their end, and median and mean of the primary endpoint over the ok ones."""
+    runs = study.runs()
+    rows = []
+    for arm in study.record.arms:
+        own = [run for run in runs if run.spec.optimizer == arm.label]
+        ends = [run.result.status if run.result else "unfinished" for run in own]
+        numbers = [run.result.endpoint for run in own if run.result and run.result.endpoint is not None]
+        rows.append(
+            {
+                "optimizer": arm.label,
+                "runs": len(own),
+                **{end: ends.count(end) for end in ("ok", "diverged", "failed", "unfinished")},
+                "median": statistics.median(numbers) if numbers else None,
+                "mean": statistics.fmean(numbers) if numbers else None,
+            }
+        )
+    return rows
+
+
+def as_json(study: store.Study, comparisons: Mapping[str, Comparison]) -> dict[str, Any]:
+    """A study for machines: every run without its curve, the summary and the comparisons."""
+    runs = [
+        {
+            "id": run.id,
+            "optimizer": run.spec.optimizer,
+            "seed": run.spec.seed,
+            **(json.loads(run.result.model_dump_json(exclude={"curve"})) if run.result else {"status": "unfinished"}),
+        }
+        for run in study.runs()
+    ]
+    return {
+        "out": str(study.path),
+        **json.loads(study.record.model_dump_json()),
+        "runs": runs,
+        "summary": summary(study),
+        "comparisons": {title: comparison.to_dict() for title, comparison in comparisons.items()},
+    }
 
 
 def worker_environment(threads: int, *, shared: bool) -> dict[str, str]:

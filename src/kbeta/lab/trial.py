@@ -168,7 +168,9 @@ def framework_of(params_or_model: Any) -> tuple[str, Any]:
             params_or_model = items if not isinstance(params_or_model, list | tuple) else params_or_model
     if (nn := sys.modules.get("mlx.nn")) is not None and isinstance(params_or_model, nn.Module):
         return "mlx", params_or_model
-    if (mx := sys.modules.get("mlx.core")) is not None and any(isinstance(x, mx.array) for x in _leaves(params_or_model)):
+    if (mx := sys.modules.get("mlx.core")) is not None and any(
+        isinstance(x, mx.array) for x in _leaves(params_or_model)
+    ):
         return "mlx", params_or_model
     if (jax := sys.modules.get("jax")) is not None and any(
         isinstance(x, jax.Array) for x in jax.tree_util.tree_leaves(params_or_model)
