@@ -248,14 +248,14 @@ def report(folder: Annotated[Path, typer.Argument(help="A results folder.")]) ->
     out.print(str(page), markup=False, highlight=False, soft_wrap=True)
 
 
-@app.command()
-def testbeds(as_json: AsJson = False) -> None:
+@app.command("testbeds")
+def list_testbeds(as_json: AsJson = False) -> None:
     """List what can be studied."""
     import dataclasses
 
-    from kbeta.lab import testbeds as lab
+    from kbeta.lab import testbeds
 
-    every = lab.every()
+    every = testbeds.every()
     if as_json:
         _print_json(
             {

@@ -86,8 +86,7 @@ def _torch_devices(torch: Any) -> list[str]:
 
 
 def _mlx_devices(mx: Any) -> list[str]:
-    gpu = [mx.gpu] if mx.metal.is_available() or getattr(mx, "cuda", None) and mx.cuda.is_available() else []
-    return [str(mx.Device(kind)) for kind in (mx.cpu, *gpu)]
+    return [str(mx.Device(kind)) for kind in (mx.cpu, mx.gpu) if mx.is_available(kind)]
 
 
 _DEVICES = {

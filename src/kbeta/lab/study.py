@@ -132,8 +132,8 @@ def arms_of(
 ) -> tuple[dict[str, Any], list[store.Arm]]:
     """(settings of the testbed, arms) from `--optimizers`, `--set` and `--grid`.
 
-    `NAME=VALUE` sets the testbed for every arm, `OPTIMIZER.NAME=VALUE` one optimizer. A grid splits the optimizer's arm,
-    or every arm, into one per value:
+    `NAME=VALUE` sets the testbed for every arm, `OPTIMIZER.NAME=VALUE` one optimizer. A grid splits the
+    optimizer's arm, or every arm, into one per value:
 
     >>> settings, arms = arms_of(["kbeta", "adam95"], {"steps": "50"}, {"kbeta.alpha": "0.85,0.9"})
     >>> settings, [arm.label for arm in arms]
@@ -514,9 +514,9 @@ def endpoints(study: store.Study) -> list[Endpoint]:
     return list(testbeds.get(study.record.testbed).endpoints)
 
 
-def values(runs: Sequence[store.StoredRun], endpoint: Endpoint) -> dict[str, dict[int, float]]:
-    """{arm: {seed: value}} of the runs that gave one: NaN for a diverged run, nothing for a failed or unfinished one."""
-    found: dict[str, dict[int, float]] = {}
+def values(runs: Sequence[store.StoredRun], endpoint: Endpoint) -> dict[str, dict[int | str, float]]:
+    """{arm: {seed: value}} of the runs that gave one: NaN for a diverged run, none for a failed or unfinished one."""
+    found: dict[str, dict[int | str, float]] = {}
     for run in runs:
         if run.result is None or run.result.status == "failed":
             continue

@@ -238,7 +238,7 @@ def _last(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _curve(rows: list[dict[str, float]]) -> dict[str, list[float]]:
-    """Columns of equal length, NaN where a metric was not logged; at most CURVE_POINTS rows, the last one among them."""
+    """Columns of equal length, NaN where a metric was not logged; at most CURVE_POINTS rows, the last among them."""
     if not rows:
         return {}
     every = -(-len(rows) // CURVE_POINTS)
