@@ -647,9 +647,9 @@ def _terminated_as_interrupt() -> Iterator[None]:
 
     before: dict[int, Any] = {}
     try:
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for signalled in (signal.SIGTERM, signal.SIGHUP):
             with contextlib.suppress(ValueError):  # only the main thread may set handlers
-                before[number] = signal.signal(number, interrupt)
+                before[signalled] = signal.signal(signalled, interrupt)
         yield
     finally:
         for number, handler in before.items():
