@@ -106,9 +106,10 @@ class Bars:
 
 def plan_line(total: int, kept: int, failed: int, workers: int, threads: int) -> str:
     """The study in one line before it starts."""
-    parts = [f"{total} runs"]
+    parts = [f"{total} run{'' if total == 1 else 's'}"]
     if kept:
         parts.append(f"{kept} already finished" + (f" ({failed} of them failed)" if failed else ""))
     if kept < total:
-        parts.append(f"{total - kept} to make with {workers} workers of {threads} threads each")
+        crew = "1 worker" if workers == 1 else f"{workers} workers"
+        parts.append(f"{total - kept} to make: {crew} with {threads} thread{'' if threads == 1 else 's'} each")
     return ", ".join(parts)

@@ -55,7 +55,7 @@ class Arm(BaseModel):
 
 
 class Code(BaseModel):
-    """The user's training function, for a study of one."""
+    """The user's training function, for a study of one, and how its endpoint is to be read."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,6 +63,8 @@ class Code(BaseModel):
     function: str
     sha256: str
     endpoint: str | None = None
+    log: bool = False
+    higher_is_better: bool = False
 
 
 class Call(BaseModel):
@@ -409,13 +411,14 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
         )
     old.arms += [arm for arm in new.arms if old.arm(arm.label) is None]
     old.seeds = sorted({*old.seeds, *new.seeds})
+    old.code = new.code  # the same but for how the endpoint is read
     old.command, old.versions, old.environment = new.command, new.versions, new.environment
     old.calls += new.calls
     return old
 
 
 def _code_differs(old: Code | None, new: Code | None) -> list[str]:
-    if old is None or new is None or old == new:
+    if old is None or new is None:
         return []
     if old.sha256 != new.sha256:
         return [f"{new.file} has changed since (sha256 {old.sha256[:8]} there, {new.sha256[:8]} now)"]

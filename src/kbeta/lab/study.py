@@ -210,9 +210,11 @@ def plan_own(
     options: Mapping[str, str] | None = None,
     grids: Mapping[str, str] | None = None,
     endpoint: str | None = None,
+    log: bool = False,
+    higher_is_better: bool = False,
 ) -> Plan:
     """A study of the user's function FILE.py:FUNC; the framework shows when it is run."""
-    code = code_of(target, endpoint)
+    code = code_of(target, endpoint, log=log, higher_is_better=higher_is_better)
     settings, arms = arms_of(optimizers or ("kbeta", "adam95", "adam999"), options or {}, grids or {})
     for arm in arms:
         recipes.recipe(arm.label, {}, arm.options)
@@ -231,7 +233,9 @@ def check_installed(engine: str) -> None:
             )
 
 
-def code_of(target: str, endpoint: str | None) -> store.Code:
+def code_of(
+    target: str, endpoint: str | None = None, *, log: bool = False, higher_is_better: bool = False
+) -> store.Code:
     """The user's function named by FILE.py:FUNC; only its text is read here."""
     file, _, function = target.rpartition(":")
     path = Path(file)
@@ -239,9 +243,13 @@ def code_of(target: str, endpoint: str | None) -> store.Code:
         raise ValueError(f"{target!r}: there is no file {file}; name a Python file and a function in it, FILE.py:FUNC")
     if not function.isidentifier():
         raise ValueError(f"{target!r}: {function!r} is not a function name; write {file}:train, for example")
-    text = path.read_bytes()
     return store.Code(
-        file=str(path.resolve()), function=function, sha256=hashlib.sha256(text).hexdigest(), endpoint=endpoint
+        file=str(path.resolve()),
+        function=function,
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        endpoint=endpoint,
+        log=log,
+        higher_is_better=higher_is_better,
     )
 
 
@@ -510,7 +518,9 @@ class _Pool:
 def endpoints(study: store.Study) -> list[Endpoint]:
     """What the runs are judged by, the primary one first; a user's function has one."""
     if study.record.code is not None:
-        return [Endpoint(PRIMARY, study.record.code.endpoint or "endpoint")]
+        code = study.record.code
+        title = code.endpoint or f"value of {code.function}"
+        return [Endpoint(PRIMARY, title, log=code.log, maximize=code.higher_is_better)]
     return list(testbeds.get(study.record.testbed).endpoints)
 
 

@@ -29,6 +29,7 @@ import numpy as np
 from kbeta.lab import optimizers, store
 from kbeta.lab.optimizers import Recipe
 from kbeta.lab.spec import RunResult, RunSpec
+from kbeta.trace import WINDOW, Trace
 
 CURVE_POINTS = 2000
 OWN_SETTINGS = ("code", "endpoint")  # what a plan adds to the settings of a run of a user's function
@@ -59,6 +60,9 @@ class Trial:
         self.described: dict[str, Any] = {}
         self._options = spec.options
         self._on_progress = on_progress
+        self._traced: Any = None
+        self._trace: Trace | None = None
+        self._pulled = 0
         # A run of a user's function always starts at its beginning, so rows of an earlier attempt are not its own.
         self._file = (folder / "metrics.jsonl").open("w", encoding="utf-8")
 
@@ -75,7 +79,9 @@ class Trial:
         self.described = {"framework": framework, "optimizer": recipe.described}
         if not callable(lr):
             self.described["lr"] = float(lr)
-        return _BUILD[framework](recipe, target, lr)
+        optimizer = _BUILD[framework](recipe, target, lr)
+        self._traced = optimizer if recipe.family == "kbeta" and hasattr(optimizer, "pull") else None
+        return optimizer
 
     def log(self, step: int, **metrics: Any) -> None:
         """Record numbers (Python, NumPy or 0-dim arrays of a framework) at a step."""
@@ -84,17 +90,36 @@ class Trial:
         text = {name: value if math.isfinite(value) else str(value) for name, value in row.items()}
         self._file.write(json.dumps({"step": int(step), **text}) + "\n")
         self._file.flush()
+        if int(step) - self._pulled >= WINDOW // 2:
+            self._pulled = int(step)
+            self._pull()
         if self._on_progress is not None:
             self._on_progress(int(step), None, row.get("loss", next(iter(row.values()), None)))
 
     def close(self) -> None:
+        """Write what is still to be written."""
         self._file.close()
+        self._pull()
+        if self._trace is not None and self._trace.steps.size:
+            keep = slice(None, None, -(-self._trace.steps.size // CURVE_POINTS))
+            arrays = {"steps": self._trace.steps, "sun": self._trace.sun, "beta2": self._trace.beta2}
+            thinned = {name: array[keep] for name, array in arrays.items()}
+            np.savez_compressed(self.folder / "trace.npz", names=np.array(self._trace.names), **thinned)
+
+    def _pull(self) -> None:
+        """Take over sun and β2 from the optimizer's ring; Optax keeps them in a state that only the user holds."""
+        if self._traced is None or not self._traced.bucket_names:
+            return
+        if self._trace is None:
+            self._trace = Trace(self._traced.bucket_names)
+        if tuple(self._traced.bucket_names) == self._trace.names:  # a group added on the way ends the trace
+            self._traced.pull(self._trace)
 
 
 def run(spec: RunSpec, folder: Path, code: store.Code, *, on_progress: Progress | None = None) -> RunResult:
     """One run of the user's function."""
-    start = time.perf_counter()
     function = load(code)
+    start = time.perf_counter()  # of the training: the file's imports are paid once per worker, not per run
     trial = Trial(spec, folder, on_progress)
     try:
         returned = function(trial)
@@ -249,7 +274,7 @@ def _curve(rows: list[dict[str, float]]) -> dict[str, list[float]]:
 
 def _torch(recipe: Recipe, params: Sequence[Any], lr: Any) -> Any:
     named = [item if isinstance(item, tuple) else (str(i), item) for i, item in enumerate(params)]
-    optimizer = optimizers.build_torch(recipe, named)
+    optimizer = optimizers.build_torch(recipe, named, diagnostics=True)
     optimizer.defaults["lr"] = lr
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -288,7 +313,7 @@ def _jax(recipe: Recipe, params: Any, lr: Any) -> Any:
 def _mlx(recipe: Recipe, params: Any, lr: Any) -> Any:
     import mlx.core as mx
 
-    optimizer = optimizers.build_mlx(recipe)
+    optimizer = optimizers.build_mlx(recipe, diagnostics=True)
     # What the constructors of MLX's own optimizers do with a float or a schedule.
     optimizer._maybe_schedule("learning_rate", _scheduled(recipe, lr, mx))
     return optimizer
