@@ -176,6 +176,10 @@ def study(
         typer.Option(metavar="NAME=V1,V2", help="One arm per value: kbeta.alpha=0.85,0.9 or a setting, lr=0.1,0.01."),
     ] = None,
     endpoint: EndpointName = None,
+    log: Annotated[bool, typer.Option("--log", help="Your own function: compare ratios, on log10.")] = False,
+    higher_is_better: Annotated[
+        bool, typer.Option("--higher-is-better", help="Your own function: for accuracies and the like.")
+    ] = False,
     checkpoint_every: Every = None,
     sink: Sink = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Make failed runs again.")] = False,
@@ -187,7 +191,7 @@ def study(
     from kbeta.lab import study as lab
 
     names = optimizers.split(",") if optimizers is not None else []
-    plan = _plan(target, engine, preset, names, lab.parse_seeds(seeds), set_, grid, endpoint)
+    plan = _plan(target, engine, preset, names, lab.parse_seeds(seeds), set_, grid, endpoint, log, higher_is_better)
     sinks.check(sink)
     folder = out_ or Path("results") / plan.testbed
     with _resumable(True), progress.showing(err) as observer:
@@ -314,6 +318,8 @@ def _plan(
     sets: list[str] | None,
     grid: list[str] | None,
     endpoint: str | None,
+    log: bool = False,
+    higher_is_better: bool = False,
 ) -> Plan:
     from kbeta.lab import study as lab
 
@@ -322,9 +328,19 @@ def _plan(
         for name, value in (("--engine", engine), ("--preset", preset)):
             if value is not None:
                 raise ValueError(f"{name} {value} is for testbeds; {target} brings its own: leave it out")
-        return lab.plan_own(target, optimizers=optimizers, seeds=seeds, options=options, grids=grids, endpoint=endpoint)
-    if endpoint is not None:
-        raise ValueError(f"--endpoint {endpoint} is for your own functions; a testbed has its endpoints")
+        return lab.plan_own(
+            target,
+            optimizers=optimizers,
+            seeds=seeds,
+            options=options,
+            grids=grids,
+            endpoint=endpoint,
+            log=log,
+            higher_is_better=higher_is_better,
+        )
+    for name, given in (("--endpoint", endpoint), ("--log", log), ("--higher-is-better", higher_is_better)):
+        if given:
+            raise ValueError(f"{name} is for your own functions; a testbed says what it is judged by: leave it out")
     return lab.plan_testbed(
         target,
         preset=preset or "smoke",
@@ -370,8 +386,8 @@ def _table(*columns: str) -> Table:
     from rich import box
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=number == 0)
     return table
 
 
@@ -408,9 +424,11 @@ def _print_study(done: Study, compared: dict[str, Comparison]) -> None:
     from kbeta.lab.progress import outcome
 
     runs = done.runs()
-    counts = _table("optimizer", "runs", "ok", "diverged", "failed", "unfinished", "median", "mean")
-    for arm in study.summary(done):
-        numbers = [str(arm[key]) for key in ("runs", "ok", "diverged", "failed", "unfinished")]
+    rows = study.summary(done)
+    ends = ["ok", "diverged", "failed", *(["unfinished"] if any(row["unfinished"] for row in rows) else [])]
+    counts = _table("optimizer", "runs", *ends, "median", "mean")
+    for arm in rows:
+        numbers = [str(arm[key]) for key in ("runs", *ends)]
         counts.add_row(arm["optimizer"], *numbers, lab.show(arm["median"]), lab.show(arm["mean"]))
     out.print(counts)
     for stored in runs:

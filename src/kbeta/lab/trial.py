@@ -102,9 +102,13 @@ class Trial:
         self._pull()
         if self._trace is not None and self._trace.steps.size:
             keep = slice(None, None, -(-self._trace.steps.size // CURVE_POINTS))
-            arrays = {"steps": self._trace.steps, "sun": self._trace.sun, "beta2": self._trace.beta2}
-            thinned = {name: array[keep] for name, array in arrays.items()}
-            np.savez_compressed(self.folder / "trace.npz", names=np.array(self._trace.names), **thinned)
+            np.savez_compressed(
+                self.folder / "trace.npz",
+                names=np.array(self._trace.names),
+                steps=self._trace.steps[keep],
+                sun=self._trace.sun[keep],
+                beta2=self._trace.beta2[keep],
+            )
 
     def _pull(self) -> None:
         """Take over sun and β2 from the optimizer's ring; Optax keeps them in a state that only the user holds."""
