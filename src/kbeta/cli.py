@@ -110,7 +110,9 @@ EndpointName = Annotated[
 ]
 Sink = Annotated[str | None, typer.Option(help="Also send metrics to tensorboard or wandb.")]
 Every = Annotated[
-    int | None, typer.Option("--checkpoint-every", min=1, help="Steps between checkpoints of a testbed run.")
+    int | None, typer.Option(
+        "--checkpoint-every", min=0, help="Steps between checkpoints of a testbed run; 0 for none. [default: one a minute]"
+    )
 ]
 
 
@@ -379,7 +381,7 @@ def _say(text: str) -> None:
 
 
 def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=1) + "\n")
+    sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def _table(*columns: str) -> Table:

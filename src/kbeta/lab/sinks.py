@@ -51,8 +51,7 @@ def following(name: str | None, spec: RunSpec, folder: Path) -> Iterator[Callabl
         sent += len(complete)
         for line in complete.splitlines():
             row = json.loads(line)
-            values = {key: float(x) for key, x in row.items() if key != "step" and isinstance(x, int | float)}
-            sink.write(int(row["step"]), values)
+            sink.write(int(row["step"]), {key: float(x) for key, x in row.items() if key != "step"})
 
     try:
         yield follow

@@ -23,6 +23,8 @@ import json
 import os
 import platform
 import shutil
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,11 +121,9 @@ class StoredRun:
         if not path.exists():
             return None
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}
-        except (OSError, ValueError, EOFError, KeyError) as error:
-            raise StoreError(f"{path}: not a readable trace ({error}); {_redo(self.folder)}") from None
-        except Exception as error:  # zipfile and zlib raise types of their own for a truncated archive
+        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
             raise StoreError(f"{path}: not a readable trace ({error}); {_redo(self.folder)}") from None
 
 
@@ -162,9 +162,9 @@ class Study:
         root = self.path / "runs"
         found = []
         for folder in sorted(root.iterdir()) if root.exists() else ():
-            if not folder.is_dir():
-                continue
             file = folder / "spec.json"
+            if not folder.is_dir() or not any(_kept(folder)):  # empty: killed while the study was being planned
+                continue
             if not file.exists():
                 raise StoreError(f"{file}: not found; {_redo(folder)}")
             spec = _read(file, RunSpec, _redo(folder))
@@ -345,12 +345,17 @@ def _write(file: Path, content: BaseModel) -> None:
         os.close(directory)
 
 
+def _kept(folder: Path) -> Iterator[Path]:
+    """What is in a folder but for the lock and temporary files."""
+    return (p for p in folder.iterdir() if p.name != ".lock" and not p.name.endswith(".tmp"))
+
+
 def _check_free(path: Path) -> None:
     """Refuse a folder that holds something else, before a lock file is left in it."""
     if path.exists() and not path.is_dir():
         raise StoreError(f"--out {path} is a file; name a folder")
     if path.is_dir() and not (path / "study.json").exists():
-        others = sorted(p.name for p in path.iterdir() if p.name != ".lock" and not p.name.endswith(".tmp"))
+        others = sorted(p.name for p in _kept(path))
         if others:
             raise StoreError(
                 f"--out {path} is not a results folder and not empty (it holds {', '.join(others[:3])}); "

@@ -8,6 +8,9 @@
             trial.log(step, loss=loss)
         return validation_loss                            # the endpoint; lower is better
 
+NOTE: the text of the file is part of a run's identity, so that results of edited code are never mixed with older ones;
+files that it imports are not.
+
 NOTE: a run is started anew after a kill; `trial.folder` is the place for checkpoints of your own.
 """
 
@@ -32,6 +35,7 @@ from kbeta.lab.spec import RunResult, RunSpec
 from kbeta.trace import WINDOW, Trace
 
 CURVE_POINTS = 2000
+NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # as in result.json
 OWN_SETTINGS = ("code", "endpoint")  # what a plan adds to the settings of a run of a user's function
 Progress = Callable[[int, int | None, float | None], None]
 
@@ -87,7 +91,7 @@ class Trial:
         """Record numbers (Python, NumPy or 0-dim arrays of a framework) at a step."""
         row = {name: _number(name, value) for name, value in metrics.items()}
         self.rows.append({"step": int(step), **row})
-        text = {name: value if math.isfinite(value) else str(value) for name, value in row.items()}
+        text = {name: value if math.isfinite(value) else NOT_FINITE[str(value)] for name, value in row.items()}
         self._file.write(json.dumps({"step": int(step), **text}) + "\n")
         self._file.flush()
         if int(step) - self._pulled >= WINDOW // 2:

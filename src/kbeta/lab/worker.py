@@ -83,13 +83,17 @@ def main(fd: int) -> None:
     _end_with_parent()
     os.set_inheritable(fd, False)
     output = _Output()
+    tasks = open(os.dup(0), encoding="utf-8")  # noqa: SIM115 - read until it ends, with the process
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # a training function that reads its input must not eat the tasks
+    os.close(nothing)
     with open(fd, "w", encoding="utf-8", buffering=1) as events:
 
         def send(**event: Any) -> None:
             events.write(json.dumps(event) + "\n")
             events.flush()
 
-        for line in sys.stdin:
+        for line in tasks:
             task = Task.model_validate_json(line)
             with output.to(task.folder / "output.txt"):
                 make(task, _throttled(send))
