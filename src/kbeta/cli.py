@@ -110,9 +110,12 @@ EndpointName = Annotated[
 ]
 Sink = Annotated[str | None, typer.Option(help="Also send metrics to tensorboard or wandb.")]
 Every = Annotated[
-    int | None, typer.Option(
-        "--checkpoint-every", min=0, help="Steps between checkpoints of a testbed run; 0 for none. [default: one a minute]"
-    )
+    int | None,
+    typer.Option(
+        "--checkpoint-every",
+        min=0,
+        help="Steps between checkpoints of a testbed run; 0 for none. [default: one a minute]",
+    ),
 ]
 
 

@@ -482,8 +482,7 @@ class _Pool:
     def _gone(self, member: _Worker, selector: selectors.BaseSelector) -> None:
         """A worker has ended: by itself when it had nothing left, else in the middle of a run."""
         self._read(member)
-        selector.unregister(member.events)
-        os.close(member.events)
+        self._release(member, selector)
         self.alive.remove(member)
         if member.spec is None:
             return
@@ -507,9 +506,16 @@ class _Pool:
             except (subprocess.TimeoutExpired, KeyboardInterrupt):
                 member.process.kill()
                 member.process.wait()
-            selector.unregister(member.events)
-            os.close(member.events)
+            self._release(member, selector)
         self.alive.clear()
+
+    @staticmethod
+    def _release(member: _Worker, selector: selectors.BaseSelector) -> None:
+        selector.unregister(member.events)
+        os.close(member.events)
+        assert member.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # a task that a dead worker never read
+            member.process.stdin.close()
 
 
 # ------------------------------------------------------------------------------------------------------------- results
