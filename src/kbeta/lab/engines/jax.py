@@ -133,7 +133,8 @@ def _compiled(
             params, state, value = update(params, state, {**constants, **batch}, lrs[i])
             return params, state, losses.at[i].set(value.astype(losses.dtype))
 
-        return lax.fori_loop(0, n, body, (params, state, jnp.zeros(lrs.shape, lrs.dtype)))
+        out: tuple[Params, Any, Array] = lax.fori_loop(0, n, body, (params, state, jnp.zeros(lrs.shape, lrs.dtype)))
+        return out
 
     return chunk, step, build(jnp.zeros((), jnp.result_type(float))).init
 

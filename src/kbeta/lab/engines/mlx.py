@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -98,7 +98,8 @@ class MlxTrainer:
 
     def state(self) -> dict[str, NDArray[Any]]:
         tree = {"params": self._params, "optimizer": self._optimizer.state}
-        return {path: _host(x) for path, x in tree_flatten(tree)}
+        leaves: list[tuple[str, Any]] = cast(Any, tree_flatten(tree))
+        return {path: _host(x) for path, x in leaves}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         self._params = {name: _device(state[f"params.{name}"], p) for name, p in self._params.items()}
@@ -212,8 +213,7 @@ class MlxEngine:
         return mx.stack(list(xs), axis=axis)
 
     def split(self, x: Array, parts: int, axis: int = -1) -> Sequence[Array]:
-        pieces: Sequence[Array] = mx.split(x, parts, axis=axis)
-        return pieces
+        return cast(Sequence[Array], mx.split(x, parts, axis=axis))
 
     def expand(self, x: Array, axis: int) -> Array:
         return mx.expand_dims(x, axis)

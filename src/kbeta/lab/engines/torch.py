@@ -68,10 +68,9 @@ def _unpack(node: Any, arrays: Mapping[str, NDArray[Any]], current: Any) -> Any:
     if "value" in node:
         return node["value"]
     kind = "tuple" if "tuple" in node else "list"
-    now = (
-        current if isinstance(current, (list, tuple)) and len(current) == len(node[kind]) else [None] * len(node[kind])
-    )
-    values = [_unpack(value, arrays, c) for value, c in zip(node[kind], now, strict=True)]
+    count = len(node[kind])
+    old = current if isinstance(current, (list, tuple)) and len(current) == count else [None] * count
+    values = [_unpack(value, arrays, c) for value, c in zip(node[kind], old, strict=True)]
     return tuple(values) if kind == "tuple" else values
 
 

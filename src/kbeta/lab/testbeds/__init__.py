@@ -122,12 +122,18 @@ class Testbed(Protocol):
       arms: the optimizers of a study that names none.
     """
 
-    name: str
-    title: str
-    endpoints: tuple[Endpoint, ...]
-    presets: Mapping[str, Any]
-    kbeta: Mapping[str, Any]
-    arms: tuple[str, ...]
+    @property
+    def name(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]: ...
+    @property
+    def presets(self) -> Mapping[str, Any]: ...
+    @property
+    def kbeta(self) -> Mapping[str, Any]: ...
+    @property
+    def arms(self) -> tuple[str, ...]: ...
 
     def problem(self, settings: Any, seed: int) -> Problem: ...
 
