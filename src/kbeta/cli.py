@@ -279,11 +279,11 @@ def list_testbeds(as_json: AsJson = False) -> None:
             }
         )
         return
-    shown = _table("testbed", "what", "endpoint", "optimizers")
+    shown = _table("testbed", "what", "optimizers")
     for name, bed in every.items():
-        shown.add_row(name, bed.title, bed.endpoints[0].title, ", ".join(bed.arms))
+        shown.add_row(name, bed.title, ", ".join(bed.arms))
     out.print(shown)
-    out.print("Settings of the presets: kbeta testbeds --json", highlight=False)
+    out.print("Endpoints, and the settings of each preset: kbeta testbeds --json", highlight=False)
 
 
 @app.command()

@@ -6,6 +6,7 @@
     OUT/runs/<id>/spec.json     what this run is; written for every planned run before the first one starts
     OUT/runs/<id>/metrics.jsonl one JSON object per logged step, append-only
     OUT/runs/<id>/trace.npz     sun and β2 per bucket (Kourkoutas-β arms)
+    OUT/runs/<id>/params.npz    the final parameters (testbeds)
     OUT/runs/<id>/checkpoint/   where an unfinished run continues
     OUT/runs/<id>/output.txt    what the run printed, where a worker process ran it
     OUT/runs/<id>/result.json   there if and only if the run is finished

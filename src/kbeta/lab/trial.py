@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -67,8 +67,9 @@ class Trial:
         self._traced: Any = None
         self._trace: Trace | None = None
         self._pulled = 0
+        self._file: TextIO | None = None
         # A run of a user's function always starts at its beginning, so rows of an earlier attempt are not its own.
-        self._file = (folder / "metrics.jsonl").open("w", encoding="utf-8")
+        (folder / "metrics.jsonl").unlink(missing_ok=True)
 
     def optimizer(self, params_or_model: Any, lr: Any = 1e-3) -> Any:
         """The arm's optimizer for the framework that `params_or_model` belongs to.
@@ -92,6 +93,8 @@ class Trial:
         row = {name: _number(name, value) for name, value in metrics.items()}
         self.rows.append({"step": int(step), **row})
         text = {name: value if math.isfinite(value) else NOT_FINITE[str(value)] for name, value in row.items()}
+        if self._file is None:
+            self._file = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
         self._file.write(json.dumps({"step": int(step), **text}) + "\n")
         self._file.flush()
         if int(step) - self._pulled >= WINDOW // 2:
@@ -102,7 +105,8 @@ class Trial:
 
     def close(self) -> None:
         """Write what is still to be written."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         self._pull()
         if self._trace is not None and self._trace.steps.size:
             keep = slice(None, None, -(-self._trace.steps.size // CURVE_POINTS))
