@@ -134,6 +134,24 @@ def test_two_arms_with_different_options_have_different_ids(task: Path) -> None:
     assert len({spec.id for spec in made.specs()}) == 2
 
 
+def contrasts(*optimizers: str, **grids: str) -> list[tuple[str, str]]:
+    _, arms = study.arms_of(optimizers, {}, {f"kbeta.{name}": values for name, values in grids.items()})
+    record = store.StudyRecord.model_construct(arms=arms)
+    return study.contrasts(record, [arm.label for arm in arms])
+
+
+def test_the_first_optimizer_is_compared_with_the_others_but_not_with_controls() -> None:
+    assert contrasts("kbeta", "adam95", "kbeta-static", "lion") == [("kbeta", "adam95"), ("kbeta", "lion")]
+    assert contrasts("kbeta", "kbeta-static", "adam-mid") == [("kbeta", "kbeta-static"), ("kbeta", "adam-mid")]
+
+
+def test_every_value_of_a_grid_is_compared_with_the_other_optimizers_or_the_first_with_the_rest() -> None:
+    low, high = "kbeta[alpha=0.8]", "kbeta[alpha=0.9]"
+    assert contrasts("kbeta", "adam95", alpha="0.8,0.9") == [(low, "adam95"), (high, "adam95")]
+    assert contrasts("kbeta", alpha="0.8,0.9") == [(low, high)]
+    assert contrasts("kbeta") == []
+
+
 # ------------------------------------------------------------------------------------------------------------- execute
 
 
@@ -240,6 +258,15 @@ def test_code_that_changes_while_the_study_runs_makes_no_result(task: Path, tmp_
     assert run.result is not None
     assert run.result.status == "failed"
     assert "changed while the study was running" in (run.result.error or "")
+
+
+def test_a_single_run_is_kept_in_its_folder_and_not_made_twice(task: Path, tmp_path: Path) -> None:
+    made = plan(task, seeds="3", optimizers=["kbeta"])
+    first = study.single(made, tmp_path / "out", command="test")
+    stamps = finished(tmp_path / "out")
+    assert study.single(made, tmp_path / "out", command="test") == first
+    assert finished(tmp_path / "out") == stamps
+    assert len(execute(plan(task, seeds="3-4", optimizers=["kbeta"]), tmp_path / "out")) == 2
 
 
 class Watch:

@@ -545,13 +545,15 @@ def values(runs: Sequence[store.StoredRun], endpoint: Endpoint) -> dict[str, dic
 
 
 def contrasts(record: store.StudyRecord, labels: Collection[str]) -> list[tuple[str, str]]:
-    """(treatment, baseline) pairs: the arms of the first optimizer against all others, or, with one optimizer only, its
-    first arm against the rest."""
+    """(treatment, baseline) pairs: the arms of the first optimizer against those of the others, or, with one optimizer
+    only, its first arm against the rest. Controls ask why, not whether, and are left out unless there is nothing else.
+    """
     arms = [arm for arm in record.arms if arm.label in labels]
     if not arms:
         return []
     treatments = [arm for arm in arms if arm.optimizer == arms[0].optimizer]
-    baselines = [arm for arm in arms if arm.optimizer != arms[0].optimizer]
+    others = [arm for arm in arms if arm.optimizer != arms[0].optimizer]
+    baselines = [arm for arm in others if arm.optimizer not in recipes.CONTROLS] or others
     if not baselines:
         treatments, baselines = treatments[:1], treatments[1:]
     return [(treatment.label, baseline.label) for treatment in treatments for baseline in baselines]
@@ -565,7 +567,7 @@ def compared(study: store.Study) -> dict[str, Comparison]:
     found = {}
     for endpoint in endpoints(study):
         by_arm = values(runs, endpoint)
-        pairs = contrasts(study.record, by_arm)
+        pairs = [(a, b) for a, b in contrasts(study.record, by_arm) if not by_arm[a].keys().isdisjoint(by_arm[b])]
         if pairs:
             found[endpoint.title] = stats.compare_pairs(
                 by_arm,
