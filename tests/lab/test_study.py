@@ -123,6 +123,27 @@ def test_an_assignment_without_name_or_value_is_refused(text: str) -> None:
         study.parse_assignments("--set", [text])
 
 
+def test_the_same_value_written_in_two_ways_is_the_same_run(task: Path) -> None:
+    def ids(steps: str, alpha: str) -> set[str]:
+        made = study.plan_testbed(
+            "rare_trigger",
+            preset="smoke",
+            engine="mlx",
+            optimizers=["kbeta"],
+            options={"steps": steps},
+            grids={"kbeta.alpha": alpha},
+        )
+        return {spec.id for spec in made.specs()}
+
+    assert ids("100", "0.9,0.90") == ids("1e2", "9e-1")
+    assert ids("100", "0.9") != ids("101", "0.9")
+
+
+def test_an_optimizer_whose_name_holds_a_dot_can_be_given_options() -> None:
+    _, (arm,) = study.arms_of(["torch.SGD"], {"torch.SGD.momentum": "0.9"}, {})
+    assert arm.options == {"momentum": 0.9}
+
+
 def test_edited_code_gives_every_run_another_id(task: Path) -> None:
     before = {spec.id for spec in plan(task).specs()}
     task.write_text(TASK + "\n# edited\n")

@@ -270,8 +270,12 @@ def versions() -> dict[str, str]:
 
 
 def cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores this process may use: its affinity, and in a container the quota of its control group."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        count = min(count, max(1, int(quota) // int(period)))  # "max", no quota, is no number
+    return count
 
 
 def read_metrics(file: Path, *, finished: bool) -> list[dict[str, Any]]:

@@ -155,7 +155,7 @@ def arms_of(
     arms = []
     for optimizer in names:
         axes = {
-            key: [value.strip() for value in values.split(",") if value.strip()]
+            key: list(dict.fromkeys(guess(value.strip()) for value in values.split(",") if value.strip()))
             for key, values in grids.items()
             if "." not in key or _split(key, names)[0] == optimizer
         }
@@ -166,18 +166,20 @@ def arms_of(
                 store.Arm(
                     label=f"{optimizer}[{label}]" if label else optimizer,
                     optimizer=optimizer,
-                    options=own[optimizer] | {_split(k, names)[1]: guess(v) for k, v in values.items() if "." in k},
-                    settings={k: guess(v) for k, v in values.items() if "." not in k},
+                    options=own[optimizer] | {_split(k, names)[1]: v for k, v in values.items() if "." in k},
+                    settings={k: v for k, v in values.items() if "." not in k},
                 )
             )
     return settings, arms
 
 
 def _split(name: str, optimizers: Sequence[str]) -> tuple[str, str]:
-    optimizer, _, option = name.partition(".")
-    if optimizer not in optimizers:
-        raise unknown("optimizer in `" + name + "`", optimizer, optimizers)
-    return optimizer, option
+    """("kbeta", "alpha") of "kbeta.alpha"; the optimizer's own name may hold dots, as "torch.SGD" does."""
+    found = [optimizer for optimizer in optimizers if name.startswith(f"{optimizer}.")]
+    if not found:
+        raise unknown(f"optimizer in `{name}`", name.rpartition(".")[0], optimizers)
+    optimizer = max(found, key=len)
+    return optimizer, name.removeprefix(f"{optimizer}.")
 
 
 def plan_testbed(
@@ -196,10 +198,17 @@ def plan_testbed(
         raise unknown("engine", engine, engines.NAMES)
     check_installed(engine)
     settings, arms = arms_of(optimizers or testbed.arms, options or {}, grids or {})
+    checked = []
     for arm in arms:
-        testbeds.settings_of(testbed, preset, {**settings, **arm.settings})
-        recipes.check(recipes.recipe(arm.label, testbed.kbeta, arm.options), engine)
-    return Plan(testbed.name, preset, engine, settings, arms, seeds)
+        resolved = testbeds.settings_of(testbed, preset, {**settings, **arm.settings})
+        recipe = recipes.recipe(arm.label, testbed.kbeta, arm.options)
+        recipes.check(recipe, engine)
+        own = _canonical({name: getattr(resolved, name) for name in arm.settings})
+        checked.append(_checked(arm, recipe).model_copy(update={"settings": own}))
+    shared = testbeds.settings_of(testbed, preset, settings)
+    return Plan(
+        testbed.name, preset, engine, _canonical({name: getattr(shared, name) for name in settings}), checked, seeds
+    )
 
 
 def plan_own(
@@ -216,12 +225,23 @@ def plan_own(
     """A study of the user's function FILE.py:FUNC; the framework shows when it is run."""
     code = code_of(target, endpoint, log=log, higher_is_better=higher_is_better)
     settings, arms = arms_of(optimizers or ("kbeta", "adam95", "adam999"), options or {}, grids or {})
-    for arm in arms:
-        recipes.recipe(arm.label, {}, arm.options)
-        for name in OWN_SETTINGS:
-            if name in settings or name in arm.settings:
-                raise ValueError(f"--set {name}=...: {name!r} is taken by kbeta itself; use another name in your code")
-    return Plan(f"{Path(code.file).stem}.{code.function}", OWN, OWN, settings, arms, seeds, code)
+    for name in OWN_SETTINGS:
+        if name in settings or any(name in arm.settings for arm in arms):
+            raise ValueError(f"--set {name}=...: {name!r} is taken by kbeta itself; use another name in your code")
+    checked = [_checked(arm, recipes.recipe(arm.label, {}, arm.options)) for arm in arms]
+    return Plan(f"{Path(code.file).stem}.{code.function}", OWN, OWN, settings, checked, seeds, code)
+
+
+def _checked(arm: store.Arm, recipe: recipes.Recipe) -> store.Arm:
+    """The arm with its options as the recipe understood them, so that 1e2 and 100 are the same run."""
+    known = {**recipe.options, "lr_scale": recipe.lr_scale}
+    return arm.model_copy(update={"options": _canonical({k: known.get(k, v) for k, v in arm.options.items()})})
+
+
+def _canonical(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as they come back from JSON: lists for tuples."""
+    plain: dict[str, Any] = json.loads(json.dumps(values))
+    return plain
 
 
 def check_installed(engine: str) -> None:
@@ -290,7 +310,7 @@ def execute(
                 failed += result.status == "failed"
         study.plan(specs)
         cores = store.cores()
-        count = min(workers or cores, len(pending))
+        count = min(workers or min(cores, len(set(plan.seeds))), len(pending))
         threads = max(1, cores // max(count, 1))
         if observer is not None:
             observer.planned(len(specs), kept, failed, count, threads)
@@ -417,7 +437,7 @@ class _Pool:
         try:
             process = subprocess.Popen(
                 # -P keeps files of the working directory from standing in for installed packages.
-                [sys.executable, "-P", "-m", "kbeta.lab.worker", str(send)],
+                [sys.executable, "-P", "-m", "kbeta.lab.worker", str(send), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(send,),
@@ -635,8 +655,9 @@ def worker_environment(threads: int, *, shared: bool) -> dict[str, str]:
         env["XLA_FLAGS"] = f"{env.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
     if shared:  # else the first worker takes the accelerator's whole memory
         env.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    root = str(Path(kbeta.__file__).parents[1])
-    env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
+    root = Path(kbeta.__file__).parents[1]
+    if root.name not in ("site-packages", "dist-packages"):  # a source tree, which a new interpreter may not know
+        env["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, [env.get("PYTHONPATH")])])
     return env
 
 

@@ -1,6 +1,6 @@
 """A worker process: makes runs one after another, so that a framework is imported, and a step compiled, only once.
 
-Started by `kbeta.lab.study` as `python -m kbeta.lab.worker FD`. Tasks come as JSON lines on standard input; events
+Started by `kbeta.lab.study` as `python -m kbeta.lab.worker FD PARENT`. Tasks come as JSON lines on standard input; events
 go as JSON lines to the file descriptor FD:
 
     {"event": "progress", "step": 300, "steps": 30000, "loss": 0.05}
@@ -78,9 +78,9 @@ def _run(task: Task, progress: Report) -> RunResult:
     return train.run(task.spec, task.folder, on_progress=progress, checkpoint_every=task.checkpoint_every)
 
 
-def main(fd: int) -> None:
+def main(fd: int, parent: int) -> None:
     """Serve tasks until standard input ends."""
-    _end_with_parent()
+    _end_with(parent)
     os.set_inheritable(fd, False)
     output = _Output()
     tasks = open(os.dup(0), encoding="utf-8")  # noqa: SIM115 - read until it ends, with the process
@@ -137,12 +137,11 @@ class _Output:
             path.unlink()
 
 
-def _end_with_parent() -> None:
+def _end_with(parent: int) -> None:
     """Leave no worker behind when the study is killed: it would write beside the one that resumes.
 
     Linux kills the worker itself; elsewhere a thread notices that the parent has changed.
     """
-    parent = os.getppid()
     if sys.platform == "linux":
         import ctypes
 
@@ -158,4 +157,4 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))
