@@ -23,7 +23,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 from numpy.typing import ArrayLike, NDArray
 
-from kbeta.lab.stats import Comparison, Contrast, Seed, Values, effect_name, show_ci
+from kbeta.lab.stats import Comparison, Contrast, Seed, Values, effect_name, quantile, show_ci
 
 Array = NDArray[np.float64]
 Curve = tuple[ArrayLike, ArrayLike]
@@ -135,7 +135,7 @@ def log_suits(values: ArrayLike) -> bool:
     """Whether a log axis shows these values better: all positive, spanning more than a factor of 20."""
     x = np.asarray(values, float)
     x = x[np.isfinite(x)]
-    return bool(x.size) and x.min() > 0 and x.max() / x.min() > 20
+    return bool(x.size and x.min() > 0 and x.max() / x.min() > 20)
 
 
 # --------------------------------------------------------------------------------------------------------------- curves
@@ -256,7 +256,7 @@ def endpoints(values: Values, *, log: bool = False, higher_is_better: bool = Fal
     """Every run's final value as a dot, by optimizer, with the median as a bar."""
     if not any(values.values()):
         return note("No run has reached its endpoint.")
-    figure = _figure(max(5.0, 1.4 * len(values) + 1.5), 4)
+    figure = _figure(min(10.0, max(5.0, 1.4 * len(values) + 1.5)), 4)
     axes = figure.subplots()
     every = np.array([v for by_seed in values.values() for v in by_seed.values()], float)
     place = _place(axes, every, log and not (every <= 0).any(), higher_is_better)
@@ -266,16 +266,12 @@ def endpoints(values: Values, *, log: bool = False, higher_is_better: bool = Fal
         n = len(by_seed)
         # spread over the seeds in order instead of at random: the picture is the same each time
         offsets = np.linspace(-0.22, 0.22, n) if n > 1 else np.zeros(n)
-        for dx, value in zip(offsets, by_seed.values(), strict=True):
-            marker = "o" if math.isfinite(value) else "x"
-            axes.plot(at + dx, place(value), marker, color=look[name]["color"], ms=6, alpha=0.85)
+        ends = np.array(list(by_seed.values()), float)
+        heights = np.array([place(value) for value in ends])
+        for marker, chosen in (("o", np.isfinite(ends)), ("x", ~np.isfinite(ends))):
+            axes.plot(at + offsets[chosen], heights[chosen], marker, color=look[name]["color"], ms=6, alpha=0.85)
         if n:
-            ordered = sorted(v if math.isfinite(v) else worst for v in by_seed.values())
-            middle = (
-                float(np.mean([ordered[(n - 1) // 2], ordered[n // 2]]))
-                if math.isfinite(sum(ordered))
-                else (ordered[n // 2])
-            )
+            middle = quantile(np.where(np.isfinite(ends), ends, worst), 0.5)
             axes.hlines(place(middle), at - 0.32, at + 0.32, color="black", lw=1.6)
     axes.set_xticks(range(len(values)), list(values), rotation=0 if len(values) < 5 else 30)
     axes.set_xlim(-0.6, len(values) - 0.4)
@@ -301,12 +297,18 @@ def pairs(
     for at, (axes, c) in enumerate(zip(grid, contrasts, strict=False)):
         ends_row = at % columns == columns - 1 or at == len(contrasts) - 1
         place = _place(axes, every, log, higher_is_better, labelled=ends_row)
-        for pair in c.pairs:
-            color = GREY if pair.difference == 0 else BLUE if pair.difference > 0 else VERMILLION
-            ends = [place(pair.baseline), place(pair.treatment)]
-            axes.plot([0, 1], ends, color=color, lw=1.2, alpha=0.8, ls="--" if pair.difference < 0 else "-", zorder=2)
-            for side, (value, end) in enumerate(zip((pair.baseline, pair.treatment), ends, strict=True)):
-                axes.plot(side, end, "o" if math.isfinite(value) else "x", color=color, ms=5, zorder=3)
+        for color, dash, chosen in (
+            (BLUE, "-", [p for p in c.pairs if p.difference > 0]),
+            (VERMILLION, "--", [p for p in c.pairs if p.difference < 0]),
+            (GREY, "-", [p for p in c.pairs if p.difference == 0]),
+        ):
+            # one artist for all seeds of a colour, the lines parted by NaN
+            ends = np.array([(place(p.baseline), place(p.treatment), np.nan) for p in chosen]).ravel()
+            sides = np.array([(0, 1, np.nan)] * len(chosen)).ravel()
+            fine = np.array([(math.isfinite(p.baseline), math.isfinite(p.treatment), False) for p in chosen], bool)
+            axes.plot(sides, ends, color=color, lw=1.2, alpha=0.8, ls=dash, zorder=2)
+            for marker, kept in (("o", fine.ravel()), ("x", ~fine.ravel())):
+                axes.plot(sides[kept], ends[kept], marker, color=color, ms=5, zorder=3)
         axes.set_xticks([0, 1], [c.baseline, c.treatment])
         axes.set_xlim(-0.35, 1.35)
         axes.grid(visible=False, axis="x")

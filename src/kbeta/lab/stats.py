@@ -497,7 +497,7 @@ def contrast(
         boot = bootstrap_ci(finite, np.mean, confidence, resamples) if t.t is not None else None
         difference = Effect(float(finite.mean()), ci, boot)
         if log:
-            ratio = Effect(10**difference.value, _power(ci), _power(boot))
+            ratio = Effect(antilog(difference.value), _power(ci), _power(boot))
     w = wilcoxon(d, rounding)
     if w.zeros:
         notes.append(f"{w.zeros} pair{'s are' if w.zeros > 1 else ' is'} equal: set aside by Wilcoxon and sign test")
@@ -531,7 +531,12 @@ def contrast(
 
 
 def _power(ci: Interval | None) -> Interval | None:
-    return None if ci is None else Interval(10**ci.low, 10**ci.high, ci.method)
+    return None if ci is None else Interval(antilog(ci.low), antilog(ci.high), ci.method)
+
+
+def antilog(exponent: float) -> float:
+    """10^exponent, infinite where that is beyond a double."""
+    return float(10.0**exponent) if exponent < 308 else math.inf
 
 
 def _in_order(seeds: Mapping[Seed, float]) -> list[Seed]:
