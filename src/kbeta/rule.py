@@ -47,7 +47,7 @@ def _is_number(value: object) -> bool:
 
 
 def _check(name: str, value: Any, ok: Callable[[float], bool], remedy: str) -> None:
-    """Raise unless `value` is a number that is `ok`; a framework's array may be traced, and is let through unchecked."""
+    """Raise unless `value` is a number that is `ok`; a framework's array may be traced and passes unchecked."""
     if _is_number(value):
         if not ok(value):
             raise ValueError(f"`{name}` {remedy}; got {value!r}")
@@ -60,7 +60,7 @@ def check_learning_rate(value: Any, name: str = "lr") -> None:
     _check(name, value, lambda x: math.isfinite(x) and x >= 0, "must be a finite number >= 0, for example 1e-3")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Hyper:
     """Hyper-parameters of Kourkoutas-β, the same names and defaults in every front end.
 

@@ -1,0 +1,492 @@
+"""The optimizer class: checks, state, and the scalars of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from kbeta import rule
+from kbeta.buckets import check_buckets, partition
+from kbeta.rule import Buckets, Hyper, NonFiniteGradient
+from kbeta.torch.update import Coefficients, Tensors, fused, multi_tensor, single_tensor, wide
+from kbeta.trace import WINDOW, Trace
+
+_BUCKET_STATE = ("norm_ema", "skipped")
+_SCALAR_STATE = ("step", "log_beta2", *_BUCKET_STATE)
+
+
+class KourkoutasBeta(Optimizer):
+    r"""Adam whose second-moment memory shortens when a bucket's gradient norm spikes.
+
+    .. math::
+       \begin{aligned}
+          &\textbf{for each bucket } \ell \textbf{ with gradients:} \\
+          &\quad n \leftarrow \sqrt{\textstyle\sum_{p \in \ell} \lVert g_t(p) \rVert^2}, \quad
+            r \leftarrow \alpha r + (1-\alpha) n                                                  \\
+          &\quad \mathrm{sun} \leftarrow \frac{n}{n + r + \mathrm{tiny\_spike}}, \quad
+            \beta_2 \leftarrow \beta_{2,max} - (\beta_{2,max} - \beta_{2,min})\,\mathrm{sun}
+            \quad (\tfrac12(\beta_{2,min}+\beta_{2,max}) \text{ in warmup})                        \\
+          &\quad \textbf{for each } \theta \in \ell:                                               \\
+          &\qquad m \leftarrow \beta_1 m + (1-\beta_1) g, \quad
+            v \leftarrow \beta_2 v + (1-\beta_2) g^2                                               \\
+          &\qquad \hat v \leftarrow v_{max} \leftarrow \max(\delta v_{max}, v)
+            \text{ if a } v_{max} \text{ is kept, else } \hat v \leftarrow v                       \\
+          &\qquad \Delta \leftarrow \frac{\gamma}{a_1}
+            \frac{m}{\sqrt{\hat v / b_2} + \epsilon\, [+ \mathrm{tiny\_denom} \max(\langle|\theta|\rangle, 1)]},
+            \text{ clipped to } \pm\gamma\,\mathrm{max\_ratio}                                     \\
+          &\qquad \theta \leftarrow (1 - \gamma\lambda)\,\theta - \Delta
+       \end{aligned}
+
+    Args:
+      params: tensors, param groups, or `model.named_parameters()`. Any keyword below may be set per group.
+      lr: learning rate γ, a float or a tensor.
+      beta1, beta2_min, beta2_max, alpha, eps, tiny_spike, tiny_denom, decay, max_ratio, adaptive_tiny, bias_correction,
+        warmup_steps, nonfinite: see :class:`kbeta.Hyper`.
+      weight_decay: decoupled weight decay λ, as in AdamW.
+      buckets: what shares a β2: "parameter", "module" (needs named parameters), "shape", "global" or a callable
+        `f(name, tensor)`. Buckets never reach across param groups.
+      diagnostics: record sun and β2 of every bucket at every step; read them with :meth:`pull`.
+      maximize: maximize the objective.
+      foreach, fused, capturable: as in `torch.optim.Adam`. By default the fastest that applies: `fused` on the CPU,
+        `foreach` elsewhere.
+
+    Example:
+      >>> import torch
+      >>> model = torch.nn.Linear(3, 1)
+      >>> optimizer = KourkoutasBeta(model.named_parameters(), lr=1e-2)
+      >>> model(torch.ones(2, 3)).pow(2).mean().backward()
+      >>> optimizer.step()
+      >>> optimizer.bucket_names
+      ['weight', 'bias']
+
+    NOTE: state. Per parameter, with Adam's names: `step`, `exp_avg` (m), `exp_avg_sq` (v), `max_exp_avg_sq` (v_max, if
+    `Hyper.leak` is set), `log_beta2` (Σ log β2, for "exact"). Per bucket, one tensor shared by its members: `norm_ema`
+    (r), `skipped` (for nonfinite="skip"). An Adam checkpoint loads: r then starts afresh.
+
+    NOTE: dtypes. m and v have the parameter's dtype, as in Adam; r, Σ log β2 and the norms are float32, or float64 for
+    float64 parameters. float16 and bfloat16 parameters are updated in float32 arithmetic and rounded once.
+
+    NOTE: where scalars live. On the CPU the coefficients of a step are Python floats. With `capturable=True`, under
+    `torch.compile` and on accelerators they stay 0-dim tensors, so that nothing waits for the device and nothing is
+    compiled again when β2 or a tensor lr changes. `nonfinite="raise"` must read the norms, and so does wait.
+
+    Reference: S. C. Kassinos, "Kourkoutas-β: A Sunspike-Driven Adam Optimizer with Desert Flair".
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        *,
+        beta1: float = Hyper.beta1,
+        beta2_min: float = Hyper.beta2_min,
+        beta2_max: float = Hyper.beta2_max,
+        alpha: float = Hyper.alpha,
+        eps: float = Hyper.eps,
+        tiny_spike: float = Hyper.tiny_spike,
+        tiny_denom: float = Hyper.tiny_denom,
+        decay: float | None = None,
+        max_ratio: float | None = None,
+        adaptive_tiny: bool = False,
+        bias_correction: str = "beta2max",
+        warmup_steps: int = 0,
+        weight_decay: float = 0.0,
+        buckets: Buckets = "parameter",
+        nonfinite: str = "propagate",
+        diagnostics: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        defaults = {k: v for k, v in locals().items() if k not in ("self", "params", "__class__")}
+        _check_group(defaults)
+        if isinstance(params, Tensor):
+            raise TypeError("`params` must be an iterable of tensors or groups; got one tensor: pass [tensor]")
+        self._reset()
+        super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._reset()
+        self._tie_buckets()
+
+    def _reset(self) -> None:
+        """What is derived from the state and the groups, and not saved."""
+        self._hypers: dict[int, tuple[tuple[Any, ...], Hyper]] = {}
+        self._shared: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._ring: Tensor | None = None
+        self._rows: Tensor | None = None
+
+    def _tie_buckets(self) -> None:
+        """Make the members of each bucket share one tensor per bucket statistic, the first member's."""
+        for i, group in enumerate(self.param_groups):
+            for p, b in zip(group["params"], group.get("bucket_index", ()), strict=False):
+                if p in self.state:
+                    shared = self._shared.setdefault((i, b), {})
+                    for name in _BUCKET_STATE:
+                        if name in self.state[p]:
+                            self.state[p][name] = shared.setdefault(name, self.state[p][name])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; every check is made before anything changes."""
+        if not isinstance(param_group, dict) or "params" not in param_group:
+            raise TypeError(f"`param_group` must be a dict with the key 'params'; got {param_group!r}")
+        options = {**self.defaults, **{k: v for k, v in param_group.items() if k != "params"}}
+        _check_group(options)
+        entries = _entries(param_group["params"])
+        names, tensors = _named(entries, sum(len(g["params"]) for g in self.param_groups))
+        if options["buckets"] == "module" and not any(isinstance(e, tuple) for e in entries):
+            raise ValueError(
+                "`buckets` is 'module' but the parameters have no names: pass model.named_parameters(), "
+                "or use 'parameter', 'shape' or 'global'"
+            )
+        parts = partition(options["buckets"], names, tensors)
+        super().add_param_group(
+            {
+                **param_group,
+                "params": entries,
+                # A function cannot be saved, but its answers can: from here on `bucket_index` is what counts.
+                "buckets": options["buckets"] if isinstance(options["buckets"], str) else "custom",
+                "bucket_names": list(parts.names),
+                "bucket_index": list(parts.index),
+            }
+        )
+        self._ring = None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a K-β or an Adam state; scalars keep their dtype, whatever the parameters' dtype."""
+        before = [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, old in zip(self.param_groups, before, strict=True):
+            for key, value in old.items():
+                group.setdefault(key, value)
+        saved = [i for g in state_dict["param_groups"] for i in g["params"]]
+        params = [p for g in self.param_groups for p in g["params"]]
+        for i, p in zip(saved, params, strict=True):
+            for name in _SCALAR_STATE:
+                if name in state_dict["state"].get(i, {}):
+                    value = torch.as_tensor(state_dict["state"][i][name])
+                    wide = (
+                        value if name in ("step", "skipped") else value.to(torch.promote_types(value.dtype, _stat(p)))
+                    )
+                    self.state[p][name] = wide.detach().to(p.device, copy=True)
+        self._reset()
+        self._tie_buckets()
+
+    @property
+    def bucket_names(self) -> list[str]:
+        """Names of all buckets; one that several groups use has its group's number behind it."""
+        names = [(i, name) for i, group in enumerate(self.param_groups) for name in group["bucket_names"]]
+        plain = [name for _, name in names]
+        return [name if plain.count(name) == 1 else f"{name}@{i}" for i, name in names]
+
+    def pull(self, trace: Trace) -> None:
+        """Move the rows recorded since the last pull into `trace` (needs `diagnostics=True`)."""
+        if not any(group["diagnostics"] for group in self.param_groups):
+            raise ValueError("nothing is recorded: make the optimizer with diagnostics=True")
+        if self._ring is not None and self._rows is not None:
+            trace.pull(self._ring.cpu().numpy(), int(self._rows))
+
+    def _hyper(self, number: int, group: dict[str, Any]) -> Hyper:
+        """The group's checked hyper-parameters, built again only when an entry of the group has changed."""
+        key = tuple(group[name] for name in rule.HYPER_NAMES)
+        cached = self._hypers.get(number)
+        if cached is None or cached[0] != key:
+            cached = self._hypers[number] = (key, Hyper.pick(group))
+        return cached[1]
+
+    # NOTE: torch.compile runs `_init_group` as plain Python while it traces `step`, and hands the lists that it filled
+    # to the graph; so all lazy set-up belongs here, and its arguments are a group, constants and empty lists.
+    def _init_group(
+        self,
+        group: dict[str, Any],
+        number: int,
+        params: list[Tensor],
+        grads: list[Tensor],
+        exp_avgs: list[Tensor],
+        exp_avg_sqs: list[Tensor],
+        max_exp_avg_sqs: list[Tensor],
+        steps: list[Tensor],
+        log_beta2s: list[Tensor],
+        norm_emas: list[Tensor],
+        skipped: list[Tensor],
+        bucket_of: list[int],
+        present: list[int],
+    ) -> None:
+        hyper = self._hyper(number, group)
+        if group["diagnostics"] and self._ring is None:
+            count = sum(len(g["bucket_names"]) for g in self.param_groups)
+            self._ring = torch.full((WINDOW, 2, count), torch.nan, device=group["params"][0].device)
+            self._rows = torch.zeros((), dtype=torch.int64, device=self._ring.device)
+        place: dict[int, int] = {}
+        for p, b in zip(group["params"], group["bucket_index"], strict=True):
+            g = p.grad
+            if g is None:
+                continue
+            if g.layout != torch.strided:
+                raise RuntimeError(
+                    f"KourkoutasBeta does not support sparse gradients; got layout {g.layout}: make the layer dense "
+                    "(sparse=False) or give its parameters to torch.optim.SparseAdam"
+                )
+            state = self.state[p]
+            if "norm_ema" not in state:
+                self._init_state(p, (number, b), group)
+            if hyper.leak is not None:
+                if "max_exp_avg_sq" not in state:
+                    state["max_exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                max_exp_avg_sqs.append(state["max_exp_avg_sq"])
+            if hyper.bias_correction == "exact":
+                if "log_beta2" not in state:
+                    state["log_beta2"] = torch.zeros((), dtype=_stat(p), device=p.device)
+                log_beta2s.append(state["log_beta2"])
+            if b not in place:
+                place[b] = len(place)
+                present.append(b)
+                norm_emas.append(state["norm_ema"])
+                if hyper.nonfinite == "skip":
+                    skipped.append(self._shared_state(p, (number, b), "skipped", torch.int64))
+            bucket_of.append(place[b])
+            params.append(p)
+            grads.append(g)
+            exp_avgs.append(state["exp_avg"])
+            exp_avg_sqs.append(state["exp_avg_sq"])
+            steps.append(state["step"])
+
+    def _init_state(self, p: Tensor, bucket: tuple[int, int], group: dict[str, Any]) -> None:
+        state = self.state[p]
+        if group["fused"] and not _fusable(p):
+            raise RuntimeError(
+                f"`fused=True` needs floating-point parameters on the CPU; got {p.dtype} on {p.device}: "
+                "use foreach=True"
+            )
+        for name in ("exp_avg", "exp_avg_sq"):
+            if name not in state:
+                state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        if "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+        self._shared_state(p, bucket, "norm_ema", _stat(p))
+
+    def _shared_state(self, p: Tensor, bucket: tuple[int, int], name: str, dtype: torch.dtype) -> Tensor:
+        """The bucket's tensor of that name, entered into the state of `p`."""
+        shared = self._shared.setdefault(bucket, {})
+        if name not in shared:
+            shared[name] = torch.zeros((), dtype=dtype, device=p.device)
+        self.state[p][name] = shared[name]
+        return shared[name]
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Perform one optimization step; `closure` re-evaluates the model and returns the loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            self._step()
+        return loss
+
+    def _step(self) -> None:
+        works = []
+        for number, group in enumerate(self.param_groups):
+            work = _Work([], [], [], [], [], [], [], [], [], [], [])
+            self._init_group(group, number, *work)
+            if work.params:
+                works.append((number, work, _pooled_norms(work)))
+
+        # Every norm is looked at before the first parameter moves.
+        for number, work, norm in works:
+            if self._hypers[number][1].nonfinite == "raise" and not bool(norm.isfinite().all()):
+                bad = int((~norm.isfinite()).nonzero()[0])
+                raise NonFiniteGradient(self.param_groups[number]["bucket_names"][work.present[bad]])
+
+        stats = [_apply(self.param_groups[number], self._hypers[number][1], work, norm) for number, work, norm in works]
+        if self._ring is not None and self._rows is not None:
+            row = torch.full_like(self._ring[0], torch.nan)
+            for (number, work, _), stat in zip(works, stats, strict=True):
+                offset = sum(len(g["bucket_names"]) for g in self.param_groups[:number])
+                row[:, torch.tensor(work.present, device=row.device) + offset] = stat.to(row)
+            self._ring.index_copy_(0, (self._rows % WINDOW).view(1), row[None])
+            self._rows += 1
+
+
+class _Work(NamedTuple):
+    """What one group has to do in one step: lists per parameter, and per bucket that has a gradient."""
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    exp_avgs: list[Tensor]
+    exp_avg_sqs: list[Tensor]
+    max_exp_avg_sqs: list[Tensor]
+    steps: list[Tensor]
+    log_beta2s: list[Tensor]
+    norm_emas: list[Tensor]  # per bucket
+    skipped: list[Tensor]  # per bucket
+    bucket_of: list[int]  # per parameter: the place of its bucket in `norm_emas`
+    present: list[int]  # per bucket: its number in the group
+
+
+def _check_group(options: dict[str, Any]) -> None:
+    rule.check_learning_rate(options["lr"])
+    hyper = Hyper.pick(options)
+    check_buckets(options["buckets"])
+    for name, allowed in (
+        ("maximize", (True, False)),
+        ("diagnostics", (True, False)),
+        ("capturable", (True, False)),
+        ("foreach", (True, False, None)),
+        ("fused", (True, False, None)),
+    ):
+        if not any(options[name] is x for x in allowed):
+            raise TypeError(f"`{name}` must be one of {', '.join(map(str, allowed))}; got {options[name]!r}")
+    if options["fused"] and options["foreach"]:
+        raise ValueError("`fused` and `foreach` cannot both be True: set one of them, or neither")
+    if options["capturable"] and hyper.nonfinite == "raise":
+        raise ValueError(
+            "`nonfinite` is 'raise' but `capturable` is True, and a captured step cannot raise: use 'skip'"
+        )
+    lr = options["lr"]
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError(f"`lr` must be a float or a tensor of one element; got shape {tuple(lr.shape)}")
+
+
+def _entries(params: Any) -> list[Any]:
+    if isinstance(params, Tensor):
+        return [params]
+    if isinstance(params, (set, frozenset)):
+        raise TypeError("`params` must be ordered; got a set, whose order changes from run to run: pass a list")
+    if not isinstance(params, Iterable) or isinstance(params, (str, bytes)):
+        raise TypeError(f"`params` must be tensors or (name, tensor) pairs; got {params!r}")
+    return list(params)
+
+
+def _named(entries: list[Any], first: int) -> tuple[list[str], list[Tensor]]:
+    names: list[str] = []
+    tensors: list[Tensor] = []
+    for i, entry in enumerate(entries):
+        name, tensor = entry if isinstance(entry, tuple) and len(entry) == 2 else (f"param_{first + i}", entry)
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"`params` must be tensors or (name, tensor) pairs; got {tensor!r} at place {i}")
+        if any(tensor is other for other in tensors):
+            raise ValueError(f"`params` holds parameter {name!r} twice: pass each parameter once")
+        names.append(name)
+        tensors.append(tensor)
+    return names, tensors
+
+
+def _stat(p: Tensor) -> torch.dtype:
+    """The dtype of norms and moving averages: float64 for float64 parameters, else float32."""
+    return torch.float64 if p.dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+def _fusable(p: Tensor) -> bool:
+    return p.device.type == "cpu" and (p.is_floating_point() or p.is_complex())
+
+
+def _pooled_norms(work: _Work) -> Tensor:
+    """n = √Σ_p ||g(p)||² per bucket, in float64 where that costs nothing."""
+    device = work.norm_emas[0].device
+    dtype = torch.float64 if device.type == "cpu" else max((e.dtype for e in work.norm_emas), key=lambda d: d.itemsize)
+    squares = torch.stack([_square_sum(g).to(device=device, dtype=dtype) for g in work.grads])
+    if len(work.present) == len(work.bucket_of):
+        return squares.sqrt()
+    index = torch.tensor(work.bucket_of, device=device)
+    return torch.zeros(len(work.present), dtype=dtype, device=device).index_add_(0, index, squares).sqrt()
+
+
+def _square_sum(g: Tensor) -> Tensor:
+    """||g||² in at least float32."""
+    if g.is_complex():
+        g = torch.view_as_real(g)
+    g = wide(g)
+    # A dot product is several times faster than a norm on large tensors, but wants a flat view.
+    if g.is_contiguous():
+        flat = g.view(-1)
+        return flat.dot(flat)
+    norm: Tensor = torch.linalg.vector_norm(g)
+    return norm.square()
+
+
+def _mean_abs(p: Tensor) -> Tensor:
+    """⟨|p|⟩ in at least float32; 0 for an empty tensor."""
+    p = wide(torch.view_as_real(p) if p.is_complex() else p)
+    total: Tensor = torch.linalg.vector_norm(p, 1)
+    return total / max(p.numel(), 1)
+
+
+def _apply(group: dict[str, Any], hyper: Hyper, work: _Work, norm: Tensor) -> Tensor:
+    """Move one group's bucket statistics and parameters; returns its (sun, β2), shape (2, buckets with gradients)."""
+    index = None if len(work.present) == len(work.bucket_of) else torch.tensor(work.bucket_of, device=norm.device)
+
+    def gather(xs: list[Tensor]) -> Tensor:
+        return torch.stack([x.to(norm) for x in xs])
+
+    def spread(x: Tensor) -> Tensor:
+        return x if index is None else x[index]
+
+    ema, step = gather(work.norm_emas), gather(work.steps) + 1
+    bucket_step = step
+    if index is not None and hyper.warmup_steps:
+        bucket_step = torch.zeros_like(norm).scatter_reduce_(0, index, step, "amax")
+
+    r = rule.moving_average(hyper, ema, norm)
+    sun = rule.sunspike(hyper, r, norm, bucket_step, torch)
+    c2 = rule.forgetting(hyper, sun, bucket_step, torch)
+    stats = torch.stack([sun, 1 - c2])
+    c2 = spread(c2)
+    log_beta2 = gather(work.log_beta2s) + torch.log1p(-c2) if work.log_beta2s else None
+    a1, b2 = rule.bias_corrections(hyper, step, log_beta2, torch)
+
+    host = norm.device.type == "cpu" and not group["capturable"] and not torch.compiler.is_compiling()
+    lr = float(group["lr"]) if host else group["lr"]
+    one = torch.ones_like(step)
+    c1, gain, keep = (1 - hyper.beta1) * one, lr / a1, one - lr * hyper.weight_decay
+    leak = (1.0 if hyper.leak is None else hyper.leak) * one
+    limit = lr * (hyper.max_ratio or 0.0) * one
+    eps = hyper.eps * one
+    if hyper.adaptive_tiny:
+        eps = eps + hyper.tiny_denom * gather([_mean_abs(p) for p in work.params]).clamp(min=1)
+    grads = work.grads
+
+    # NOTE: a skipped bucket runs with zero rates on a cleaned gradient, which leaves every bit of m, v and θ as it was.
+    if hyper.nonfinite == "skip":
+        fine = norm.isfinite()
+        good = spread(fine)
+        if not host or not bool(fine.all()):
+            r = torch.where(fine, r, ema)
+            stats = torch.where(fine, stats, torch.nan)
+            step = torch.where(good, step, step - 1)
+            if log_beta2 is not None:
+                log_beta2 = torch.where(good, log_beta2, gather(work.log_beta2s))
+            c1, c2, gain = (torch.where(good, x, 0.0) for x in (c1, c2, gain))
+            b2, keep, leak = (torch.where(good, x, 1.0) for x in (b2, keep, leak))
+            grads = [torch.where(ok.to(g.device), g, 0) for ok, g in zip(good.unbind(), grads, strict=True)]
+        _store(work.skipped, torch.stack(work.skipped) + (~fine).long())
+
+    _store(work.norm_emas, r)
+    _store(work.steps, step)
+    if log_beta2 is not None:
+        _store(work.log_beta2s, log_beta2)
+
+    vectors = (c1, c2, b2.rsqrt(), eps, gain, limit, keep, leak)
+    k = Coefficients(*(x.tolist() if host else x.unbind() for x in vectors))
+    lists = (work.params, grads, work.exp_avgs, work.exp_avg_sqs, work.max_exp_avg_sqs)
+    x = Tensors(*([torch.view_as_real(t) if t.is_complex() else t for t in ts] for ts in lists))
+    if host and group["fused"] is not False and not group["foreach"]:
+        fused(x, k, hyper, group["maximize"], work.steps, lr)
+    elif group["foreach"] or (group["foreach"] is None and norm.device.type != "cpu"):
+        multi_tensor(x, k, hyper, group["maximize"])
+    else:
+        single_tensor(x, k, hyper, group["maximize"])
+    return stats
+
+
+def _store(targets: list[Tensor], values: Tensor) -> None:
+    torch._foreach_copy_(targets, [x.to(t) for x, t in zip(values.unbind(), targets, strict=True)])

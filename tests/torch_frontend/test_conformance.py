@@ -1,0 +1,32 @@
+"""Every case of the conformance table, on each way through the PyTorch front end."""
+
+import numpy as np
+import pytest
+import torch
+
+from kbeta.torch import KourkoutasBeta
+from tests.conformance.table import CASES, Case, case_ids, check
+
+ROUTES = {
+    "plain": {"foreach": False, "fused": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+    "capturable": {"capturable": True, "fused": False},
+    "capturable-foreach": {"capturable": True, "foreach": True},
+}
+
+
+def run(case: Case, **route: bool) -> dict[str, np.ndarray]:
+    params = {name: torch.nn.Parameter(torch.from_numpy(np.array(p))) for name, p in case.params().items()}
+    optimizer = KourkoutasBeta(params.items(), lr=case.lr, buckets=case.buckets, **case.options, **route)
+    for grads in case.grads():
+        for name, g in grads.items():
+            params[name].grad = None if g is None else torch.from_numpy(np.array(g))
+        optimizer.step()
+    return {name: p.detach().numpy() for name, p in params.items()}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("case", CASES, ids=case_ids())
+def test_agrees_with_the_oracle(case, route):
+    check(case, run(case, **ROUTES[route]))
