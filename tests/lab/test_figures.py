@@ -129,6 +129,11 @@ def test_a_diverged_curve_is_cut_marked_and_counted() -> None:
     assert list(mean[0]) == [1.0, 2.0, 4.0]
 
 
+def test_a_curve_that_is_never_finite_is_counted_beside_the_others() -> None:
+    figure = figures.loss_curves({"a": {0: ([1, 2], [NAN, NAN]), 1: ([1, 2], [1.0, 2.0])}})
+    assert "a (1 of 2 diverged ×)" in words(figure)
+
+
 def test_long_curves_are_averaged_in_blocks_and_say_so() -> None:
     steps = np.arange(1, 4001)
     figure = figures.loss_curves({"a": {0: (steps, steps % 2.0)}}, log=False)

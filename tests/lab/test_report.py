@@ -12,18 +12,22 @@ import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from matplotlib import image as images
 
-from kbeta.lab import report, stats
+from kbeta.lab import report, stats, store
 from kbeta.lab.figures import TraceData
+from kbeta.lab.spec import RunResult, RunSpec
+from kbeta.lab.testbeds import Endpoint
+from kbeta.trace import Trace
 
 TABLE = Path(__file__).parent / "data" / "rare_trigger.csv"
-LAST = report.Endpoint("last_batch_bce", "last-batch BCE", log=True, threshold=1e-2)
-HELD_OUT = report.Endpoint("heldout_bce", "held-out BCE")
+LAST = Endpoint("last_batch_bce", "last-batch BCE", log=True, threshold=1e-2)
+HELD_OUT = Endpoint("heldout_bce", "held-out BCE")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
 
@@ -68,11 +72,15 @@ def study(**changes: object) -> report.ReportData:
         arms=arms,
         seeds=tuple(range(10)),
         runs=tuple(runs),
+        contrasts=(("kbeta", "adam95"), ("kbeta", "adam999"), ("kbeta", "lion")),
         settings={"steps": 30_000, "lr": 1e-2},
         options={"kbeta": {"beta2_min": 0.88, "beta2_max": 0.999}, "adam95": {"beta2": 0.95}},
         environment={"processor": "a processor", "cores": 2},
         versions={"numpy": "2.4"},
     )
+    if "arms" in changes and "contrasts" not in changes:
+        first, *others = changes["arms"]  # type: ignore[misc]
+        changes["contrasts"] = [(first, other) for other in others]
     return replace(data, **changes)  # type: ignore[arg-type]
 
 
@@ -170,13 +178,6 @@ def test_settings_command_machine_and_versions_are_in_the_page(page: str) -> Non
         assert expected in text
 
 
-def test_controls_are_no_planned_contrasts() -> None:
-    assert report.planned(["adam95", "kbeta", "kbeta-static", "adam-mid"]) == [("kbeta", "adam95")]
-    assert report.planned(["kbeta", "kbeta-static"]) == [("kbeta", "kbeta-static")]
-    assert report.planned(["a", "b"]) == [("a", "b")]
-    assert report.planned([]) == []
-
-
 @pytest.mark.parametrize(
     ("treatment", "baseline", "answer", "phrase"),
     [
@@ -197,7 +198,7 @@ def test_answers_say_what_the_data_support(
         for name, values in (("new", treatment), ("old", baseline))
         for seed, x in enumerate(values)
     ]
-    end = report.Endpoint("endpoint", "loss")
+    end = Endpoint("endpoint", "loss")
     data = study(endpoints=(end,), arms=("new", "old"), runs=runs, seeds=tuple(range(len(treatment))))
     judged = report.judge(data, end)
     assert judged.comparison is not None
@@ -213,7 +214,7 @@ def test_a_result_that_holm_takes_back_is_flagged() -> None:
     shift = np.array([0.5, 0.9, 0.1, 1.2, -0.3, 0.8, 0.4, 0.2])  # paired t: p = 0.02 alone, above 0.05 among eight
     values = {"kbeta": base, "first": base + shift, **{f"n{i}": base + rng.normal(0, 1, 8) for i in range(7)}}
     runs = [report.Run(name, s, "ok", endpoint=float(x)) for name, xs in values.items() for s, x in enumerate(xs)]
-    end = report.Endpoint("endpoint", "loss")
+    end = Endpoint("endpoint", "loss")
     judged = report.judge(study(endpoints=(end,), arms=tuple(values), runs=runs), end)
     assert judged.comparison is not None
     short, sentence = report.answer(judged.comparison.contrasts[0], judged)
@@ -294,7 +295,7 @@ def test_values_without_a_logarithm_are_compared_as_differences() -> None:
 
 def test_arms_without_a_common_seed_are_noted() -> None:
     runs = [report.Run("x", 0, "ok", endpoint=1.0), report.Run("y", 1, "ok", endpoint=1.0)]
-    end = report.Endpoint("endpoint", "loss")
+    end = Endpoint("endpoint", "loss")
     text = text_of(report.render(study(endpoints=(end,), arms=("x", "y"), seeds=(0, 1), runs=runs)))
     assert "x and y have no seed in common: not compared." in text
 
@@ -302,7 +303,7 @@ def test_arms_without_a_common_seed_are_noted() -> None:
 def test_names_from_outside_cannot_inject_markup() -> None:
     evil = "<script>alert(1)</script>"
     runs = [report.Run(evil, 0, "ok", endpoint=1.0), report.Run("y", 0, "ok", endpoint=2.0)]
-    end = report.Endpoint("endpoint", evil)
+    end = Endpoint("endpoint", evil)
     page = report.render(study(title=evil, endpoints=(end,), arms=(evil, "y"), seeds=(0,), runs=runs))
     assert "script" not in {tag for tag, _ in Reader(page).tags}
 
@@ -311,6 +312,49 @@ def test_build_writes_the_file_and_nothing_else(tmp_path: Path) -> None:
     out = report.build(small(), tmp_path / "new" / "report.html")
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["report.html"]
     assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_build_without_a_place_to_write_to_is_an_error() -> None:
+    with pytest.raises(ValueError, match="`out` must name the file"):
+        report.build(small())
+
+
+def test_a_results_folder_becomes_a_page_inside_it(tmp_path: Path) -> None:
+    arms = [store.Arm(label=name, optimizer=name) for name in ("kbeta", "adam95", "adam999")]
+    setup: dict[str, Any] = {"testbed": "rare_trigger", "preset": "smoke", "engine": "jax", "settings": {"steps": 40}}
+    table = stats.read_table(TABLE)
+    for command in ("kbeta study rare_trigger --seeds 0-1", "kbeta study rare_trigger --seeds 0-2"):
+        with store.writing(tmp_path / "out", **setup, arms=arms, seeds=range(3), command=command) as writer:
+            for arm in arms:
+                for seed in range(3):
+                    spec = RunSpec(**setup, optimizer=arm.label, seed=seed)
+                    writer.plan([spec])
+                    if arm.label == "kbeta":
+                        trace = Trace(["w"])
+                        trace.pull(np.full((1024, 2, 1), 0.5, np.float32), count=40)
+                        trace.save(writer.folder(spec) / "trace.npz")
+                    if (arm.label, seed) == ("adam999", 2):
+                        continue
+                    value = table[arm.label][seed]
+                    result = RunResult(
+                        status="ok",
+                        endpoint=value,
+                        metrics={"last_batch_bce": value, "heldout_bce": 0.05, "train_loss": 0.05 + value},
+                        curve={"step": [20.0, 40.0], "loss": [0.6, value]},
+                        settings={"steps": 40, "optimizer": {"family": "adam", "beta2": 0.95}},
+                    )
+                    if (arm.label, seed) == ("adam999", 1):
+                        result = RunResult(status="diverged", curve={"step": [20.0], "loss": [math.nan]})
+                    writer.finish(spec, result)
+    page = report.build(store.Study.open(tmp_path / "out"))
+    assert page == tmp_path / "out" / "report.html"
+    text = text_of(page.read_text(encoding="utf-8"))
+    assert "Does kbeta beat adam95 here? Yes, by BCE of the last batch" in text
+    assert "held-out BCE: kbeta and adam95 end with the same value on all 3 seeds." in text
+    assert "adam999 1 1 0 1" in text
+    assert "kbeta study rare_trigger --seeds 0-1 kbeta study rare_trigger --seeds 0-2" in text
+    assert "adam95 family = adam, beta2 = 0.95" in text
+    assert "Density of sun and β2 over training, all buckets: kbeta, 3 runs" in text
 
 
 # ------------------------------------------------------------------------------------------------------- self-contained

@@ -172,10 +172,9 @@ def loss_curves(
             x, y = np.asarray(steps, float), np.asarray(losses, float)
             bad = np.flatnonzero(~np.isfinite(y))
             end = int(bad[0]) if bad.size else len(y)
-            if end:
-                x, y, k = _blocks(x[:end], y[:end])
-                block = max(block, k)
-            drawn.setdefault(name, []).append((x[: len(y)], y[:end] if not end else y, bool(bad.size)))
+            x, y, k = _blocks(x[:end], y[:end])
+            block = max(block, k)
+            drawn.setdefault(name, []).append((x, y, bool(bad.size)))
     shown = [y for runs in drawn.values() for _, y, _ in runs if len(y)]
     if not shown:
         return note("No loss curves were recorded.")

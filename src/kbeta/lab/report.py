@@ -18,22 +18,14 @@ import jinja2
 from matplotlib.figure import Figure
 
 from kbeta.lab import figures, stats
+from kbeta.lab import study as studies
+from kbeta.lab.optimizers import CONTROLS
 from kbeta.lab.stats import Comparison, Contrast, Seed, Values, show, show_ci
+from kbeta.lab.store import StoredRun, Study
+from kbeta.lab.study import PRIMARY
+from kbeta.lab.testbeds import Endpoint
 
 STATUSES = ("ok", "diverged", "failed", "unfinished")
-CONTROLS = ("kbeta-static", "kbeta-exact", "adam-mid", "adam95-warm", "adam999-warm")
-PRIMARY = "endpoint"
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """What runs are judged by: a metric's name, or "endpoint" for the one number that a user's function returns."""
-
-    metric: str
-    title: str
-    log: bool = False
-    threshold: float | None = None
-    maximize: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class ReportData:
       arms: optimizers in the order to show them.
       seeds: all that were planned.
       runs: all that were planned, whatever became of them.
-      contrasts: planned (treatment, baseline) pairs; None for `planned(arms)`.
+      contrasts: planned (treatment, baseline) pairs.
       settings: resolved settings of the testbed.
       options: arm → resolved optimizer options.
       environment: the machine.
@@ -76,7 +68,7 @@ class ReportData:
     arms: Sequence[str]
     seeds: Sequence[Seed]
     runs: Sequence[Run]
-    contrasts: Sequence[tuple[str, str]] | None = None
+    contrasts: Sequence[tuple[str, str]]
     settings: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -95,15 +87,6 @@ class ReportData:
                 if value is not None:
                     found.setdefault(arm, {})[run.seed] = value
         return found
-
-
-def planned(arms: Sequence[str]) -> list[tuple[str, str]]:
-    """The first arm against every other that is not a control, or against all if only controls are left."""
-    if not arms:
-        return []
-    first = "kbeta" if "kbeta" in arms else arms[0]
-    others = [arm for arm in arms if arm != first]
-    return [(first, arm) for arm in ([arm for arm in others if arm not in CONTROLS] or others)]
 
 
 # ------------------------------------------------------------------------------------------------------------- analysis
@@ -128,9 +111,8 @@ def judge(data: ReportData, endpoint: Endpoint) -> Judged:
     notes = []
     if endpoint.log and not log:
         notes.append("Values at or below 0 have no logarithm: compared as differences instead of ratios.")
-    wanted = planned(data.arms) if data.contrasts is None else data.contrasts
-    pairs = _possible(values, wanted)
-    notes += [f"{a} and {b} have no seed in common: not compared." for a, b in wanted if (a, b) not in pairs]
+    pairs = _possible(values, data.contrasts)
+    notes += [f"{a} and {b} have no seed in common: not compared." for a, b in data.contrasts if (a, b) not in pairs]
     comparison = _compare(values, pairs, endpoint, log) if values else None
     return Judged(endpoint, values, log, comparison, tuple(notes))
 
@@ -457,10 +439,68 @@ def _template() -> jinja2.Template:
     return environment.get_template("report.html.j2")
 
 
-def build(data: ReportData, out: str | Path) -> Path:
-    """Write the page to the file `out` in one move, so that a reader never sees half of it."""
+def from_study(study: Study) -> ReportData:
+    """What the results folder of a study holds, for the report."""
+    record, stored = study.record, study.runs()
+    finished = {run.spec.optimizer: run.result.settings for run in stored if run.result and run.result.settings}
+    resolved = next(iter(finished.values()), record.settings)
+    seconds = sum(run.result.seconds for run in stored if run.result)
+    arms = [arm.label for arm in record.arms]
+    return ReportData(
+        title=f"Study: {record.testbed}",
+        study={
+            "preset": record.preset,
+            "engine": record.engine,
+            "seeds": ", ".join(map(str, record.seeds)),
+            "begun": record.created,
+            "compute": f"{seconds:.3g} s in {len(stored)} runs",
+        },
+        command="\n".join(dict.fromkeys(call.command for call in record.calls)),
+        endpoints=studies.endpoints(study),
+        arms=arms,
+        seeds=record.seeds,
+        runs=[_run(run) for run in stored],
+        contrasts=studies.contrasts(record, arms),
+        settings={name: value for name, value in resolved.items() if name != "optimizer"},
+        options={arm: finished[arm]["optimizer"] for arm in arms if "optimizer" in finished.get(arm, {})},
+        environment=record.environment,
+        versions=record.versions,
+    )
+
+
+def _run(run: StoredRun) -> Run:
+    trace = run.trace()
+    recorded = None if trace is None else figures.TraceData(trace["steps"], trace["sun"], trace["beta2"])
+    if run.result is None:
+        return Run(run.spec.optimizer, run.spec.seed, "unfinished", trace=recorded)
+    return Run(
+        optimizer=run.spec.optimizer,
+        seed=run.spec.seed,
+        status=run.result.status,
+        endpoint=run.result.endpoint,
+        metrics=run.result.metrics,
+        curve=run.result.curve,
+        trace=recorded,
+        error=run.result.error,
+    )
+
+
+def build(source: Study | ReportData, out: str | Path | None = None) -> Path:
+    """Write the page and return its path.
+
+    Args:
+      source: a results folder, or the data of one.
+      out: the file to write; report.html in the results folder unless given.
+    """
+    if isinstance(source, ReportData):
+        if out is None:
+            raise ValueError("`out` must name the file to write; got None with data that belong to no results folder")
+        data = source
+    else:
+        data, out = from_study(source), out or source.path / "report.html"
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
+    # in one move, so that a reader never sees half a page
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     temporary.write_text(render(data), encoding="utf-8")
     os.replace(temporary, out)
