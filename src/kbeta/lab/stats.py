@@ -497,7 +497,7 @@ def contrast(
         boot = bootstrap_ci(finite, np.mean, confidence, resamples) if t.t is not None else None
         difference = Effect(float(finite.mean()), ci, boot)
         if log:
-            ratio = Effect(10**difference.value, _power(ci), _power(boot))
+            ratio = Effect(antilog(difference.value), _power(ci), _power(boot))
     w = wilcoxon(d, rounding)
     if w.zeros:
         notes.append(f"{w.zeros} pair{'s are' if w.zeros > 1 else ' is'} equal: set aside by Wilcoxon and sign test")
@@ -531,7 +531,12 @@ def contrast(
 
 
 def _power(ci: Interval | None) -> Interval | None:
-    return None if ci is None else Interval(10**ci.low, 10**ci.high, ci.method)
+    return None if ci is None else Interval(antilog(ci.low), antilog(ci.high), ci.method)
+
+
+def antilog(exponent: float) -> float:
+    """10^exponent, infinite where that is beyond a double."""
+    return float(10.0**exponent) if exponent < 308 else math.inf
 
 
 def _in_order(seeds: Mapping[Seed, float]) -> list[Seed]:
@@ -759,10 +764,10 @@ def effect_name(comparison: Comparison) -> str:
     return f"geometric-mean ratio {'/'.join(order)}" if comparison.log else f"mean difference {' − '.join(order)}"
 
 
-def show_effect(spread: float, log: bool) -> str:
+def show_effect(spread: float, log: bool, digits: int = 4) -> str:
     """A ratio or difference of ranks, in which an infinite entry stands for a diverged run."""
     if math.isfinite(spread) and not (log and spread == 0):
-        return show(spread)
+        return show(spread, digits)
     return "baseline diverged" if spread > 0 else "treatment diverged"
 
 
@@ -780,6 +785,7 @@ def render(comparison: Comparison, *, seeds: bool = True) -> RenderableType:
         return made
 
     log, level = comparison.log, f"{100 * comparison.confidence:g} %"
+    digits = 5 if log else 3
     parts: list[RenderableType] = []
     if seeds:
         every = table("Every seed", "seed", *comparison.values)
@@ -799,7 +805,7 @@ def render(comparison: Comparison, *, seeds: bool = True) -> RenderableType:
 
     title = f"Effect sizes: {effect_name(comparison)}; {'> 1' if log else '> 0'} speaks for the first named"
     effects = table(title, "", "w/t/l", f"P(better) [{level}]", f"{'ratio' if log else 'difference'} [{level}]")
-    sizes = table("", "", f"BCa bootstrap [{level}]", "median", "d_z", "r", "rank-biserial")
+    sizes = table("", "", f"BCa [{level}]", "median", "d_z", "r", "rank-bis.")
     tests = table(f"Tests, two-sided, paired by seed{' on log10' if log else ''}", "", "test", "", "p", "Holm p")
     for c in comparison.contrasts:
         label, size = f"{c.treatment} vs {c.baseline}", c.ratio if log else c.difference
@@ -807,12 +813,12 @@ def render(comparison: Comparison, *, seeds: bool = True) -> RenderableType:
             label,
             f"{c.wins}/{c.ties}/{c.losses}",
             show_ci(c.improvement, c.improvement_ci, 2),
-            show_ci(size.value, size.ci) if size else "–",
+            show_ci(size.value, size.ci, digits) if size else "–",
         )
         boot = size.bootstrap_ci if size else None
         sizes.add_row(
             label,
-            f"[{show(boot.low, 5)}, {show(boot.high, 5)}]" if boot else "–",
+            f"[{show(boot.low, digits)}, {show(boot.high, digits)}]" if boot else "–",
             show_effect(c.median, log),
             show(c.t.d_z, 3),
             show(c.t.r, 3),
@@ -827,8 +833,13 @@ def render(comparison: Comparison, *, seeds: bool = True) -> RenderableType:
 
 
 def all_notes(comparison: Comparison) -> list[str]:
-    """The notes of the comparison and of its contrasts, each naming whom it is about."""
-    found = [f"{c.treatment} vs {c.baseline}: {note}" for c in comparison.contrasts for note in c.notes]
+    """The notes of the comparison and of its contrasts, each once and naming whom it is about."""
+    about: dict[str, list[str]] = {}
+    for c in comparison.contrasts:
+        for note in c.notes:
+            about.setdefault(note, []).append(f"{c.treatment} vs {c.baseline}")
+    every = len(comparison.contrasts)
+    found = [f"{'every contrast' if 1 < every == len(who) else ', '.join(who)}: {note}" for note, who in about.items()]
     return [*comparison.notes, *found]
 
 
