@@ -128,15 +128,17 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         if not isinstance(diagnostics, bool):
             raise TypeError(f"`diagnostics` must be True or False; got {diagnostics!r}")
         super().__init__()
+        self._state: dict[str, Any] = self._state
         self.buckets = buckets
         self.diagnostics = diagnostics
         self._keys: dict[str, Hashable] = {}
         self._names: list[str] = []
         self._number: dict[str, int] = {}
         self._parts = Partition((), ())
-        for name, value in (("learning_rate", learning_rate), ("alpha", alpha)):
+        values: dict[str, Any] = {"learning_rate": learning_rate, "alpha": alpha}
+        for name, value in values.items():
             self._maybe_schedule(name, value)
-            self._state[name] = mx.array(self._state[name])
+            self._state[name] = mx.array(self._state[name])  # a schedule may return a Python number
 
     @property
     def bucket_names(self) -> tuple[str, ...]:
@@ -149,11 +151,11 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
             raise ValueError("`diagnostics` is False, so nothing was recorded: construct with diagnostics=True")
         if not self._initialized:
             raise ValueError("the optimizer has no state yet: call init(parameters) or take a step first")
-        trace.pull(np.array(self._state["ring"]), int(self._state["count"].item()))
+        trace.pull(np.array(self._state["ring"]), self._state["count"].item())
 
     def init(self, parameters: Any) -> None:
         """Allocate the state of all parameters in the tree that have none yet; what is there stays."""
-        self._build({path: p for path, p in tree_flatten(parameters) if isinstance(p, mx.array)}, {})
+        self._build({path: p for path, p in _flat(parameters).items() if isinstance(p, mx.array)}, {})
 
     def apply_gradients(self, gradients: Any, parameters: Any) -> Any:
         """The updated parameters, as a tree of the same structure as `gradients`."""
@@ -245,11 +247,11 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         # NOTE: tree_unflatten nests the dotted paths of a loaded state; flattening brings both forms to one.
         for slot in ("m", "v", "v_max"):
             if slot in state or slot in self._slots:
-                state[slot] = dict(tree_flatten(state.get(slot, {})))
+                state[slot] = _flat(state.get(slot, {}))
         old = _natural(state["m"])
         names = _natural({*old, *new})
         if any(path not in self._keys for path in old):
-            known = dict(tree_flatten(parameters))
+            known = _flat(parameters)
             new = {**{path: known.get(path, state["m"][path]) for path in old}, **new}
         for path in names:
             if path not in self._keys:
@@ -363,9 +365,9 @@ def _total(x: mx.array) -> mx.array:
     return sum(rest, total)
 
 
-def _entry(x: mx.array | None, i: int) -> mx.array | None:
+def _entry(x: mx.array, i: int) -> mx.array:
     """x[i] of a vector as a 0-d array, in one operation where indexing takes two."""
-    return None if x is None else mx.as_strided(x, (), (), i)
+    return mx.as_strided(x, (), (), i)
 
 
 @functools.lru_cache(maxsize=256)
@@ -404,7 +406,8 @@ def _step(
     slots: list[list[mx.array]],
 ) -> tuple[list[mx.array], list[list[mx.array]], dict[str, mx.array], mx.array | None]:
     """One update of the parameters that have a gradient: (parameters, moments, vectors, trace row)."""
-    hyper = replace(plan.hyper, alpha=alpha.astype(norm.dtype))
+    scheduled: Any = alpha.astype(norm.dtype)
+    hyper = replace(plan.hyper, alpha=scheduled)
     lr = lr.astype(norm.dtype)
     owner = mx.array(plan.owner, mx.int32)
     spread = (lambda x: x) if plan.one_each else (lambda x: x[owner])
@@ -428,7 +431,7 @@ def _step(
         new["skipped"] = part["skipped"] + (~ok).astype(mx.int32)
 
     # ρ/a1 · m / (sqrt(v̂/b2) + ε) = s · m / (sqrt(v̂) + ε·sqrt(b2))  with  s = ρ·sqrt(b2)/a1
-    s = root = None
+    s, root = lr, None
     if hyper.bias_correction != "none":
         a1, b2 = rule.bias_corrections(hyper, new["t"].astype(norm.dtype), new.get("log_beta2"), mx)
         root = mx.sqrt(b2)
@@ -437,9 +440,11 @@ def _step(
     new_params, new_slots = [], [[] for _ in slots]  # type: tuple[list[mx.array], list[list[mx.array]]]
     for i, (b, g, p) in enumerate(zip(plan.owner, grads, params, strict=True)):
         old = [slot[i] for slot in slots]
-        theta, moments = _update(hyper, lr, _entry(c2, b), _entry(s, i), _entry(root, i), g, p, old)
+        s_i, root_i = (lr, None) if root is None else (_entry(s, i), _entry(root, i))
+        theta, moments = _update(hyper, lr, _entry(c2, b), s_i, root_i, g, p, old)
         if ok is not None:
-            theta, *moments = (mx.where(_entry(ok, b), x, y) for x, y in zip((theta, *moments), (p, *old), strict=True))
+            keep = _entry(ok, b)
+            theta, *moments = (mx.where(keep, x, y) for x, y in zip((theta, *moments), (p, *old), strict=True))
         new_params.append(theta)
         for slot, moment in zip(new_slots, moments, strict=True):
             slot.append(moment)
@@ -453,7 +458,7 @@ def _update(
     hyper: Hyper,
     lr: mx.array,
     c2: mx.array,
-    s: mx.array | None,
+    s: mx.array,
     root: mx.array | None,
     g: mx.array,
     p: mx.array,
@@ -475,7 +480,9 @@ def _update(
     if hyper.adaptive_tiny and p.size:
         eps = eps + hyper.tiny_denom * mx.maximum(_total(mx.abs(theta)).reshape(()) / p.size, 1.0)
     # Δθ = s·m / (sqrt(v̂) + ε·sqrt(b2)), clipped to ±ρ·max_ratio
-    delta = (lr if s is None else s.astype(dtype)) * m / (mx.sqrt(v_hat) + (eps if root is None else eps * root.astype(dtype)))
+    if root is not None:
+        eps = eps * root.astype(dtype)
+    delta = s.astype(dtype) * m / (mx.sqrt(v_hat) + eps)
     if hyper.max_ratio is not None:
         bound = lr * hyper.max_ratio
         delta = mx.minimum(mx.maximum(delta, -bound), bound)
@@ -495,6 +502,12 @@ def _row(plan: _Plan, sun: mx.array, beta2: mx.array, ok: mx.array | None) -> mx
         return row
     blank = mx.full((2, plan.buckets), math.nan, row.dtype)
     return mx.put_along_axis(blank, mx.array([plan.columns] * 2, mx.int32), row, axis=1)
+
+
+def _flat(tree: Any) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    tree_flatten(tree, destination=flat)
+    return flat
 
 
 def _natural(paths: Any) -> list[str]:
