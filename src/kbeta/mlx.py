@@ -1,0 +1,550 @@
+"""Kourkoutas-β for MLX.
+
+    from kbeta.mlx import KourkoutasBeta
+
+    optimizer = KourkoutasBeta(learning_rate=1e-3)
+    optimizer.update(model, grads)
+
+The state holds arrays only, in one flat dictionary per kind, so that it saves with `tree_flatten` and
+`mx.save_safetensors` and is captured by `mx.compile`:
+
+    step, learning_rate, alpha         scalars
+    m, v, v_max                        path → array, in the parameter's dtype
+    t, log_beta2                       (P,), one entry per parameter, paths in natural order
+    ema, skipped                       (B,), one entry per bucket
+    ring, count                        as `kbeta.trace` describes them, with `diagnostics=True`
+
+NOTE: a parameter is known by its path in the tree (`layers.0.weight`), never by object identity: MLX makes new arrays
+at every step.
+
+NOTE: norms and the bucket statistics are float32, or float64 as soon as one parameter is. Half-precision parameters
+are updated in float32 and rounded once; their moments are kept in the parameter's dtype. With float64 parameters give
+`learning_rate` and `alpha` as float64 arrays, since MLX makes float32 of a Python number.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+try:
+    import mlx.core as mx
+    from mlx.optimizers import Optimizer
+    from mlx.utils import tree_flatten, tree_map
+except ImportError:
+    raise ImportError("kbeta.mlx needs MLX: pip install 'kourkoutas-beta[mlx]'") from None
+
+from kbeta import rule
+from kbeta.buckets import Partition, bucket_key, check_buckets, partition
+from kbeta.rule import Buckets, Hyper, NonFiniteGradient, check_learning_rate
+from kbeta.trace import WINDOW, Trace
+
+Schedule = Callable[[mx.array], Any]
+
+PER_PARAMETER = ("t", "log_beta2")
+
+_DEFAULT = Hyper()
+
+
+class KourkoutasBeta(Optimizer):  # type: ignore[misc]
+    r"""Adam whose second-moment memory shortens when a bucket's gradient norm spikes.
+
+    .. math::
+        r &= α r + (1-α) n, \quad \mathrm{sun} = \frac{n}{n + r + ε_{spike}}, \quad
+        β_2 = β_{2,max} - (β_{2,max}-β_{2,min})\,\mathrm{sun} \\
+        m &= β_1 m + (1-β_1) g, \quad v = β_2 v + (1-β_2) g^2 \\
+        w &= w - \frac{λ}{a_1} \frac{m}{\sqrt{v / b_2} + ε}
+
+    with n the gradient norm pooled over a bucket of parameters, and a₁, b₂ the bias corrections.
+
+    Args:
+      learning_rate: λ, a number, an array or a schedule (a callable of the step).
+      alpha: decay of the moving average of n; a number, an array or a schedule.
+      buckets: which parameters share one β2: "parameter", "module", "shape", "global" or a callable f(path, array),
+        called once per parameter.
+      diagnostics: record sun and β2 of each bucket at each step; read them with `pull`.
+
+    The other arguments are those of `kbeta.rule.Hyper`.
+
+    A gradient tree may leave out parameters, or hold None for them: these parameters, their moments and their step
+    count stay as they are. Parameters that appear later are added to the state, as `Optimizer.init` does.
+
+    NOTE: `nonfinite="raise"` reads the norms back at every step and cannot be used inside `mx.compile`.
+
+    Example:
+      >>> import mlx.core as mx
+      >>> params = {"w": mx.array([1.0, -2.0])}
+      >>> optimizer = KourkoutasBeta(learning_rate=0.1, bias_correction="none")
+      >>> params = optimizer.apply_gradients({"w": mx.array([0.5, 0.5])}, params)
+      >>> print(optimizer.bucket_names, params["w"].shape)
+      ('w',) (2,)
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | mx.array | Schedule,
+        *,
+        beta1: float = _DEFAULT.beta1,
+        beta2_min: float = _DEFAULT.beta2_min,
+        beta2_max: float = _DEFAULT.beta2_max,
+        alpha: float | mx.array | Schedule = _DEFAULT.alpha,
+        eps: float = _DEFAULT.eps,
+        tiny_spike: float = _DEFAULT.tiny_spike,
+        tiny_denom: float = _DEFAULT.tiny_denom,
+        decay: float | None = _DEFAULT.decay,
+        max_ratio: float | None = _DEFAULT.max_ratio,
+        adaptive_tiny: bool = _DEFAULT.adaptive_tiny,
+        bias_correction: Literal["none", "beta2max", "exact"] = _DEFAULT.bias_correction,
+        warmup_steps: int = _DEFAULT.warmup_steps,
+        weight_decay: float = _DEFAULT.weight_decay,
+        buckets: Buckets = "parameter",
+        nonfinite: Literal["propagate", "skip", "raise"] = _DEFAULT.nonfinite,
+        diagnostics: bool = False,
+    ) -> None:
+        if not callable(learning_rate):
+            check_learning_rate(learning_rate, "learning_rate")
+        self.hyper = Hyper(
+            beta1=beta1,
+            beta2_min=beta2_min,
+            beta2_max=beta2_max,
+            alpha=_DEFAULT.alpha if callable(alpha) or isinstance(alpha, mx.array) else alpha,
+            eps=eps,
+            tiny_spike=tiny_spike,
+            tiny_denom=tiny_denom,
+            decay=decay,
+            max_ratio=max_ratio,
+            adaptive_tiny=adaptive_tiny,
+            bias_correction=bias_correction,
+            warmup_steps=warmup_steps,
+            weight_decay=weight_decay,
+            nonfinite=nonfinite,
+        )
+        check_buckets(buckets)
+        if not isinstance(diagnostics, bool):
+            raise TypeError(f"`diagnostics` must be True or False; got {diagnostics!r}")
+        super().__init__()
+        self._state: dict[str, Any] = self._state
+        self.buckets = buckets
+        self.diagnostics = diagnostics
+        self._keys: dict[str, Hashable] = {}
+        self._names: list[str] = []
+        self._number: dict[str, int] = {}
+        self._parts = Partition((), ())
+        values: dict[str, Any] = {"learning_rate": learning_rate, "alpha": alpha}
+        for name, value in values.items():
+            self._maybe_schedule(name, value)
+            self._state[name] = mx.array(self._state[name])  # a schedule may return a Python number
+
+    @property
+    def bucket_names(self) -> tuple[str, ...]:
+        """One printable name per bucket, in the order of the bucket statistics in the state."""
+        return self._parts.names
+
+    def pull(self, trace: Trace) -> None:
+        """Move the rows recorded since the last pull into `trace`, made with `Trace(optimizer.bucket_names)`."""
+        if not self.diagnostics:
+            raise ValueError("`diagnostics` is False, so nothing was recorded: construct with diagnostics=True")
+        if not self._initialized:
+            raise ValueError("the optimizer has no state yet: call init(parameters) or take a step first")
+        trace.pull(np.array(self._state["ring"]), self._state["count"].item())
+
+    def init(self, parameters: Any) -> None:
+        """Allocate the state of all parameters in the tree that have none yet; what is there stays."""
+        self._build({path: p for path, p in _flat(parameters).items() if isinstance(p, mx.array)}, {})
+
+    def apply_gradients(self, gradients: Any, parameters: Any) -> Any:
+        """The updated parameters, as a tree of the same structure as `gradients`."""
+        leaves = list(_pairs(gradients, parameters))
+        if not self._initialized or any(path not in self._number for path, _, _ in leaves):
+            self._build({path: p for path, _, p in leaves}, parameters)
+        state = self._state
+        present = [leaf for leaf in leaves if leaf[1] is not None]
+        plan = self._plan([path for path, _, _ in present])
+        grads = [g for _, g, _ in present]
+
+        norm = _compiled_norms(plan, _precision(state["ema"]))(grads) if present else None
+        if self.hyper.nonfinite == "raise" and norm is not None:
+            self._raise_unless_finite(norm, plan)
+
+        for name, schedule in self._schedulers.items():
+            state[name] = mx.array(schedule(self.step))
+        state["step"] = self.step + 1
+
+        new: Iterator[mx.array] = iter(())
+        row = None
+        if norm is not None:
+            slots = [[state[slot][path] for path, _, _ in present] for slot in self._slots]
+            vectors = {name: state[name] for name in self._vectors}
+            out, moments, vectors, row = _compiled_step(plan)(
+                state["learning_rate"], state["alpha"], norm, vectors, grads, [p for _, _, p in present], slots
+            )
+            for slot, arrays in zip(self._slots, moments, strict=True):
+                state[slot].update(zip((path for path, _, _ in present), arrays, strict=True))
+            state.update(vectors)
+            new = iter(out)
+        if self.diagnostics:
+            self._record(row)
+        result = iter([p if g is None else next(new) for _, g, p in leaves])
+        return tree_map(lambda _: next(result), gradients)
+
+    @property
+    def _slots(self) -> tuple[str, ...]:
+        return ("m", "v") if self.hyper.leak is None else ("m", "v", "v_max")
+
+    @property
+    def _vectors(self) -> tuple[str, ...]:
+        exact = ("log_beta2",) if self.hyper.bias_correction == "exact" else ()
+        return ("t", *exact, "ema", "skipped")
+
+    def _plan(self, paths: list[str]) -> _Plan:
+        rows = tuple(self._number[path] for path in paths)
+        owner = [self._parts.index[i] for i in rows]
+        columns = tuple(sorted(set(owner)))
+        local = {b: k for k, b in enumerate(columns)}
+        return _Plan(
+            hyper=self.hyper,
+            rows=None if rows == tuple(range(len(self._names))) else rows,
+            columns=None if len(columns) == len(self._parts.names) else columns,
+            owner=tuple(local[b] for b in owner),
+            buckets=len(self._parts.names),
+            diagnostics=self.diagnostics,
+        )
+
+    def _raise_unless_finite(self, norm: mx.array, plan: _Plan) -> None:
+        try:
+            bad = np.flatnonzero(~np.isfinite(np.array(norm)))
+        except (RuntimeError, ValueError):
+            raise ValueError(
+                "`nonfinite` is 'raise', which reads the norms at every step and so cannot be compiled: "
+                "use nonfinite='skip', or call the optimizer outside mx.compile"
+            ) from None
+        if bad.size:
+            columns = plan.columns or tuple(range(plan.buckets))
+            raise NonFiniteGradient(self._parts.names[columns[int(bad[0])]])
+
+    def _record(self, row: mx.array | None) -> None:
+        state = self._state
+        if row is None:
+            row = mx.full((2, len(self._parts.names)), math.nan, state["ring"].dtype)
+        # ring[(t-1) % WINDOW] = (sun, β2) of step t
+        state["ring"] = mx.slice_update(state["ring"], row[None], (state["count"] % WINDOW).reshape(1), (0,))
+        state["count"] = state["count"] + 1
+
+    def _build(self, new: Mapping[str, mx.array], parameters: Any) -> None:
+        """Bring the state to the union of its own paths and those of `new`, keeping every value that is there."""
+        for path, p in new.items():
+            if not mx.issubdtype(p.dtype, mx.floating):
+                raise TypeError(
+                    f"parameter {path!r} must be an array of a real floating-point dtype; got {p.dtype}: "
+                    "freeze it, or leave it out of the gradients"
+                )
+        state = self._state
+        # NOTE: tree_unflatten nests the dotted paths of a loaded state; flattening brings both forms to one.
+        for slot in ("m", "v", "v_max"):
+            if slot in state or slot in self._slots:
+                state[slot] = _flat(state.get(slot, {}))
+        old = _natural(state["m"])
+        names = _natural({*old, *new})
+        if any(path not in self._keys for path in old):
+            known = _flat(parameters)
+            new = {**{path: known.get(path, state["m"][path]) for path in old}, **new}
+        for path in names:
+            if path not in self._keys:
+                self._keys[path] = bucket_key(self.buckets, path, new[path])
+        before, after = self._partition(old), self._partition(names)
+
+        dtype = mx.float64 if any(p.dtype == mx.float64 for p in (*new.values(), *state["m"].values())) else mx.float32
+        home = {path: i for i, path in enumerate(old)}
+        from_old = [home.get(path, -1) for path in names]
+        bucket_home = {after.index[names.index(path)]: before.index[i] for path, i in home.items()} if old else {}
+        bucket_from_old = [bucket_home.get(b, -1) for b in range(len(after.names))]
+        for name in self._vectors:
+            source, size = (from_old, len(old)) if name in PER_PARAMETER else (bucket_from_old, len(before.names))
+            self._extend(name, source, size, mx.int32 if name in ("t", "skipped") else dtype, bool(old))
+        if self.diagnostics:
+            self._extend_ring(bucket_from_old, len(before.names), dtype)
+        for slot in self._slots:
+            for path, p in new.items():
+                if path not in state[slot]:
+                    state[slot][path] = mx.zeros_like(p)
+        self._names, self._parts = names, after
+        self._number = {path: i for i, path in enumerate(names)}
+        self._initialized = True
+
+    def _partition(self, names: list[str]) -> Partition:
+        return partition(lambda path, _: self._keys[path], names, names)
+
+    def _extend(self, name: str, source: list[int], size: int, dtype: mx.Dtype, loaded: bool) -> None:
+        """state[name][i] ← its entry source[i], or zero where source[i] is -1."""
+        state = self._state
+        if name not in state:
+            if loaded:
+                raise ValueError(
+                    f"the state has no {name!r}, which these settings need: load a state saved with the same settings"
+                )
+            state[name] = mx.zeros((size,), dtype)
+        if state[name].shape != (size,):
+            raise ValueError(
+                f"the state's {name!r} has shape {tuple(state[name].shape)} but `buckets` {self.buckets!r} give "
+                f"({size},): load a state saved with the same parameters and buckets"
+            )
+        if source != list(range(size)):
+            padded = mx.concatenate([state[name], mx.zeros((1,), state[name].dtype)])
+            state[name] = padded[mx.array([i if i >= 0 else size for i in source], mx.int32)]
+
+    def _extend_ring(self, source: list[int], size: int, dtype: mx.Dtype) -> None:
+        state = self._state
+        ring = state.get("ring")
+        if ring is None or ring.shape[2] != size:
+            ring, state["count"] = mx.full((WINDOW, 2, size), math.nan, dtype), mx.array(0, mx.int32)
+        if source != list(range(size)):
+            padded = mx.concatenate([ring, mx.full((ring.shape[0], 2, 1), math.nan, ring.dtype)], axis=2)
+            ring = padded[:, :, mx.array([i if i >= 0 else size for i in source], mx.int32)]
+        state["ring"] = ring
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a step does, apart from the numbers: the key under which its compiled form is kept.
+
+    Attributes:
+      rows: numbers of the parameters that have a gradient; None when all have one, in order.
+      columns: numbers of the buckets that have a gradient; None when all have one.
+      owner: for each parameter with a gradient, the position of its bucket among `columns`.
+      buckets: how many buckets there are.
+    """
+
+    hyper: Hyper
+    rows: tuple[int, ...] | None
+    columns: tuple[int, ...] | None
+    owner: tuple[int, ...]
+    buckets: int
+    diagnostics: bool
+
+    def axis(self, name: str) -> tuple[int, ...] | None:
+        """The entries of the state's vector `name` that this step concerns."""
+        return self.rows if name in PER_PARAMETER else self.columns
+
+    @property
+    def one_each(self) -> bool:
+        return self.owner == tuple(range(len(self.owner)))
+
+    @property
+    def members(self) -> list[list[int]]:
+        out: list[list[int]] = [[] for _ in range(len(set(self.owner)))]
+        for i, b in enumerate(self.owner):
+            out[b].append(i)
+        return out
+
+
+def _precision(x: mx.array) -> mx.Dtype:
+    return mx.float64 if x.dtype == mx.float64 else mx.float32
+
+
+def _total(x: mx.array) -> mx.array:
+    """Σ x over all entries, as an array of shape (1,).
+
+    NOTE: one pass of `mx.sum` over n entries on the CPU adds serially and loses percents at n = 10⁷; sums of some
+    thousand entries at a time stay within 1e-6.
+    """
+    if x.ndim > 1 and x.shape[-1] <= 4096:
+        x = mx.sum(x, axis=-1)
+    rest = []
+    while x.size > 4096:
+        tail = x.size % 1024
+        x = x.reshape(-1)
+        if tail:
+            rest.append(mx.sum(x[x.size - tail :], keepdims=True))
+        x = mx.sum(x[: x.size - tail].reshape(-1, 1024), axis=-1)
+    total = mx.sum(x, keepdims=True) if x.ndim == 1 else mx.sum(x).reshape(1)
+    return sum(rest, total)
+
+
+def _entry(x: mx.array, i: int) -> mx.array:
+    """x[i] of a vector as a 0-d array, in one operation where indexing takes two."""
+    return mx.as_strided(x, (), (), i)
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled_norms(plan: _Plan, dtype: mx.Dtype) -> Callable[..., mx.array]:
+    def norms(grads: list[mx.array]) -> mx.array:
+        # n = sqrt(Σ_p Σ_i g_i²)
+        squares = [_total(mx.square(g.astype(dtype))) for g in grads]
+        if not plan.one_each:
+            squares = [_total(mx.concatenate([squares[i] for i in members])) for members in plan.members]
+        return mx.sqrt(mx.concatenate(squares))
+
+    return mx.compile(norms)
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled_step(plan: _Plan) -> Callable[..., Any]:
+    return mx.compile(functools.partial(_step, plan))
+
+
+def _take(x: mx.array, numbers: tuple[int, ...] | None) -> mx.array:
+    return x if numbers is None else x[mx.array(numbers, mx.int32)]
+
+
+def _put(x: mx.array, numbers: tuple[int, ...] | None, new: mx.array) -> mx.array:
+    return new if numbers is None else mx.put_along_axis(x, mx.array(numbers, mx.int32), new, axis=0)
+
+
+def _step(
+    plan: _Plan,
+    lr: mx.array,
+    alpha: mx.array,
+    norm: mx.array,
+    vectors: dict[str, mx.array],
+    grads: list[mx.array],
+    params: list[mx.array],
+    slots: list[list[mx.array]],
+) -> tuple[list[mx.array], list[list[mx.array]], dict[str, mx.array], mx.array | None]:
+    """One update of the parameters that have a gradient: (parameters, moments, vectors, trace row)."""
+    scheduled: Any = alpha.astype(norm.dtype)
+    hyper = replace(plan.hyper, alpha=scheduled)
+    lr = lr.astype(norm.dtype)
+    owner = mx.array(plan.owner, mx.int32)
+    spread = (lambda x: x) if plan.one_each else (lambda x: x[owner])
+    part = {name: _take(x, plan.axis(name)) for name, x in vectors.items()}
+
+    # r, sun and 1-β2, one entry per bucket; a bucket's step count is the largest among its members with a gradient
+    t = part["t"] + 1
+    t_bucket = t if plan.one_each else mx.zeros(norm.shape, mx.int32).at[owner].maximum(t)
+    r = rule.moving_average(hyper, part["ema"], norm)
+    sun = rule.sunspike(hyper, r, norm, t_bucket, mx)
+    c2 = rule.forgetting(hyper, sun, t_bucket, mx)
+
+    new = {"t": t, "ema": r, "skipped": part["skipped"]}
+    if "log_beta2" in part:
+        new["log_beta2"] = part["log_beta2"] + mx.log1p(-spread(c2))
+    ok = None
+    if hyper.nonfinite == "skip":
+        ok = mx.isfinite(norm)
+        for name in new:
+            new[name] = mx.where(spread(ok) if name in PER_PARAMETER else ok, new[name], part[name])
+        new["skipped"] = part["skipped"] + (~ok).astype(mx.int32)
+
+    # ρ/a1 · m / (sqrt(v̂/b2) + ε) = s · m / (sqrt(v̂) + ε·sqrt(b2))  with  s = ρ·sqrt(b2)/a1
+    s, root = lr, None
+    if hyper.bias_correction != "none":
+        a1, b2 = rule.bias_corrections(hyper, new["t"].astype(norm.dtype), new.get("log_beta2"), mx)
+        root = mx.sqrt(b2)
+        s = lr * root / a1
+
+    new_params, new_slots = [], [[] for _ in slots]  # type: tuple[list[mx.array], list[list[mx.array]]]
+    for i, (b, g, p) in enumerate(zip(plan.owner, grads, params, strict=True)):
+        old = [slot[i] for slot in slots]
+        s_i, root_i = (lr, None) if root is None else (_entry(s, i), _entry(root, i))
+        theta, moments = _update(hyper, lr, _entry(c2, b), s_i, root_i, g, p, old)
+        if ok is not None:
+            keep = _entry(ok, b)
+            theta, *moments = (mx.where(keep, x, y) for x, y in zip((theta, *moments), (p, *old), strict=True))
+        new_params.append(theta)
+        for slot, moment in zip(new_slots, moments, strict=True):
+            slot.append(moment)
+
+    row = _row(plan, sun, 1 - c2, ok) if plan.diagnostics else None
+    vectors = {name: _put(x, plan.axis(name), new[name]) for name, x in vectors.items()}
+    return new_params, new_slots, vectors, row
+
+
+def _update(
+    hyper: Hyper,
+    lr: mx.array,
+    c2: mx.array,
+    s: mx.array,
+    root: mx.array | None,
+    g: mx.array,
+    p: mx.array,
+    slots: list[mx.array],
+) -> tuple[mx.array, list[mx.array]]:
+    """One parameter, with 0-d arrays for the scalars so that MLX fuses all of it into one kernel."""
+    dtype = _precision(p)
+    lr, c2 = lr.astype(dtype), c2.astype(dtype)
+    theta, g = p.astype(dtype), g.astype(dtype)
+    m, v, *rest = (slot.astype(dtype) for slot in slots)
+
+    # m = β1·m + (1-β1)·g,  v = β2·v + (1-β2)·g²
+    m = hyper.beta1 * m + (1 - hyper.beta1) * g
+    v = (1 - c2) * v + c2 * mx.square(g)
+    # v̂ = v, or v_max = max(δ·v_max, v)
+    v_hat = v if hyper.leak is None else mx.maximum(hyper.leak * rest[0], v)
+    # ε, or ε + tiny_denom·max(⟨|p|⟩, 1)
+    eps: Any = hyper.eps
+    if hyper.adaptive_tiny and p.size:
+        eps = eps + hyper.tiny_denom * mx.maximum(_total(mx.abs(theta)).reshape(()) / p.size, 1.0)
+    # Δθ = s·m / (sqrt(v̂) + ε·sqrt(b2)), clipped to ±ρ·max_ratio
+    if root is not None:
+        eps = eps * root.astype(dtype)
+    delta = s.astype(dtype) * m / (mx.sqrt(v_hat) + eps)
+    if hyper.max_ratio is not None:
+        bound = lr * hyper.max_ratio
+        delta = mx.minimum(mx.maximum(delta, -bound), bound)
+    # θ ← (1 - ρ·weight_decay)·θ - Δθ
+    if hyper.weight_decay:
+        theta = (1 - lr * hyper.weight_decay) * theta
+    moments = (m, v) if hyper.leak is None else (m, v, v_hat)
+    return (theta - delta).astype(p.dtype), [x.astype(slot.dtype) for x, slot in zip(moments, slots, strict=True)]
+
+
+def _row(plan: _Plan, sun: mx.array, beta2: mx.array, ok: mx.array | None) -> mx.array:
+    """(sun, β2) of all buckets, NaN for those without a gradient and those skipped."""
+    row = mx.stack([sun, beta2])
+    if ok is not None:
+        row = mx.where(ok, row, math.nan)
+    if plan.columns is None:
+        return row
+    blank = mx.full((2, plan.buckets), math.nan, row.dtype)
+    return mx.put_along_axis(blank, mx.array([plan.columns] * 2, mx.int32), row, axis=1)
+
+
+def _flat(tree: Any) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    tree_flatten(tree, destination=flat)
+    return flat
+
+
+def _natural(paths: Any) -> list[str]:
+    """Paths in natural order (`layers.2` before `layers.10`), which depends on the names alone."""
+    return sorted(paths, key=lambda path: [(not s.isdigit(), int(s) if s.isdigit() else 0, s) for s in path.split(".")])
+
+
+def _pairs(gradients: Any, parameters: Any, path: str = "") -> Iterator[tuple[str, mx.array | None, mx.array]]:
+    """(path, gradient or None, parameter) for each leaf of `gradients`, in the order of `tree_flatten`."""
+    if isinstance(gradients, dict):
+        children: Any = gradients.items()
+    elif isinstance(gradients, (list, tuple)):
+        children = enumerate(gradients)
+    else:
+        if gradients is None and not isinstance(parameters, mx.array):
+            raise _mismatch(path, "an array", parameters)
+        if gradients is not None and (
+            not isinstance(parameters, mx.array) or getattr(gradients, "shape", None) != parameters.shape
+        ):
+            raise _mismatch(path, f"shape {getattr(gradients, 'shape', None)}", parameters)
+        yield path, gradients, parameters
+        return
+    for key, child in children:
+        below = f"{path}.{key}" if path else str(key)
+        try:
+            parameter = parameters[key]
+        except (KeyError, IndexError, TypeError):
+            raise ValueError(
+                f"`gradients` has an entry at {below!r} and `parameters` has none: "
+                "compute the gradients with respect to the same tree"
+            ) from None
+        yield from _pairs(child, parameter, below)
+
+
+def _mismatch(path: str, gradient: str, parameter: Any) -> ValueError:
+    found = f"shape {parameter.shape}" if isinstance(parameter, mx.array) else f"a {type(parameter).__name__}"
+    return ValueError(
+        f"`gradients` has {gradient} at {path!r} and `parameters` has {found}: "
+        "compute the gradients with respect to the same tree"
+    )

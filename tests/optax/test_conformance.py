@@ -1,0 +1,37 @@
+"""Every case of the conformance table on the Optax front end."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from kbeta.optax import kourkoutas_beta
+from tests.conformance.table import CASES, Case, case_ids, check
+
+
+def run(case: Case, *, jit: bool) -> dict[str, np.ndarray]:
+    solver = kourkoutas_beta(case.lr, buckets=case.buckets, **case.options)
+    update = jax.jit(solver.update) if jit else solver.update
+    params = jax.tree.map(jax.numpy.asarray, case.params())
+    state = solver.init(params)
+    for grads in case.grads():
+        updates, state = update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    assert all(p.dtype == case.dtype for p in params.values())
+    return {name: np.asarray(p) for name, p in params.items()}
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_ids())
+def test_case_agrees_with_the_oracle(case):
+    with jax.enable_x64(case.dtype == "float64"):
+        check(case, run(case, jit=False))
+
+
+# Every pattern of missing gradients is a compilation of its own, so a few structurally different cases stand for all.
+JITTED = [case for case in CASES if case.options.get("weight_decay")] + CASES[7::61]
+
+
+@pytest.mark.parametrize("case", JITTED, ids=[case.id for case in JITTED])
+def test_compiled_case_agrees_with_the_oracle(case):
+    with jax.enable_x64(case.dtype == "float64"):
+        check(case, run(case, jit=True))
