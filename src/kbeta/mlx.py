@@ -46,6 +46,8 @@ from kbeta.trace import WINDOW, Trace
 
 Schedule = Callable[[mx.array], Any]
 
+PER_PARAMETER = ("t", "log_beta2")
+
 _DEFAULT = Hyper()
 
 
@@ -126,15 +128,17 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         if not isinstance(diagnostics, bool):
             raise TypeError(f"`diagnostics` must be True or False; got {diagnostics!r}")
         super().__init__()
+        self._state: dict[str, Any] = self._state
         self.buckets = buckets
         self.diagnostics = diagnostics
         self._keys: dict[str, Hashable] = {}
         self._names: list[str] = []
         self._number: dict[str, int] = {}
         self._parts = Partition((), ())
-        for name, value in (("learning_rate", learning_rate), ("alpha", alpha)):
+        values: dict[str, Any] = {"learning_rate": learning_rate, "alpha": alpha}
+        for name, value in values.items():
             self._maybe_schedule(name, value)
-            self._state[name] = mx.array(self._state[name])
+            self._state[name] = mx.array(self._state[name])  # a schedule may return a Python number
 
     @property
     def bucket_names(self) -> tuple[str, ...]:
@@ -147,11 +151,11 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
             raise ValueError("`diagnostics` is False, so nothing was recorded: construct with diagnostics=True")
         if not self._initialized:
             raise ValueError("the optimizer has no state yet: call init(parameters) or take a step first")
-        trace.pull(np.array(self._state["ring"]), int(self._state["count"].item()))
+        trace.pull(np.array(self._state["ring"]), self._state["count"].item())
 
     def init(self, parameters: Any) -> None:
         """Allocate the state of all parameters in the tree that have none yet; what is there stays."""
-        self._build({path: p for path, p in tree_flatten(parameters) if isinstance(p, mx.array)}, {})
+        self._build({path: p for path, p in _flat(parameters).items() if isinstance(p, mx.array)}, {})
 
     def apply_gradients(self, gradients: Any, parameters: Any) -> Any:
         """The updated parameters, as a tree of the same structure as `gradients`."""
@@ -243,11 +247,11 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         # NOTE: tree_unflatten nests the dotted paths of a loaded state; flattening brings both forms to one.
         for slot in ("m", "v", "v_max"):
             if slot in state or slot in self._slots:
-                state[slot] = dict(tree_flatten(state.get(slot, {})))
+                state[slot] = _flat(state.get(slot, {}))
         old = _natural(state["m"])
         names = _natural({*old, *new})
         if any(path not in self._keys for path in old):
-            known = dict(tree_flatten(parameters))
+            known = _flat(parameters)
             new = {**{path: known.get(path, state["m"][path]) for path in old}, **new}
         for path in names:
             if path not in self._keys:
@@ -260,8 +264,7 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         bucket_home = {after.index[names.index(path)]: before.index[i] for path, i in home.items()} if old else {}
         bucket_from_old = [bucket_home.get(b, -1) for b in range(len(after.names))]
         for name in self._vectors:
-            per_parameter = name in ("t", "log_beta2")
-            source, size = (from_old, len(old)) if per_parameter else (bucket_from_old, len(before.names))
+            source, size = (from_old, len(old)) if name in PER_PARAMETER else (bucket_from_old, len(before.names))
             self._extend(name, source, size, mx.int32 if name in ("t", "skipped") else dtype, bool(old))
         if self.diagnostics:
             self._extend_ring(bucket_from_old, len(before.names), dtype)
@@ -323,6 +326,10 @@ class _Plan:
     buckets: int
     diagnostics: bool
 
+    def axis(self, name: str) -> tuple[int, ...] | None:
+        """The entries of the state's vector `name` that this step concerns."""
+        return self.rows if name in PER_PARAMETER else self.columns
+
     @property
     def one_each(self) -> bool:
         return self.owner == tuple(range(len(self.owner)))
@@ -340,18 +347,27 @@ def _precision(x: mx.array) -> mx.Dtype:
 
 
 def _total(x: mx.array) -> mx.array:
-    """Σ x over all entries, in tiers of 1024.
+    """Σ x over all entries, as an array of shape (1,).
 
-    NOTE: one pass of `mx.sum` on the CPU adds serially and loses percents at 10⁷ entries; tiers stay within 1e-6.
+    NOTE: one pass of `mx.sum` over n entries on the CPU adds serially and loses percents at n = 10⁷; sums of some
+    thousand entries at a time stay within 1e-6.
     """
-    x = x.reshape(-1)
-    rest: list[mx.array] = []
-    while x.size > 1024:
+    if x.ndim > 1 and x.shape[-1] <= 4096:
+        x = mx.sum(x, axis=-1)
+    rest = []
+    while x.size > 4096:
         tail = x.size % 1024
+        x = x.reshape(-1)
         if tail:
-            rest.append(mx.sum(x[x.size - tail :]))
+            rest.append(mx.sum(x[x.size - tail :], keepdims=True))
         x = mx.sum(x[: x.size - tail].reshape(-1, 1024), axis=-1)
-    return sum(rest, mx.sum(x))
+    total = mx.sum(x, keepdims=True) if x.ndim == 1 else mx.sum(x).reshape(1)
+    return sum(rest, total)
+
+
+def _entry(x: mx.array, i: int) -> mx.array:
+    """x[i] of a vector as a 0-d array, in one operation where indexing takes two."""
+    return mx.as_strided(x, (), (), i)
 
 
 @functools.lru_cache(maxsize=256)
@@ -360,8 +376,8 @@ def _compiled_norms(plan: _Plan, dtype: mx.Dtype) -> Callable[..., mx.array]:
         # n = sqrt(Σ_p Σ_i g_i²)
         squares = [_total(mx.square(g.astype(dtype))) for g in grads]
         if not plan.one_each:
-            squares = [_total(mx.stack([squares[i] for i in members])) for members in plan.members]
-        return mx.sqrt(mx.stack(squares))
+            squares = [_total(mx.concatenate([squares[i] for i in members])) for members in plan.members]
+        return mx.sqrt(mx.concatenate(squares))
 
     return mx.compile(norms)
 
@@ -390,104 +406,108 @@ def _step(
     slots: list[list[mx.array]],
 ) -> tuple[list[mx.array], list[list[mx.array]], dict[str, mx.array], mx.array | None]:
     """One update of the parameters that have a gradient: (parameters, moments, vectors, trace row)."""
-    hyper = replace(plan.hyper, alpha=alpha.astype(norm.dtype))
+    scheduled: Any = alpha.astype(norm.dtype)
+    hyper = replace(plan.hyper, alpha=scheduled)
     lr = lr.astype(norm.dtype)
     owner = mx.array(plan.owner, mx.int32)
     spread = (lambda x: x) if plan.one_each else (lambda x: x[owner])
-    ema, t = _take(vectors["ema"], plan.columns), _take(vectors["t"], plan.rows)
-    ok = mx.isfinite(norm)
-    out = dict(vectors)
+    part = {name: _take(x, plan.axis(name)) for name, x in vectors.items()}
 
-    step = t + 1
-    bucket_step = step if plan.one_each else mx.zeros(norm.shape, mx.int32).at[owner].maximum(step)
-    r = rule.moving_average(hyper, ema, norm)
-    sun = rule.sunspike(hyper, r, norm, bucket_step, mx)
-    c2 = rule.forgetting(hyper, sun, bucket_step, mx)
-    log_beta2 = None
-    if hyper.bias_correction == "exact":
-        log_beta2 = _take(vectors["log_beta2"], plan.rows) + mx.log1p(-spread(c2))
-    a1, b2 = rule.bias_corrections(hyper, step.astype(norm.dtype), log_beta2, mx)
+    # r, sun and 1-β2, one entry per bucket; a bucket's step count is the largest among its members with a gradient
+    t = part["t"] + 1
+    t_bucket = t if plan.one_each else mx.zeros(norm.shape, mx.int32).at[owner].maximum(t)
+    r = rule.moving_average(hyper, part["ema"], norm)
+    sun = rule.sunspike(hyper, r, norm, t_bucket, mx)
+    c2 = rule.forgetting(hyper, sun, t_bucket, mx)
 
-    skip = hyper.nonfinite == "skip"
-    if skip:
-        r = mx.where(ok, r, ema)
-        step = mx.where(spread(ok), step, t)
-        if log_beta2 is not None:
-            log_beta2 = mx.where(spread(ok), log_beta2, _take(vectors["log_beta2"], plan.rows))
-        skipped = _take(vectors["skipped"], plan.columns) + (~ok).astype(mx.int32)
-        out["skipped"] = _put(vectors["skipped"], plan.columns, skipped)
-    out["ema"] = _put(vectors["ema"], plan.columns, r)
-    out["t"] = _put(vectors["t"], plan.rows, step)
-    if log_beta2 is not None:
-        out["log_beta2"] = _put(vectors["log_beta2"], plan.rows, log_beta2)
+    new = {"t": t, "ema": r, "skipped": part["skipped"]}
+    if "log_beta2" in part:
+        new["log_beta2"] = part["log_beta2"] + mx.log1p(-spread(c2))
+    ok = None
+    if hyper.nonfinite == "skip":
+        ok = mx.isfinite(norm)
+        for name in new:
+            new[name] = mx.where(spread(ok) if name in PER_PARAMETER else ok, new[name], part[name])
+        new["skipped"] = part["skipped"] + (~ok).astype(mx.int32)
 
     # ρ/a1 · m / (sqrt(v̂/b2) + ε) = s · m / (sqrt(v̂) + ε·sqrt(b2))  with  s = ρ·sqrt(b2)/a1
-    root = mx.sqrt(b2)
-    size = lr * root / a1
-    new_params, new_slots = [], [[] for _ in slots]  # type: tuple[list[mx.array], list[list[mx.array]]]
-    for i, (g, p) in enumerate(zip(grads, params, strict=True)):
-        b = plan.owner[i]
-        result = _update(hyper, lr, c2[b], size[i], root[i], ok[b] if skip else None, g, p, [s[i] for s in slots])
-        new_params.append(result[0])
-        for store, array in zip(new_slots, result[1], strict=True):
-            store.append(array)
+    s, root = lr, None
+    if hyper.bias_correction != "none":
+        a1, b2 = rule.bias_corrections(hyper, new["t"].astype(norm.dtype), new.get("log_beta2"), mx)
+        root = mx.sqrt(b2)
+        s = lr * root / a1
 
-    row = None
-    if plan.diagnostics:
-        # Absent and skipped buckets have NaN.
-        row = mx.stack([sun, 1 - c2])
-        if skip:
-            row = mx.where(ok, row, math.nan)
-        if plan.columns is not None:
-            blank = mx.full((2, plan.buckets), math.nan, row.dtype)
-            row = mx.put_along_axis(blank, mx.array([plan.columns] * 2, mx.int32), row, axis=1)
-    return new_params, new_slots, out, row
+    new_params, new_slots = [], [[] for _ in slots]  # type: tuple[list[mx.array], list[list[mx.array]]]
+    for i, (b, g, p) in enumerate(zip(plan.owner, grads, params, strict=True)):
+        old = [slot[i] for slot in slots]
+        s_i, root_i = (lr, None) if root is None else (_entry(s, i), _entry(root, i))
+        theta, moments = _update(hyper, lr, _entry(c2, b), s_i, root_i, g, p, old)
+        if ok is not None:
+            keep = _entry(ok, b)
+            theta, *moments = (mx.where(keep, x, y) for x, y in zip((theta, *moments), (p, *old), strict=True))
+        new_params.append(theta)
+        for slot, moment in zip(new_slots, moments, strict=True):
+            slot.append(moment)
+
+    row = _row(plan, sun, 1 - c2, ok) if plan.diagnostics else None
+    vectors = {name: _put(x, plan.axis(name), new[name]) for name, x in vectors.items()}
+    return new_params, new_slots, vectors, row
 
 
 def _update(
     hyper: Hyper,
     lr: mx.array,
     c2: mx.array,
-    size: mx.array,
-    root: mx.array,
-    ok: mx.array | None,
+    s: mx.array,
+    root: mx.array | None,
     g: mx.array,
     p: mx.array,
     slots: list[mx.array],
 ) -> tuple[mx.array, list[mx.array]]:
     """One parameter, with 0-d arrays for the scalars so that MLX fuses all of it into one kernel."""
     dtype = _precision(p)
-    c2, size, root, lr = (x.astype(dtype) for x in (c2, size, root, lr))
+    lr, c2 = lr.astype(dtype), c2.astype(dtype)
     theta, g = p.astype(dtype), g.astype(dtype)
-    m, v, *rest = (s.astype(dtype) for s in slots)
+    m, v, *rest = (slot.astype(dtype) for slot in slots)
 
     # m = β1·m + (1-β1)·g,  v = β2·v + (1-β2)·g²
     m = hyper.beta1 * m + (1 - hyper.beta1) * g
     v = (1 - c2) * v + c2 * mx.square(g)
-    new = [m, v]
     # v̂ = v, or v_max = max(δ·v_max, v)
-    v_hat = v
-    if hyper.leak is not None:
-        v_hat = mx.maximum(hyper.leak * rest[0], v)
-        new.append(v_hat)
-    # ε·sqrt(b2), with ε + tiny_denom·max(⟨|p|⟩, 1) under adaptive_tiny
+    v_hat = v if hyper.leak is None else mx.maximum(hyper.leak * rest[0], v)
+    # ε, or ε + tiny_denom·max(⟨|p|⟩, 1)
     eps: Any = hyper.eps
     if hyper.adaptive_tiny and p.size:
-        eps = eps + hyper.tiny_denom * mx.maximum(_total(mx.abs(theta)) / p.size, 1.0)
+        eps = eps + hyper.tiny_denom * mx.maximum(_total(mx.abs(theta)).reshape(()) / p.size, 1.0)
     # Δθ = s·m / (sqrt(v̂) + ε·sqrt(b2)), clipped to ±ρ·max_ratio
-    delta = size * m / (mx.sqrt(v_hat) + eps * root)
+    if root is not None:
+        eps = eps * root.astype(dtype)
+    delta = s.astype(dtype) * m / (mx.sqrt(v_hat) + eps)
     if hyper.max_ratio is not None:
         bound = lr * hyper.max_ratio
         delta = mx.minimum(mx.maximum(delta, -bound), bound)
     # θ ← (1 - ρ·weight_decay)·θ - Δθ
     if hyper.weight_decay:
         theta = (1 - lr * hyper.weight_decay) * theta
-    theta = theta - delta
+    moments = (m, v) if hyper.leak is None else (m, v, v_hat)
+    return (theta - delta).astype(p.dtype), [x.astype(slot.dtype) for x, slot in zip(moments, slots, strict=True)]
 
-    new_p, new_slots = theta.astype(p.dtype), [x.astype(s.dtype) for x, s in zip(new, slots, strict=True)]
-    if ok is None:
-        return new_p, new_slots
-    return mx.where(ok, new_p, p), [mx.where(ok, x, s) for x, s in zip(new_slots, slots, strict=True)]
+
+def _row(plan: _Plan, sun: mx.array, beta2: mx.array, ok: mx.array | None) -> mx.array:
+    """(sun, β2) of all buckets, NaN for those without a gradient and those skipped."""
+    row = mx.stack([sun, beta2])
+    if ok is not None:
+        row = mx.where(ok, row, math.nan)
+    if plan.columns is None:
+        return row
+    blank = mx.full((2, plan.buckets), math.nan, row.dtype)
+    return mx.put_along_axis(blank, mx.array([plan.columns] * 2, mx.int32), row, axis=1)
+
+
+def _flat(tree: Any) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    tree_flatten(tree, destination=flat)
+    return flat
 
 
 def _natural(paths: Any) -> list[str]:

@@ -475,7 +475,7 @@ def _apply(group: dict[str, Any], hyper: Hyper, work: _Work, norm: Tensor) -> Te
     if log_beta2 is not None:
         _store(work.log_beta2s, log_beta2)
 
-    vectors = (c1, c2, b2.rsqrt(), eps, gain, limit, keep, leak)
+    vectors = (c1, c2, b2.sqrt(), eps, gain, limit, keep, leak)
     k = Coefficients(*(x.tolist() if host else x.unbind() for x in vectors))
     lists = (work.params, grads, work.exp_avgs, work.exp_avg_sqs, work.max_exp_avg_sqs)
     x = Tensors(*([torch.view_as_real(t) if t.is_complex() else t for t in ts] for ts in lists))

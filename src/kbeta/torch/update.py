@@ -2,6 +2,8 @@
 
 `single_tensor` is the one to read. `multi_tensor` does the same on lists, and `fused` folds it into torch's fused Adam
 kernel. Coefficients are Python floats, or 0-dim tensors where reading them back would cost a sync.
+
+NOTE: with floats, each way makes the calls of torch.optim.Adam in Adam's order, so that a fixed β2 gives Adam's bits.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class Coefficients(NamedTuple):
 
     c1: Scalars  # 1 - β1; zero marks a skipped bucket
     c2: Scalars  # 1 - β2
-    root: Scalars  # 1/√b2
+    root: Scalars  # √b2
     eps: Scalars  # ε, with the adaptive-tiny term
     gain: Scalars  # γ/a1
     limit: Scalars  # γ·max_ratio
@@ -73,17 +75,22 @@ def single_tensor(x: Tensors, k: Coefficients, hyper: Hyper, maximize: bool) -> 
         # m ← β1·m + (1-β1)·g
         m.lerp_(g, c1)
         # v ← β2·v + (1-β2)·g²
-        v.lerp_(g * g, c2)
+        if isinstance(c2, float):
+            v.mul_(1 - c2).addcmul_(g, g, value=c2)
+        else:
+            v.lerp_(g * g, c2)
         v_hat = v
         if hyper.leak is not None:
             # v̂ = v_max ← max(δ·v_max, v)
             v_hat = torch.maximum(wide(x.v_max[i]) * leak, v)
             x.v_max[i].copy_(v_hat)
-        # Δ = γ/a1 · m / (√(v̂/b2) + ε), clipped to ±γ·max_ratio
-        delta = m / (v_hat.sqrt() * root + eps) * gain
-        if hyper.max_ratio is not None:
-            delta = delta.clamp(-limit, limit)
-        theta.sub_(delta)
+        # θ ← θ - Δ with Δ = γ/a1 · m / (√(v̂/b2) + ε), clipped to ±γ·max_ratio
+        denom = (v_hat.sqrt() / root).add_(eps)
+        if hyper.max_ratio is None and isinstance(gain, float):
+            theta.addcdiv_(m, denom, value=-gain)
+        else:
+            delta = m / denom * gain
+            theta.sub_(delta if hyper.max_ratio is None else delta.clamp_(-limit, limit))
 
         if p.dtype in LOW_PRECISION:
             for new, kept in ((theta, p), (m, x.m[i]), (v, x.v[i])):
@@ -107,19 +114,27 @@ def multi_tensor(x: Tensors, k: Coefficients, hyper: Hyper, maximize: bool) -> N
         if hyper.weight_decay:
             torch._foreach_mul_(theta, keep)
         torch._foreach_lerp_(m, g, c1)
-        torch._foreach_lerp_(v, torch._foreach_mul(g, g), c2)
+        floats = isinstance(c2[0], float)
+        if floats:
+            torch._foreach_mul_(v, [1 - c for c in c2])
+            torch._foreach_addcmul_(v, g, g, c2)
+        else:
+            torch._foreach_lerp_(v, torch._foreach_mul(g, g), c2)
         if v_max:
             torch._foreach_mul_(v_max, leak)
             torch._foreach_maximum_(v_max, v)
         denom = torch._foreach_sqrt(v_max or v)
-        torch._foreach_mul_(denom, root)
+        torch._foreach_div_(denom, root)
         torch._foreach_add_(denom, eps)
-        delta = torch._foreach_div(m, denom)
-        torch._foreach_mul_(delta, gain)
-        if hyper.max_ratio is not None:
-            torch._foreach_clamp_max_(delta, limit)
-            torch._foreach_clamp_min_(delta, [-bound for bound in limit])
-        torch._foreach_sub_(theta, delta)
+        if hyper.max_ratio is None and floats:
+            torch._foreach_addcdiv_(theta, m, denom, [-x for x in gain])
+        else:
+            delta = torch._foreach_div(m, denom)
+            torch._foreach_mul_(delta, gain)
+            if hyper.max_ratio is not None:
+                torch._foreach_clamp_max_(delta, limit)
+                torch._foreach_clamp_min_(delta, [-bound for bound in limit])
+            torch._foreach_sub_(theta, delta)
 
         if part.theta[0].dtype in LOW_PRECISION:
             for new, kept in ((theta, part.theta), (m, part.m), (v, part.v), (v_max, part.v_max)):
@@ -151,7 +166,7 @@ def fused(x: Tensors, k: Coefficients, hyper: Hyper, maximize: bool, steps: list
     for chosen in calls.values():
         part = x.pick(chosen)
         c2, root, eps, gain = (float(s[chosen[0]]) for s in (k.c2, k.root, k.eps, k.gain))
-        rate = gain / root
+        rate = gain * root
         if hyper.leak is not None and hyper.leak != 1:
             torch._foreach_mul_(part.v_max, hyper.leak)
         torch._fused_adamw_(
@@ -166,6 +181,6 @@ def fused(x: Tensors, k: Coefficients, hyper: Hyper, maximize: bool, steps: list
             beta1=hyper.beta1,
             beta2=hyper.beta2_max if as_adam else 1 - c2,
             weight_decay=hyper.weight_decay * (1.0 if as_adam or not rate else lr / rate),
-            eps=eps if as_adam else eps / root,
+            eps=eps if as_adam else eps * root,
             maximize=maximize,
         )

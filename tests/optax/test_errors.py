@@ -1,0 +1,113 @@
+"""Bad input: the argument, the value and the remedy."""
+
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import pytest
+
+from kbeta.optax import bucket_names, kourkoutas_beta, scale_by_kourkoutas_beta
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learning_rate": -1.0}, r"`learning_rate` must be a finite number >= 0.*got -1\.0"),
+        ({"beta1": 1.0}, r"`beta1` must be in \[0, 1\).*got 1\.0"),
+        ({"beta2_min": 0.99, "beta2_max": 0.9}, "`beta2_min` must not exceed `beta2_max`"),
+        ({"alpha": 0.0}, r"`alpha` must be in \(0, 1\)"),
+        ({"decay": 1.5}, "`decay` must be None"),
+        ({"max_ratio": 0.0}, "`max_ratio` must be None or > 0"),
+        ({"weight_decay": -0.1}, r"`weight_decay` must be a finite number >= 0; got -0\.1"),
+        ({"bias_correction": "adam"}, "`bias_correction` must be one of"),
+        ({"nonfinite": "ignore"}, "`nonfinite` must be one of"),
+        ({"buckets": "modul"}, 'did you mean "module"'),
+    ],
+)
+def test_bad_hyperparameters_are_refused_when_the_optimizer_is_built(options, message):
+    with pytest.raises(ValueError, match=message):
+        kourkoutas_beta(**{"learning_rate": 1e-3, **options})
+
+
+def test_adaptive_tiny_asks_for_the_parameters():
+    solver = scale_by_kourkoutas_beta(adaptive_tiny=True)
+    params = {"w": jnp.ones(2)}
+    with pytest.raises(
+        ValueError, match=r"`adaptive_tiny` needs the parameters: call update\(updates, state, params\)"
+    ):
+        solver.update(params, solver.init(params))
+
+
+def test_the_parameters_are_not_needed_without_adaptive_tiny_and_weight_decay():
+    params = {"w": jnp.ones(2)}
+    solver = kourkoutas_beta(1e-3)
+    updates, _ = solver.update(params, solver.init(params))
+    assert updates["w"].shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("grads", "message"),
+    [
+        ({"enc": {"w": jnp.ones(2)}, "out": jnp.ones(3)}, "'enc.w' in the gradients, 'enc.b' in the parameters"),
+        ({"enc": {"b": jnp.ones(1), "w": jnp.ones(2)}}, "nothing in the gradients, 'out' in the parameters"),
+        (
+            {"enc": {"b": jnp.ones(1), "w": jnp.ones(2)}, "out": jnp.ones(3), "z": jnp.ones(1)},
+            "'z' in the gradients, nothing in the parameters",
+        ),
+        ({"enc": None, "out": jnp.ones(3)}, "'enc.b' in the parameters"),
+        ({"enc": {"b": jnp.ones(1), "w": jnp.ones((2, 1))}, "out": jnp.ones(3)}, r"'enc.w' must have the shape \(2,\)"),
+    ],
+    ids=["left out", "too few", "too many", "subtree", "shape"],
+)
+def test_a_gradient_tree_that_does_not_match_names_the_first_path(grads, message):
+    params = {"enc": {"b": jnp.ones(1), "w": jnp.ones(2)}, "out": jnp.ones(3)}
+    solver = kourkoutas_beta(1e-3)
+    with pytest.raises(ValueError, match=message):
+        solver.update(grads, solver.init(params), params)
+
+
+def test_a_gradient_for_something_that_is_no_parameter_is_named():
+    solver = kourkoutas_beta(1e-3)
+    state = solver.init({"a": None, "w": jnp.ones(2)})
+    with pytest.raises(ValueError, match="'a' in the gradients, nothing in the parameters"):
+        solver.update({"a": jnp.ones(1), "w": jnp.ones(2)}, state)
+
+
+def test_integer_parameters_are_refused_by_name():
+    with pytest.raises(TypeError, match=r"got int32 at 'embed\.ids'"):
+        kourkoutas_beta(1e-3).init({"embed": {"ids": jnp.arange(3)}})
+
+
+def test_an_unhashable_bucket_key_is_refused_by_name():
+    with pytest.raises(TypeError, match="hashable key.*'w'"):
+        kourkoutas_beta(1e-3, buckets=lambda name, array: [name]).init({"w": jnp.ones(2)})
+
+
+@pytest.mark.parametrize(
+    ("buckets", "names"),
+    [
+        ("parameter", ("enc.0.w", "enc.1.w", "out")),
+        ("module", ("enc.0", "enc.1", "")),
+        ("shape", ("(2,)", "(3,)")),
+        ("global", ("all",)),
+        (lambda name, array: array.dtype.name, ("float32",)),
+    ],
+)
+def test_bucket_names_come_from_key_paths(buckets, names):
+    params = {"enc": [{"w": jnp.ones(2)}, {"w": jnp.ones(3)}], "out": jnp.ones(2)}
+    assert bucket_names(params, buckets) == names
+
+
+def test_paths_that_read_the_same_keep_buckets_of_their_own():
+    assert len(bucket_names({"a.b": jnp.ones(1), "a": {"b": jnp.ones(1)}})) == 2
+
+
+@pytest.mark.parametrize("missing", ["jax", "optax"])
+def test_a_missing_framework_is_one_line_that_names_the_extra(missing):
+    code = f"import sys; sys.modules[{missing!r}] = None\nimport kbeta.optax"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: kbeta.optax needs JAX and Optax: pip install 'kourkoutas-beta[jax]'"
+    )
+    assert "During handling" not in done.stderr

@@ -1,0 +1,34 @@
+import numpy as np
+import pytest
+
+from kbeta.buckets import bucket_key, partition
+
+NAMES = ["enc.0.weight", "enc.0.bias", "dec.weight", "gain"]
+ARRAYS = [np.zeros((4, 3)), np.zeros(4), np.zeros((4, 3)), np.zeros(())]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "index"),
+    [
+        ("parameter", tuple(NAMES), (0, 1, 2, 3)),
+        ("module", ("enc.0", "dec", ""), (0, 0, 1, 2)),
+        ("shape", ("(4, 3)", "(4,)", "()"), (0, 1, 0, 2)),
+        ("global", ("all",), (0, 0, 0, 0)),
+        (lambda name, array: array.ndim, ("2", "1", "0"), (0, 1, 0, 2)),
+    ],
+)
+def test_parameters_fall_into_the_named_buckets(kind, names, index):
+    parts = partition(kind, NAMES, ARRAYS)
+    assert parts.names == names
+    assert parts.index == index
+    assert sorted(i for members in parts.members for i in members) == list(range(4))
+
+
+def test_an_unknown_kind_lists_the_known_ones_and_the_nearest():
+    with pytest.raises(ValueError, match=r'`buckets` must be one of .*"shape".*\'shapes\'.*did you mean "shape"'):
+        partition("shapes", NAMES, ARRAYS)
+
+
+def test_an_unhashable_key_names_the_parameter():
+    with pytest.raises(TypeError, match="'gain'"):
+        bucket_key(lambda name, array: [name], "gain", ARRAYS[3])

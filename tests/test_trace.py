@@ -1,0 +1,95 @@
+import csv
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from kbeta.trace import WINDOW, CsvSink, TensorBoardSink, Trace, WandbSink
+
+
+def ring_after(count: int) -> np.ndarray:
+    """A ring into which rows (t, t/2) for two buckets were written for t = 1 … count."""
+    ring = np.full((WINDOW, 2, 2), np.nan, np.float32)
+    for t in range(1, count + 1):
+        ring[(t - 1) % WINDOW] = [[t, t], [t / 2, t / 2]]
+    return ring
+
+
+def test_pulls_join_without_gaps_or_repeats():
+    trace = Trace(["a", "b"])
+    for count in (3, 3, 10, WINDOW + 5):
+        trace.pull(ring_after(count), count)
+    assert trace.steps.tolist() == list(range(1, WINDOW + 6))
+    assert trace.sun[:, 0].tolist() == trace.steps.tolist()
+    assert trace.lost == 0
+
+
+def test_rows_overwritten_before_a_pull_are_counted_as_lost():
+    trace = Trace(["a", "b"])
+    trace.pull(ring_after(WINDOW + 7), WINDOW + 7)
+    assert trace.lost == 7
+    assert trace.steps[0] == 8
+
+
+def test_every_keeps_each_kth_step():
+    trace = Trace(["a", "b"], every=4)
+    trace.pull(ring_after(10), 10)
+    assert trace.steps.tolist() == [4, 8]
+
+
+def test_window_and_snapshot_read_what_was_recorded():
+    trace = Trace(["a", "b"])
+    assert trace.snapshot() == {}
+    trace.pull(ring_after(6), 6)
+    sun, beta2 = trace.window(2, 4)
+    assert sun[:, 1].tolist() == [2, 3]
+    assert beta2[:, 1].tolist() == [1, 1.5]
+    assert trace.snapshot() == {"a": {"sun": 6.0, "beta2": 3.0}, "b": {"sun": 6.0, "beta2": 3.0}}
+
+
+def test_a_ring_of_another_optimizer_is_refused():
+    with pytest.raises(ValueError, match="`ring` must have shape"):
+        Trace(["a"]).pull(ring_after(1), 1)
+
+
+def test_a_count_that_goes_back_is_refused():
+    trace = Trace(["a", "b"])
+    trace.pull(ring_after(5), 5)
+    with pytest.raises(ValueError, match="`count` went back"):
+        trace.pull(ring_after(2), 2)
+
+
+def test_csv_sink_writes_one_row_per_step(tmp_path):
+    with Trace(["a", "b"], sinks=[CsvSink(tmp_path / "t.csv")]) as trace:
+        trace.pull(ring_after(2), 2)
+    rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
+    assert [row["step"] for row in rows] == ["1", "2"]
+    assert float(rows[1]["beta2/b"]) == 1.0
+
+
+def test_wandb_sink_logs_to_the_active_run(monkeypatch):
+    logged = []
+    run = types.SimpleNamespace(log=lambda values, step: logged.append((step, values)))
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(run=run))
+    trace = Trace(["a", "b"], sinks=[WandbSink()])
+    trace.pull(ring_after(1), 1)
+    assert logged == [(1, {"sun/a": 1.0, "sun/b": 1.0, "beta2/a": 0.5, "beta2/b": 0.5})]
+
+
+def test_a_missing_sink_package_names_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ImportError, match="pip install wandb"):
+        WandbSink()
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match="tensorboard"):
+        TensorBoardSink(tmp_path)
+
+
+def test_save_keeps_names_steps_and_values(tmp_path):
+    trace = Trace(["a", "b"])
+    trace.pull(ring_after(3), 3)
+    trace.save(tmp_path / "trace.npz")
+    with np.load(tmp_path / "trace.npz") as saved:
+        assert saved["names"].tolist() == ["a", "b"]
+        assert saved["beta2"][2].tolist() == [1.5, 1.5]
