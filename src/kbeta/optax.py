@@ -175,17 +175,17 @@ def _align(tree: PyTree, like: PyTree, what: str) -> tuple[list[Any], Callable[[
 
 def _as_real(x: Any) -> jax.Array:
     """x in at least float32; complex numbers as pairs along a new last axis."""
-    a: jax.Array = jnp.asarray(x)
+    a = x if isinstance(x, jax.Array) else jnp.asarray(x)
     if jnp.iscomplexobj(a):
         return jnp.stack([jnp.real(a), jnp.imag(a)], -1)
-    return a.astype(jnp.promote_types(a.dtype, jnp.float32))
+    return _cast(a, jnp.promote_types(a.dtype, jnp.float32))
 
 
 def _like(x: jax.Array, dtype: Any) -> jax.Array:
     """The inverse of `_as_real`."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return lax.complex(x[..., 0], x[..., 1]).astype(dtype)
-    return x.astype(dtype)
+    return _cast(x, dtype)
 
 
 def _zeros(p: Any) -> jax.Array:
@@ -205,12 +205,11 @@ def _mean_abs(p: Any) -> jax.Array:
 
 
 def _stack(scalars: Sequence[jax.Array], dtype: Any) -> jax.Array:
-    return jnp.stack([x.astype(dtype) for x in scalars]) if scalars else jnp.zeros(0, dtype)
+    return jnp.stack([_cast(x, dtype) for x in scalars]) if scalars else jnp.zeros(0, dtype)
 
 
-def _entry(x: jax.Array, i: int, dtype: Any = None) -> jax.Array:
-    value: jax.Array = lax.index_in_dim(x, i, keepdims=False)
-    return value if dtype is None else value.astype(dtype)
+def _cast(x: jax.Array, dtype: Any) -> jax.Array:
+    return x if x.dtype == dtype else x.astype(dtype)
 
 
 class _Pool:
@@ -391,11 +390,12 @@ def scale_by_kourkoutas_beta(
 
         # (m / a1) / (sqrt(v̂ / b2) + floor) = scale · m / (sqrt(v̂) + offset), which leaves one division per element
         root = jnp.sqrt(b2)
-        scale, offset = root / a1, root * floor
+        scalars = [jnp.unstack(x) for x in (c2_each, root / a1, root * floor)]
 
         # Only live buckets with a finite norm take the step.
         stepped: Any = jnp.isfinite(norm) & live if hyper.nonfinite == "skip" else live
         stepped_each = pool.spread(stepped) & present
+        keep = jnp.unstack(stepped_each) if hyper.nonfinite == "skip" else ()
 
         def leaf(i: int, g: Any) -> tuple[Any, Any, Any, Any]:
             m, v = ms[i], vs[i]
@@ -403,14 +403,14 @@ def scale_by_kourkoutas_beta(
             if g is None:
                 return None, m, v, v_max
             x, m_new, v_new = _as_real(g), _as_real(m), _as_real(v)
-            c = _entry(c2_each, i, x.dtype)
+            c, scale, offset = (_cast(each[i], x.dtype) for each in scalars)
             # m_t = β1 m_{t-1} + (1-β1) g_t,  v_t = β2 v_{t-1} + (1-β2) g_t²
             m_new = hyper.beta1 * m_new + (1 - hyper.beta1) * x
             v_new = v_hat = (1 - c) * v_new + c * (x * x)
             # v̂ = v_max ← max(δ v_max, v)
             if hyper.leak is not None:
                 v_hat = jnp.maximum(hyper.leak * _as_real(v_max), v_new)
-            u = _entry(scale, i, x.dtype) * m_new / (jnp.sqrt(v_hat) + _entry(offset, i, x.dtype))
+            u = scale * m_new / (jnp.sqrt(v_hat) + offset)
             if hyper.max_ratio is not None:
                 u = jnp.clip(u, -hyper.max_ratio, hyper.max_ratio)
             out = (
@@ -419,11 +419,10 @@ def scale_by_kourkoutas_beta(
                 _like(v_new, v.dtype),
                 None if v_max is None else _like(v_hat, v_max.dtype),
             )
-            if hyper.nonfinite != "skip":
+            if not keep:
                 return out
-            ok = _entry(stepped_each, i)
             was = (jnp.zeros_like(out[0]), m, v, v_max)
-            return jax.tree.map(lambda new, old: jnp.where(ok, new, old), out, was)  # type: ignore[no-any-return]
+            return jax.tree.map(lambda new, old: jnp.where(keep[i], new, old), out, was)  # type: ignore[no-any-return]
 
         new = [leaf(i, g) for i, g in enumerate(gs)]
         us, ms, vs, v_maxs = ([x[k] for x in new] for k in range(4))
@@ -461,8 +460,8 @@ def _hold_still(inner: optax.GradientTransformation, buckets: Buckets) -> optax.
         before, after = state[0], new_state[0]
         us, rebuild = _align(updates, before.mu, "gradients")
         if after.skipped is not None:
-            skipped = _Pool(_partition(before.mu, buckets)).spread(after.skipped > before.skipped)
-            us = [None if u is None else jnp.where(_entry(skipped, i), jnp.zeros_like(u), u) for i, u in enumerate(us)]
+            skipped = jnp.unstack(_Pool(_partition(before.mu, buckets)).spread(after.skipped > before.skipped))
+            us = [None if u is None else jnp.where(s, jnp.zeros_like(u), u) for u, s in zip(us, skipped, strict=True)]
         elif all(u is not None for u in us):
             return updates, new_state
         ms = jax.tree.leaves(before.mu)
