@@ -180,23 +180,26 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
             state[name] = mx.array(schedule(self.step))
         state["step"] = self.step + 1
 
-        row, out = None, {}
-        if norm is not None:
-            slots = [[state[slot][path] for path in paths] for slot in self._slots]
+        out: dict[str, mx.array] = {}
+        if norm is None:
+            self._record(None)
+        else:
             vectors = {name: _take(state[name], plan.axis(name)) for name in self._vectors}
             lr = state["learning_rate"].astype(norm.dtype)
             sun, c2, ok, vectors = _statistics(plan, state["alpha"], norm, vectors)
             s, f = _sizes(self.hyper, lr, vectors, params)
+            state.update({name: _put(state[name], plan.axis(name), x) for name, x in vectors.items()})
+            self._record(_row(plan, sun, 1 - c2, ok) if self.diagnostics else None)
+            # NOTE: a loop that evaluates only the parameters must evaluate the counts and the ring with them; they
+            # would pile up as an ever longer unevaluated graph otherwise.
+            s = mx.depends([s], [x for x in state.values() if isinstance(x, mx.array)])[0]
+            slots = [[state[slot][path] for path in paths] for slot in self._slots]
             new, *moments = _compiled_update(plan)(
                 {"s": s, "f": f}, {"c2": c2}, self._shared(lr), ok, grads, params, slots
             )
             for slot, arrays in zip(self._slots, moments, strict=True):
                 state[slot].update(zip(paths, arrays, strict=True))
-            state.update({name: _put(state[name], plan.axis(name), x) for name, x in vectors.items()})
-            row = _row(plan, sun, 1 - c2, ok) if self.diagnostics else None
             out = dict(zip(paths, new, strict=True))
-        if self.diagnostics:
-            self._record(row)
         result = iter([out.get(path, p) for path, _, p in leaves])
         return tree_map(lambda _: next(result), gradients)
 
@@ -246,6 +249,9 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
             raise NonFiniteGradient(self._parts.names[columns[int(bad[0])]])
 
     def _record(self, row: mx.array | None) -> None:
+        """Write one row of the trace; None when no bucket had a gradient."""
+        if not self.diagnostics:
+            return
         state = self._state
         if row is None:
             row = mx.full((2, len(self._parts.names)), math.nan, state["ring"].dtype)
