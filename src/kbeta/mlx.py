@@ -163,9 +163,14 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         if not self._initialized or any(path not in self._number for path, _, _ in leaves):
             self._build({path: p for path, _, p in leaves}, parameters)
         state = self._state
-        present = [leaf for leaf in leaves if leaf[1] is not None]
-        plan = self._plan([path for path, _, _ in present])
-        grads = [g for _, g, _ in present]
+        # In the order of the state's vectors, so that they need no reordering when every gradient is there.
+        present = sorted((leaf for leaf in leaves if leaf[1] is not None), key=lambda leaf: self._number[leaf[0]])
+        paths, grads, params = (
+            [leaf[0] for leaf in present],
+            [leaf[1] for leaf in present],
+            [leaf[2] for leaf in present],
+        )
+        plan = self._plan([self._number[path] for path in paths])
 
         norm = _compiled_norms(plan, _precision(state["ema"]))(grads) if present else None
         if self.hyper.nonfinite == "raise" and norm is not None:
@@ -175,26 +180,27 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
             state[name] = mx.array(schedule(self.step))
         state["step"] = self.step + 1
 
-        new: Iterator[mx.array] = iter(())
-        row = None
-        if norm is not None:
-            params = [p for _, _, p in present]
-            slots = [[state[slot][path] for path, _, _ in present] for slot in self._slots]
+        out: dict[str, mx.array] = {}
+        if norm is None:
+            self._record(None)
+        else:
             vectors = {name: _take(state[name], plan.axis(name)) for name in self._vectors}
             lr = state["learning_rate"].astype(norm.dtype)
             sun, c2, ok, vectors = _statistics(plan, state["alpha"], norm, vectors)
             s, f = _sizes(self.hyper, lr, vectors, params)
-            out, *moments = _compiled_update(plan)(
+            state.update({name: _put(state[name], plan.axis(name), x) for name, x in vectors.items()})
+            self._record(_row(plan, sun, 1 - c2, ok) if self.diagnostics else None)
+            # NOTE: a loop that evaluates only the parameters must evaluate the counts and the ring with them; they
+            # would pile up as an ever longer unevaluated graph otherwise.
+            s = mx.depends([s], [x for x in state.values() if isinstance(x, mx.array)])[0]
+            slots = [[state[slot][path] for path in paths] for slot in self._slots]
+            new, *moments = _compiled_update(plan)(
                 {"s": s, "f": f}, {"c2": c2}, self._shared(lr), ok, grads, params, slots
             )
             for slot, arrays in zip(self._slots, moments, strict=True):
-                state[slot].update(zip((path for path, _, _ in present), arrays, strict=True))
-            state.update({name: _put(state[name], plan.axis(name), x) for name, x in vectors.items()})
-            row = _row(plan, sun, 1 - c2, ok) if self.diagnostics else None
-            new = iter(out)
-        if self.diagnostics:
-            self._record(row)
-        result = iter([p if g is None else next(new) for _, g, p in leaves])
+                state[slot].update(zip(paths, arrays, strict=True))
+            out = dict(zip(paths, new, strict=True))
+        result = iter([out.get(path, p) for path, _, p in leaves])
         return tree_map(lambda _: next(result), gradients)
 
     @property
@@ -217,14 +223,14 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
             shared["shrink"] = 1 - lr * hyper.weight_decay
         return shared
 
-    def _plan(self, paths: list[str]) -> _Plan:
-        rows = tuple(self._number[path] for path in paths)
-        owner = [self._parts.index[i] for i in rows]
+    def _plan(self, numbers: list[int]) -> _Plan:
+        """The plan of a step in which the parameters `numbers`, ascending, have a gradient."""
+        owner = [self._parts.index[i] for i in numbers]
         columns = tuple(sorted(set(owner)))
         local = {b: k for k, b in enumerate(columns)}
         return _Plan(
             hyper=self.hyper,
-            rows=None if rows == tuple(range(len(self._names))) else rows,
+            rows=None if len(numbers) == len(self._names) else tuple(numbers),
             columns=None if len(columns) == len(self._parts.names) else columns,
             owner=tuple(local[b] for b in owner),
             buckets=len(self._parts.names),
@@ -243,6 +249,9 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
             raise NonFiniteGradient(self._parts.names[columns[int(bad[0])]])
 
     def _record(self, row: mx.array | None) -> None:
+        """Write one row of the trace; None when no bucket had a gradient."""
+        if not self.diagnostics:
+            return
         state = self._state
         if row is None:
             row = mx.full((2, len(self._parts.names)), math.nan, state["ring"].dtype)
@@ -328,7 +337,7 @@ class _Plan:
     """What a step does, apart from the numbers: the key under which its compiled form is kept.
 
     Attributes:
-      rows: numbers of the parameters that have a gradient; None when all have one, in order.
+      rows: numbers of the parameters that have a gradient; None when all have one.
       columns: numbers of the buckets that have a gradient; None when all have one.
       owner: for each parameter with a gradient, the position of its bucket among `columns`.
       buckets: how many buckets there are.
