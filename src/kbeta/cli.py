@@ -38,9 +38,6 @@ err = Console(stderr=True)
 FAILED, BAD_INPUT = 1, 2
 
 
-# --------------------------------------------------------------------------------------------------------- completion
-
-
 def _starting(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
@@ -74,8 +71,6 @@ def _optimizer_list(incomplete: str) -> list[str]:
     before, comma, last = incomplete.rpartition(",")
     return [before + comma + name for name in _optimizer(last)]
 
-
-# ------------------------------------------------------------------------------------------------------------- options
 
 Target = Annotated[
     str,
@@ -117,9 +112,6 @@ Every = Annotated[
         help="Steps between checkpoints of a testbed run; 0 for none. [default: one a minute]",
     ),
 ]
-
-
-# ------------------------------------------------------------------------------------------------------------ commands
 
 
 @app.command()
@@ -311,9 +303,6 @@ def doctor(as_json: AsJson = False) -> None:
         out.print(f"{title}: {packages}", markup=False, highlight=False, soft_wrap=True)
 
 
-# ------------------------------------------------------------------------------------------------------------- parsing
-
-
 def _plan(
     target: str,
     engine: str | None,
@@ -374,9 +363,6 @@ def _resumable(kept: bool) -> Iterator[None]:
         else:
             _say("Stopped.")
         raise typer.Exit(128 + signal.SIGINT) from None
-
-
-# ------------------------------------------------------------------------------------------------------------ printing
 
 
 def _say(text: str) -> None:

@@ -74,9 +74,6 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.01)
 
 
-# ---------------------------------------------------------------------------------------------------------------- plan
-
-
 @pytest.mark.parametrize("text", ["", "a", "1-", "-1", "0-2-4", "1.5"])
 def test_seeds_that_are_not_numbers_or_ranges_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="--seeds must be numbers and ranges"):
@@ -173,14 +170,17 @@ def test_every_value_of_a_grid_is_compared_with_the_other_optimizers_or_the_firs
     assert contrasts("kbeta") == []
 
 
-# ------------------------------------------------------------------------------------------------------------- execute
-
-
-def test_all_arms_of_a_seed_are_made_in_a_row_by_one_worker(task: Path, tmp_path: Path) -> None:
+def test_two_workers_share_the_runs_of_a_study(task: Path, tmp_path: Path) -> None:
     runs = execute(plan(task, pause="0.02"), tmp_path / "out")
-    makers = {(run.spec.seed, run.spec.optimizer): (run.folder / "made-by").read_text() for run in runs}
-    assert len(set(makers.values())) == 2
-    assert all(makers[seed, "kbeta"] == makers[seed, "adam95"] for seed in range(4))
+    assert len({(run.folder / "made-by").read_text() for run in runs}) == 2
+
+
+def test_a_worker_keeps_its_seed_until_all_its_arms_are_taken() -> None:
+    queue = study._Queue([RunSpec(testbed="t", optimizer=arm, seed=seed) for arm in "ab" for seed in range(3)])
+    taken = [queue.take(worker) for worker in (0, 1, 1, 0, 1, 1)]
+    assert [(spec.seed, spec.optimizer) for spec in taken if spec] == [
+        (0, "a"), (1, "a"), (1, "b"), (0, "b"), (2, "a"), (2, "b"),
+    ]  # fmt: skip
 
 
 def test_a_worker_without_a_seed_of_its_own_helps_with_another_seed() -> None:

@@ -90,9 +90,6 @@ class Observer(Protocol):
     def finished(self, spec: RunSpec, result: RunResult) -> None: ...
 
 
-# ---------------------------------------------------------------------------------------------------------------- plan
-
-
 def parse_seeds(text: str) -> list[int]:
     """Seeds from numbers and ranges.
 
@@ -271,9 +268,6 @@ def code_of(
         log=log,
         higher_is_better=higher_is_better,
     )
-
-
-# ------------------------------------------------------------------------------------------------------------- execute
 
 
 def execute(
@@ -528,9 +522,6 @@ class _Pool:
         os.close(member.events)
         with contextlib.suppress(BrokenPipeError):  # a task that a dead worker never read
             member.tasks.close()
-
-
-# ------------------------------------------------------------------------------------------------------------- results
 
 
 def endpoints(study: store.Study) -> list[Endpoint]:
