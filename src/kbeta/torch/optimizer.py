@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any, NamedTuple, overload
 
 import torch
@@ -12,11 +13,13 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from kbeta import rule
 from kbeta.buckets import check_buckets, partition
 from kbeta.rule import Buckets, Hyper, NonFiniteGradient
+from kbeta.torch import native
 from kbeta.torch.update import Coefficients, Tensors, fused, multi_tensor, single_tensor, wide
 from kbeta.trace import WINDOW, Trace
 
 _BUCKET_STATE = ("norm_ema", "skipped")
 _SCALAR_STATE = ("step", "log_beta2", *_BUCKET_STATE)
+_OPTIONS = itemgetter(*rule.HYPER_NAMES, "maximize", "foreach", "fused", "capturable")
 
 
 class KourkoutasBeta(Optimizer):
@@ -117,7 +120,8 @@ class KourkoutasBeta(Optimizer):
 
     def _reset(self) -> None:
         """What is derived from the state and the groups, and not saved."""
-        self._hypers: dict[int, tuple[tuple[Any, ...], Hyper]] = {}
+        self._hypers: dict[int, tuple[tuple[Any, ...], Hyper, bytes | None]] = {}
+        self._plans: dict[int, Any] = {}
         self._shared: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._ring: Tensor | None = None
         self._rows: Tensor | None = None
@@ -194,10 +198,13 @@ class KourkoutasBeta(Optimizer):
 
     def _hyper(self, number: int, group: dict[str, Any]) -> Hyper:
         """The group's checked hyper-parameters, built again only when an entry of the group has changed."""
-        key = tuple(group[name] for name in rule.HYPER_NAMES)
+        key = _OPTIONS(group)
         cached = self._hypers.get(number)
         if cached is None or cached[0] != key:
-            cached = self._hypers[number] = (key, Hyper.pick(group))
+            hyper = Hyper.pick(group)
+            elsewhere = group["foreach"] or group["fused"] is False or group["capturable"]
+            packed = None if elsewhere else native.pack(hyper, group["maximize"])
+            cached = self._hypers[number] = (key, hyper, packed)
         return cached[1]
 
     # NOTE: torch.compile runs `_init_group` as plain Python while it traces `step`, and hands the lists that it filled
@@ -221,7 +228,8 @@ class KourkoutasBeta(Optimizer):
         hyper = self._hyper(number, group)
         if group["diagnostics"] and self._ring is None:
             count = sum(len(g["bucket_names"]) for g in self.param_groups)
-            self._ring = torch.full((WINDOW, 2, count), torch.nan, device=group["params"][0].device)
+            device = group["params"][0].device
+            self._ring = torch.full((WINDOW, 2, count), torch.nan, dtype=torch.float32, device=device)
             self._rows = torch.zeros((), dtype=torch.int64, device=self._ring.device)
         place: dict[int, int] = {}
         for p, b in zip(group["params"], group["bucket_index"], strict=True):
@@ -289,17 +297,65 @@ class KourkoutasBeta(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with torch.no_grad():
-            self._step()
+        if not self._native_step():
+            with torch.no_grad():
+                self._step()
         return loss
 
+    def _native_step(self) -> bool:
+        """The step through the C kernel; False, with nothing changed, if it must go another way."""
+        kernel = native.kernel
+        if kernel is None or torch.compiler.is_compiling():
+            return False
+        place = 0
+        plans = []
+        raises = False
+        for number, group in enumerate(self.param_groups):
+            hyper = self._hyper(number, group)
+            packed = self._hypers[number][2]
+            if packed is None or (group["diagnostics"] and self._ring is None):
+                return False
+            plan = self._plans.get(number)
+            if plan is None:
+                plan = self._plans[number] = kernel.new_plan()
+            buckets = len(group["bucket_names"])
+            place = kernel.gather(plan, packed, group["params"], group["bucket_index"], buckets, self.state, place)
+            if place < 0:
+                for earlier in plans:
+                    kernel.release(earlier)
+                return False
+            plans.append(plan)
+            raises |= hyper.nonfinite == "raise"
+
+        threads = torch.get_num_threads()
+        for number, plan in enumerate(plans) if raises else ():
+            if self._hypers[number][1].nonfinite == "raise":
+                bad = kernel.norms(plan, threads)
+                if bad >= 0:
+                    for gathered in plans:
+                        kernel.release(gathered)
+                    raise NonFiniteGradient(self.param_groups[number]["bucket_names"][bad])
+
+        row, offset = None, 0
+        if self._ring is not None and self._rows is not None:
+            row = self._ring[int(self._rows) % WINDOW]
+            self._rows += 1
+        for plan, group in zip(plans, self.param_groups, strict=True):
+            torch.autograd.graph.increment_version(kernel.apply(plan, float(group["lr"]), threads, row, offset))
+            offset += len(group["bucket_names"])
+        return True
+
     def _step(self) -> None:
-        works = []
+        gathered = []
         for number, group in enumerate(self.param_groups):
             work = _Work([], [], [], [], [], [], [], [], [], [], [])
             self._init_group(group, number, *work)
             if work.params:
-                works.append((number, work, _pooled_norms(work)))
+                gathered.append((number, work))
+        # The first step goes the native way as soon as its state exists.
+        if self._native_step():
+            return
+        works = [(number, work, _pooled_norms(work)) for number, work in gathered]
 
         # Every norm is looked at before the first parameter moves.
         for number, work, norm in works:
