@@ -891,10 +891,13 @@ static void keep(PyObject **place, PyObject *x) {
     Py_XDECREF(old);
 }
 
-/* connect(exchange_capsule or None, (tensor type, parameter type), (float32, float64, bfloat16, float16)) */
+/* connect(exchange table or None, (tensor type, parameter type), (float32, float64, bfloat16, float16), pool)
+
+   `pool`: whether to run on the process's OpenMP threads, if it has them. */
 static PyObject *connect(PyObject *self, PyObject *args) {
     PyObject *capsule, *types, *kinds;
-    if (!PyArg_ParseTuple(args, "OO!O!", &capsule, &PyTuple_Type, &types, &PyTuple_Type, &kinds)) return NULL;
+    int pool;
+    if (!PyArg_ParseTuple(args, "OO!O!p", &capsule, &PyTuple_Type, &types, &PyTuple_Type, &kinds, &pool)) return NULL;
     if (PyTuple_Size(types) != 2 || PyTuple_Size(kinds) != 4)
         return PyErr_Format(PyExc_ValueError, "`connect` takes 2 types and 4 dtypes");
     exchange = NULL;
@@ -906,7 +909,7 @@ static PyObject *connect(PyObject *self, PyObject *args) {
     }
     for (int i = 0; i < 2; i++) keep(&tensor_types[i], PyTuple_GetItem(types, i));
     for (int i = 0; i < 4; i++) keep(&dtypes[i], PyTuple_GetItem(kinds, i));
-    gomp_parallel = (void (*)(void (*)(void *), void *, unsigned, unsigned))dlsym(RTLD_DEFAULT, "GOMP_parallel");
+    gomp_parallel = !pool ? NULL : (void (*)(void (*)(void *), void *, unsigned, unsigned))dlsym(RTLD_DEFAULT, "GOMP_parallel");
     Py_RETURN_NONE;
 }
 

@@ -22,14 +22,20 @@ from kbeta.rule import Hyper
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def _connected() -> Any:
+def connect(*, dlpack: bool = True, pool: bool = True) -> Any:
+    """The kernel, ready for torch's tensors, or None; either of torch's two services can be left unused.
+
+    Args:
+      dlpack: read tensors through torch's DLPack table, which torch has from 2.10 on; else by their methods.
+      pool: run on torch's OpenMP threads; else on threads made for the call.
+    """
     if _native.step is not None:
-        table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)  # from torch 2.10 on
-        _native.step.connect(table, (Tensor, torch.nn.Parameter), _DTYPES)
+        table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if dlpack else None
+        _native.step.connect(table, (Tensor, torch.nn.Parameter), _DTYPES, pool)
     return _native.step
 
 
-kernel: Any = _connected()
+kernel: Any = connect()
 
 
 def pack(hyper: Hyper, maximize: bool) -> bytes | None:

@@ -54,8 +54,8 @@ class KourkoutasBeta(Optimizer):
         `f(name, tensor)`. Buckets never reach across param groups.
       diagnostics: record sun and β2 of every bucket at every step; read them with :meth:`pull`.
       maximize: maximize the objective.
-      foreach, fused, capturable: as in `torch.optim.Adam`. By default the fastest that applies: `fused` on the CPU,
-        `foreach` elsewhere.
+      foreach, fused, capturable: as in `torch.optim.Adam`. By default the fastest that applies: `fused` on the CPU
+        (this package's own kernel if it was built, else torch's fused Adam kernel), `foreach` elsewhere.
 
     Example:
       >>> import torch
@@ -308,7 +308,7 @@ class KourkoutasBeta(Optimizer):
         if kernel is None or torch.compiler.is_compiling():
             return False
         place = 0
-        plans = []
+        plans: list[Any] = []
         raises = False
         for number, group in enumerate(self.param_groups):
             hyper = self._hyper(number, group)
