@@ -36,6 +36,7 @@
 #define INLINE static inline __attribute__((always_inline))
 
 enum { BLOCK = 8192, PIECE = 1024, LANES = 16, SAMPLES = 8, MAX_THREADS = 256 };
+enum { WINDOW = 1024 }; /* rows of a trace, as in kbeta/trace.py */
 /* Buckets are taken together until their gradients fill this much, so that pass 2 finds them in cache. */
 enum { WAVE_BYTES = 4 << 20, SERIAL_WORK = 16384 };
 
@@ -834,25 +835,30 @@ static PyObject *norms(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
     return PyLong_FromLong(-1);
 }
 
-/* apply(plan, lr, threads, row, offset) → the tensors written.
+/* apply(plan, lr, threads, ring, rows, first) → the tensors written.
 
-   `row` is None, or the (2, buckets) row of the trace that takes sun and β2 from `offset` on, with NaN elsewhere. */
+   `ring` is None, or the trace (window, 2, buckets) whose row number `rows` takes sun and β2 of the group's buckets,
+   which are `first` and on, with NaN for those that had no gradient. The last group of a step counts the row. */
 static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args != 5) return PyErr_Format(PyExc_TypeError, "apply takes 5 arguments; got %zd", n_args);
+    if (n_args != 6) return PyErr_Format(PyExc_TypeError, "apply takes 6 arguments; got %zd", n_args);
     Plan *plan = PyCapsule_GetPointer(args[0], "kbeta.plan");
     double lr = PyFloat_AsDouble(args[1]);
     int threads = (int)PyLong_AsLong(args[2]);
-    long offset = PyLong_AsLong(args[4]);
+    long first = PyLong_AsLong(args[5]);
     if (!plan || PyErr_Occurred()) return NULL;
 
     float *row = NULL;
-    long width = 0;
+    int64_t width = 0;
     if (args[3] != Py_None) {
-        View view;
-        if (!read_tensor(args[3], &view) || view.kind != F32 || view.n < 2 * (offset + plan->n_group_buckets))
-            return PyErr_Format(PyExc_ValueError, "`row` must be a float32 tensor of shape (2, buckets)");
-        row = view.dl.data;
-        width = (long)view.n / 2;
+        View ring, rows;
+        if (!read_tensor(args[3], &ring) || ring.kind != F32 || !read_tensor(args[4], &rows) || rows.n != 1)
+            return PyErr_Format(PyExc_ValueError, "`ring` must be a float32 and `rows` an int64 tensor");
+        int64_t *count = rows.dl.data;
+        width = ring.n / (2 * WINDOW);
+        if (first < 0 || first + plan->n_group_buckets > width)
+            return PyErr_Format(PyExc_ValueError, "`ring` has %lld buckets; need more", (long long)width);
+        row = (float *)ring.dl.data + *count % WINDOW * 2 * width + first;
+        if (plan->n_group_buckets && first + plan->n_group_buckets == width) ++*count;
     }
 
     plan->busy = 1;
@@ -862,11 +868,11 @@ static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
     plan->busy = 0;
 
     if (row) {
-        for (int b = 0; b < plan->n_group_buckets; b++) row[offset + b] = row[width + offset + b] = NAN;
+        for (int b = 0; b < plan->n_group_buckets; b++) row[b] = row[width + b] = NAN;
         for (int b = 0; b < plan->n_buckets; b++) {
             const Bucket *bucket = &plan->buckets[b];
-            row[offset + bucket->number] = (float)bucket->sun;
-            row[width + offset + bucket->number] = (float)bucket->beta2;
+            row[bucket->number] = (float)bucket->sun;
+            row[width + bucket->number] = (float)bucket->beta2;
         }
     }
 
