@@ -48,7 +48,7 @@ def contestant(optimizer: torch.optim.Optimizer, baseline: str, kernel: bool = T
 
 
 def contestants(shapes: list[Shape], threads: int) -> dict[str, Contestant]:
-    """All of them share parameters and gradients: what differs is the step."""
+    """Parameters and gradients are shared as far as possible: what differs is the step."""
     torch.set_num_threads(threads)
     params = tensors(shapes)
     names = [(f"p{i}", p) for i, p in enumerate(params)]
@@ -60,7 +60,11 @@ def contestants(shapes: list[Shape], threads: int) -> dict[str, Contestant]:
     }
     if native.kernel is not None:
         out["K-β"] = contestant(KourkoutasBeta(names), base)
-        out["K-β full"] = contestant(KourkoutasBeta(names, **FULL), base)
+        # Its ⟨|p|⟩ is carried from step to step, so nobody else may write these.
+        own = [torch.nn.Parameter(p.detach().clone()) for p in params]
+        for q, p in zip(own, params, strict=True):
+            q.grad = p.grad
+        out["K-β full"] = contestant(KourkoutasBeta(own, **FULL), base)
         out["K-β traced"] = contestant(KourkoutasBeta(names, diagnostics=True), "K-β")
     out["K-β, no kernel"] = contestant(KourkoutasBeta(names), base, kernel=False)
     return out

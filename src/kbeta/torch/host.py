@@ -16,6 +16,9 @@ from kbeta.rule import Hyper
 from kbeta.torch.update import Coefficients
 
 
+_ONE = torch.tensor(1.0)  # a number would be made a tensor once per entry of the list
+
+
 class _Floats:
     """The calls that `kbeta.rule` makes of an array namespace, on floats: faster than arrays of one entry."""
 
@@ -154,7 +157,7 @@ def move(
                 _store_where(good, log_beta2s, np.atleast_1d(log_beta2).tolist())
             return k, stats, good
     store(emas, s.listed(r, s.buckets))
-    torch._foreach_add_(steps, 1)
+    torch._foreach_add_(steps, _ONE)
     if log_beta2 is not None:
         store(log_beta2s, s.listed(log_beta2, n))
     return k, stats, good
