@@ -15,7 +15,6 @@ from kbeta import rule
 from kbeta.rule import Hyper
 from kbeta.torch.update import Coefficients
 
-
 _ONE = torch.tensor(1.0)  # a number would be made a tensor once per entry of the list
 
 
