@@ -10,7 +10,8 @@ from tests.conformance.table import CASES, Case, case_ids, check
 ROUTES = {
     "plain": {"foreach": False, "fused": False},
     "foreach": {"foreach": True},
-    "fused": {"fused": True},
+    "fused": {"fused": True},  # the native kernel, if it was built
+    "fused-adam": {"fused": True},  # with the native kernel turned off, by conftest.py
     "capturable": {"capturable": True, "fused": False},
     "capturable-foreach": {"capturable": True, "foreach": True},
 }

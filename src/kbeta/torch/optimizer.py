@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any, NamedTuple, overload
 
 import torch
@@ -12,11 +13,13 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from kbeta import rule
 from kbeta.buckets import check_buckets, partition
 from kbeta.rule import Buckets, Hyper, NonFiniteGradient
+from kbeta.torch import host, native
 from kbeta.torch.update import Coefficients, Tensors, fused, multi_tensor, single_tensor, wide
 from kbeta.trace import WINDOW, Trace
 
 _BUCKET_STATE = ("norm_ema", "skipped")
 _SCALAR_STATE = ("step", "log_beta2", *_BUCKET_STATE)
+_OPTIONS = itemgetter(*rule.HYPER_NAMES, "maximize", "foreach", "fused", "capturable")
 
 
 class KourkoutasBeta(Optimizer):
@@ -51,8 +54,8 @@ class KourkoutasBeta(Optimizer):
         `f(name, tensor)`. Buckets never reach across param groups.
       diagnostics: record sun and β2 of every bucket at every step; read them with :meth:`pull`.
       maximize: maximize the objective.
-      foreach, fused, capturable: as in `torch.optim.Adam`. By default the fastest that applies: `fused` on the CPU,
-        `foreach` elsewhere.
+      foreach, fused, capturable: as in `torch.optim.Adam`. By default the fastest that applies: `fused` on the CPU
+        (this package's own kernel if it was built, else torch's fused Adam kernel), `foreach` elsewhere.
 
     Example:
       >>> import torch
@@ -117,7 +120,8 @@ class KourkoutasBeta(Optimizer):
 
     def _reset(self) -> None:
         """What is derived from the state and the groups, and not saved."""
-        self._hypers: dict[int, tuple[tuple[Any, ...], Hyper]] = {}
+        self._hypers: dict[int, tuple[tuple[Any, ...], Hyper, bytes | None]] = {}
+        self._plans: dict[int, Any] = {}
         self._shared: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._ring: Tensor | None = None
         self._rows: Tensor | None = None
@@ -194,10 +198,13 @@ class KourkoutasBeta(Optimizer):
 
     def _hyper(self, number: int, group: dict[str, Any]) -> Hyper:
         """The group's checked hyper-parameters, built again only when an entry of the group has changed."""
-        key = tuple(group[name] for name in rule.HYPER_NAMES)
+        key = _OPTIONS(group)
         cached = self._hypers.get(number)
         if cached is None or cached[0] != key:
-            cached = self._hypers[number] = (key, Hyper.pick(group))
+            hyper = Hyper.pick(group)
+            elsewhere = group["foreach"] or group["fused"] is False or group["capturable"]
+            packed = None if elsewhere else native.pack(hyper, group["maximize"])
+            cached = self._hypers[number] = (key, hyper, packed)
         return cached[1]
 
     # NOTE: torch.compile runs `_init_group` as plain Python while it traces `step`, and hands the lists that it filled
@@ -221,14 +228,16 @@ class KourkoutasBeta(Optimizer):
         hyper = self._hyper(number, group)
         if group["diagnostics"] and self._ring is None:
             count = sum(len(g["bucket_names"]) for g in self.param_groups)
-            self._ring = torch.full((WINDOW, 2, count), torch.nan, device=group["params"][0].device)
+            device = group["params"][0].device
+            self._ring = torch.full((WINDOW, 2, count), torch.nan, dtype=torch.float32, device=device)
             self._rows = torch.zeros((), dtype=torch.int64, device=self._ring.device)
         place: dict[int, int] = {}
+        exact, skip, leak = hyper.bias_correction == "exact", hyper.nonfinite == "skip", hyper.leak
         for p, b in zip(group["params"], group["bucket_index"], strict=True):
             g = p.grad
             if g is None:
                 continue
-            if g.layout != torch.strided:
+            if g.layout is not torch.strided:
                 raise RuntimeError(
                     f"KourkoutasBeta does not support sparse gradients; got layout {g.layout}: make the layer dense "
                     "(sparse=False) or give its parameters to torch.optim.SparseAdam"
@@ -236,11 +245,11 @@ class KourkoutasBeta(Optimizer):
             state = self.state[p]
             if "norm_ema" not in state:
                 self._init_state(p, (number, b), group)
-            if hyper.leak is not None:
+            if leak is not None:
                 if "max_exp_avg_sq" not in state:
                     state["max_exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
                 max_exp_avg_sqs.append(state["max_exp_avg_sq"])
-            if hyper.bias_correction == "exact":
+            if exact:
                 if "log_beta2" not in state:
                     state["log_beta2"] = torch.zeros((), dtype=_stat(p), device=p.device)
                 log_beta2s.append(state["log_beta2"])
@@ -248,7 +257,7 @@ class KourkoutasBeta(Optimizer):
                 place[b] = len(place)
                 present.append(b)
                 norm_emas.append(state["norm_ema"])
-                if hyper.nonfinite == "skip":
+                if skip:
                     skipped.append(self._shared_state(p, (number, b), "skipped", torch.int64))
             bucket_of.append(place[b])
             params.append(p)
@@ -289,30 +298,91 @@ class KourkoutasBeta(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with torch.no_grad():
-            self._step()
+        if not self._native_step():
+            with torch.no_grad():
+                self._step()
         return loss
 
+    def _native_step(self) -> bool:
+        """The step through the C kernel; False, with nothing changed, if it must go another way."""
+        kernel = native.kernel
+        if kernel is None or torch.compiler.is_compiling():
+            return False
+        place = 0
+        plans: list[Any] = []
+        raises = False
+        for number, group in enumerate(self.param_groups):
+            hyper = self._hyper(number, group)
+            packed = self._hypers[number][2]
+            if packed is None or (group["diagnostics"] and self._ring is None):
+                return False
+            plan = self._plans.get(number)
+            if plan is None:
+                plan = self._plans[number] = kernel.new_plan()
+            buckets = len(group["bucket_names"])
+            place = kernel.gather(plan, packed, group["params"], group["bucket_index"], buckets, self.state, place)
+            if place < 0:
+                for earlier in plans:
+                    kernel.release(earlier)
+                return False
+            plans.append(plan)
+            raises |= hyper.nonfinite == "raise"
+
+        threads = torch.get_num_threads()
+        for number, plan in enumerate(plans) if raises else ():
+            if self._hypers[number][1].nonfinite == "raise":
+                bad = kernel.norms(plan, threads)
+                if bad >= 0:
+                    for gathered in plans:
+                        kernel.release(gathered)
+                    raise NonFiniteGradient(self.param_groups[number]["bucket_names"][bad])
+
+        first = 0
+        for plan, group in zip(plans, self.param_groups, strict=True):
+            written = kernel.apply(plan, float(group["lr"]), threads, self._ring, self._rows, first)
+            torch.autograd.graph.increment_version(written)
+            first += len(group["bucket_names"])
+        return True
+
     def _step(self) -> None:
-        works = []
+        gathered = []
         for number, group in enumerate(self.param_groups):
             work = _Work([], [], [], [], [], [], [], [], [], [], [])
             self._init_group(group, number, *work)
             if work.params:
-                works.append((number, work, _pooled_norms(work)))
+                gathered.append((number, work))
+        # The first step goes the native way as soon as its state exists.
+        if self._native_step():
+            return
+        works = []
+        for number, work in gathered:
+            on_host = not self.param_groups[number]["capturable"] and _on_host(work)
+            scalars = host.Scalars(work.bucket_of, len(work.present)) if on_host else None
+            norm = _pooled_norms(work) if scalars is None else scalars.pool([_square_sum(g).item() for g in work.grads])
+            works.append((number, work, scalars, norm))
 
         # Every norm is looked at before the first parameter moves.
-        for number, work, norm in works:
-            if self._hypers[number][1].nonfinite == "raise" and not bool(norm.isfinite().all()):
-                bad = int((~norm.isfinite()).nonzero()[0])
-                raise NonFiniteGradient(self.param_groups[number]["bucket_names"][work.present[bad]])
+        for number, work, _, norm in works:
+            if self._hypers[number][1].nonfinite == "raise":
+                fine = torch.isfinite(torch.as_tensor(norm)).view(-1)
+                if not bool(fine.all()):
+                    bad = work.present[int((~fine).nonzero()[0])]
+                    raise NonFiniteGradient(self.param_groups[number]["bucket_names"][bad])
 
-        stats = [_apply(self.param_groups[number], self._hypers[number][1], work, norm) for number, work, norm in works]
+        stats: list[Tensor | None] = []
+        traced = self._ring is not None
+        for number, work, scalars, norm in works:
+            group, hyper = self.param_groups[number], self._hypers[number][1]
+            if scalars is None:
+                stats.append(_apply(group, hyper, work, norm))
+            else:
+                stats.append(_apply_on_host(group, hyper, work, scalars, norm, traced))
         if self._ring is not None and self._rows is not None:
             row = torch.full_like(self._ring[0], torch.nan)
-            for (number, work, _), stat in zip(works, stats, strict=True):
+            for (number, work, *_), stat in zip(works, stats, strict=True):
                 offset = sum(len(g["bucket_names"]) for g in self.param_groups[:number])
-                row[:, torch.tensor(work.present, device=row.device) + offset] = stat.to(row)
+                if stat is not None:
+                    row[:, torch.tensor(work.present, device=row.device) + offset] = stat.to(row)
             self._ring.index_copy_(0, (self._rows % WINDOW).view(1), row[None])
             self._rows += 1
 
@@ -403,9 +473,8 @@ def _pooled_norms(work: _Work) -> Tensor:
 
 def _square_sum(g: Tensor) -> Tensor:
     """||g||² in at least float32."""
-    if g.is_complex():
-        g = torch.view_as_real(g)
-    g = wide(g)
+    if g.dtype is not torch.float32:
+        g = wide(torch.view_as_real(g) if g.is_complex() else g)
     # A dot product is several times faster than a norm on large tensors, but wants a flat view.
     if g.is_contiguous():
         flat = g.view(-1)
@@ -421,8 +490,46 @@ def _mean_abs(p: Tensor) -> Tensor:
     return total / max(p.numel(), 1)
 
 
+def _on_host(work: _Work) -> bool:
+    """Whether the scalars of the step may be Python floats: eager, and on the CPU."""
+    return work.norm_emas[0].is_cpu and not torch.compiler.is_compiling()
+
+
+def _apply_on_host(
+    group: dict[str, Any], hyper: Hyper, work: _Work, scalars: host.Scalars, norm: Any, traced: bool
+) -> Tensor | None:
+    """`_apply` with floats for scalars; it returns (sun, β2) only if they are traced."""
+    lr = float(group["lr"])
+    means = [_mean_abs(p) for p in work.params] if hyper.adaptive_tiny else []
+    k, stats, good = host.move(
+        scalars, hyper, lr, norm, work.norm_emas, work.steps, work.log_beta2s, work.skipped, means, traced
+    )
+    grads = work.grads
+    if good is not None:
+        grads = [g if ok else torch.zeros_like(g) for ok, g in zip(good, grads, strict=True)]
+    x = _real(work, grads)
+    if group["fused"] is not False and not group["foreach"]:
+        fused(x, k, hyper, group["maximize"], work.steps, lr)
+    elif group["foreach"]:
+        multi_tensor(x, k, hyper, group["maximize"])
+    else:
+        single_tensor(x, k, hyper, group["maximize"])
+    return None if stats is None else torch.from_numpy(stats)
+
+
+def _real(work: _Work, grads: list[Tensor]) -> Tensors:
+    """The tensors of the update, complex ones as pairs of reals."""
+    x = Tensors(work.params, grads, work.exp_avgs, work.exp_avg_sqs, work.max_exp_avg_sqs)
+    if any(p.is_complex() for p in work.params):
+        x = Tensors(*([torch.view_as_real(t) if t.is_complex() else t for t in ts] for ts in x))
+    return x
+
+
 def _apply(group: dict[str, Any], hyper: Hyper, work: _Work, norm: Tensor) -> Tensor:
-    """Move one group's bucket statistics and parameters; returns its (sun, β2), shape (2, buckets with gradients)."""
+    """Move one group's bucket statistics and parameters; returns its (sun, β2), shape (2, buckets with gradients).
+
+    Scalars stay on the device, as 0-dim tensors.
+    """
     index = None if len(work.present) == len(work.bucket_of) else torch.tensor(work.bucket_of, device=norm.device)
 
     def gather(xs: list[Tensor]) -> Tensor:
@@ -444,8 +551,7 @@ def _apply(group: dict[str, Any], hyper: Hyper, work: _Work, norm: Tensor) -> Te
     log_beta2 = gather(work.log_beta2s) + torch.log1p(-c2) if work.log_beta2s else None
     a1, b2 = rule.bias_corrections(hyper, step, log_beta2, torch)
 
-    host = norm.device.type == "cpu" and not group["capturable"] and not torch.compiler.is_compiling()
-    lr = float(group["lr"]) if host else group["lr"]
+    lr = group["lr"]
     one = torch.ones_like(step)
     c1, gain, keep = (1 - hyper.beta1) * one, lr / a1, one - lr * hyper.weight_decay
     leak = (1.0 if hyper.leak is None else hyper.leak) * one
@@ -459,15 +565,14 @@ def _apply(group: dict[str, Any], hyper: Hyper, work: _Work, norm: Tensor) -> Te
     if hyper.nonfinite == "skip":
         fine = norm.isfinite()
         good = spread(fine)
-        if not host or not bool(fine.all()):
-            r = torch.where(fine, r, ema)
-            stats = torch.where(fine, stats, torch.nan)
-            step = torch.where(good, step, step - 1)
-            if log_beta2 is not None:
-                log_beta2 = torch.where(good, log_beta2, gather(work.log_beta2s))
-            c1, c2, gain = (torch.where(good, x, 0.0) for x in (c1, c2, gain))
-            b2, keep, leak = (torch.where(good, x, 1.0) for x in (b2, keep, leak))
-            grads = [torch.where(ok.to(g.device), g, 0) for ok, g in zip(good.unbind(), grads, strict=True)]
+        r = torch.where(fine, r, ema)
+        stats = torch.where(fine, stats, torch.nan)
+        step = torch.where(good, step, step - 1)
+        if log_beta2 is not None:
+            log_beta2 = torch.where(good, log_beta2, gather(work.log_beta2s))
+        c1, c2, gain = (torch.where(good, x, 0.0) for x in (c1, c2, gain))
+        b2, keep, leak = (torch.where(good, x, 1.0) for x in (b2, keep, leak))
+        grads = [torch.where(ok.to(g.device), g, 0) for ok, g in zip(good.unbind(), grads, strict=True)]
         _store(work.skipped, torch.stack(work.skipped) + (~fine).long())
 
     _store(work.norm_emas, r)
@@ -476,12 +581,9 @@ def _apply(group: dict[str, Any], hyper: Hyper, work: _Work, norm: Tensor) -> Te
         _store(work.log_beta2s, log_beta2)
 
     vectors = (c1, c2, b2.sqrt(), eps, gain, limit, keep, leak)
-    k = Coefficients(*(x.tolist() if host else x.unbind() for x in vectors))
-    lists = (work.params, grads, work.exp_avgs, work.exp_avg_sqs, work.max_exp_avg_sqs)
-    x = Tensors(*([torch.view_as_real(t) if t.is_complex() else t for t in ts] for ts in lists))
-    if host and group["fused"] is not False and not group["foreach"]:
-        fused(x, k, hyper, group["maximize"], work.steps, lr)
-    elif group["foreach"] or (group["foreach"] is None and norm.device.type != "cpu"):
+    k = Coefficients(*(x.unbind() for x in vectors))
+    x = _real(work, grads)
+    if group["foreach"] or (group["foreach"] is None and norm.device.type != "cpu"):
         multi_tensor(x, k, hyper, group["maximize"])
     else:
         single_tensor(x, k, hyper, group["maximize"])

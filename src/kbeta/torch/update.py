@@ -20,6 +20,8 @@ LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 Scalars = Sequence[float | Tensor]
 
+_LATE = torch.tensor(1e30)  # a step count at which bias correction is 1; kernels only read it
+
 
 class Tensors(NamedTuple):
     """The tensors of one step, parallel lists; `v_max` is empty when none is kept."""
@@ -152,30 +154,34 @@ def fused(x: Tensors, k: Coefficients, hyper: Hyper, maximize: bool, steps: list
     as_adam = hyper.fixed and hyper.bias_correction == "beta2max" and not hyper.adaptive_tiny
     plain: list[int] = []
     calls: dict[tuple[Any, ...], list[int]] = {}
-    for i, (p, g) in enumerate(zip(x.theta, x.g, strict=True)):
-        if k.c1[i] == 0 or not p.numel():
+    clipped = hyper.max_ratio is not None
+    for i, (p, g, c1, *key) in enumerate(zip(x.theta, x.g, k.c1, k.c2, k.root, k.eps, k.gain, strict=True)):
+        if c1 == 0 or not p.numel():
             continue
-        if hyper.max_ratio is not None or p.dtype != g.dtype or not (p.is_contiguous() and g.is_contiguous()):
+        dtype = p.dtype
+        if clipped or dtype is not g.dtype or not (p.is_contiguous() and g.is_contiguous()):
             plain.append(i)
         else:
-            key = () if as_adam else (k.c2[i], k.root[i], k.eps[i], k.gain[i])
-            calls.setdefault((p.dtype, *key), []).append(i)
+            calls.setdefault((dtype,) if as_adam else (dtype, *key), []).append(i)
     if plain:
         single_tensor(x.pick(plain), k.pick(plain), hyper, maximize)
 
+    fade = 1.0 if hyper.leak is None else hyper.leak
+    theta, grad, m, v, v_max = x
     for chosen in calls.values():
-        part = x.pick(chosen)
-        c2, root, eps, gain = (float(s[chosen[0]]) for s in (k.c2, k.root, k.eps, k.gain))
-        rate = gain * root
-        if hyper.leak is not None and hyper.leak != 1:
-            torch._foreach_mul_(part.v_max, hyper.leak)
+        i, *more = chosen
+        c2, root, eps = float(k.c2[i]), float(k.root[i]), float(k.eps[i])
+        rate = float(k.gain[i]) * root
+        kept = [v_max[j] for j in chosen] if v_max else []
+        if kept and fade != 1:
+            torch._foreach_mul_(kept, fade)
         torch._fused_adamw_(
-            part.theta,
-            part.g,
-            part.m,
-            part.v,
-            part.v_max,
-            [steps[i] for i in chosen] if as_adam else [torch.tensor(1e30)] * len(chosen),
+            [theta[j] for j in chosen] if more else [theta[i]],
+            [grad[j] for j in chosen] if more else [grad[i]],
+            [m[j] for j in chosen] if more else [m[i]],
+            [v[j] for j in chosen] if more else [v[i]],
+            kept,
+            [steps[j] for j in chosen] if as_adam else [_LATE] * len(chosen),
             amsgrad=hyper.leak is not None,
             lr=lr if as_adam else rate,
             beta1=hyper.beta1,

@@ -1,0 +1,56 @@
+"""JAX's contestants: one jitted update each, buffers donated."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from kbeta.bench.shapes import Shape
+from kbeta.bench.timing import Contestant
+from kbeta.optax import kourkoutas_beta
+
+FULL: dict[str, Any] = {"decay": 0.98, "max_ratio": 3, "adaptive_tiny": True}
+VERSION = jax.__version__
+
+
+def _contestant(optimizer: Any, shapes: list[Shape], grads: dict[str, jax.Array], baseline: str) -> Contestant:
+    key = jax.random.key(0)
+    params = {f"p{i}": 0.1 * jax.random.normal(key, shape) for i, shape in enumerate(shapes)}
+    state = optimizer.init(params)
+    size = sum(x.nbytes for x in jax.tree.leaves(state))
+
+    def update(params: Any, state: Any, grads: Any) -> Any:
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    step = jax.jit(update, donate_argnums=(0, 1))
+    held = [jax.block_until_ready(step(params, state, grads))]
+
+    def steps(k: int) -> float:
+        params, state = held.pop()
+        start = time.perf_counter()
+        for _ in range(k):
+            params, state = step(params, state, grads)
+        jax.block_until_ready(params)
+        elapsed = time.perf_counter() - start
+        held.append((params, state))
+        return elapsed
+
+    return Contestant(steps, baseline, size)
+
+
+def contestants(shapes: list[Shape], threads: int) -> dict[str, Contestant]:
+    """`threads` is XLA's choice: it takes the cores of the process."""
+    grads = {f"p{i}": jnp.full(shape, 1e-3) for i, shape in enumerate(shapes)}
+    base = "optax.adam"
+    makers = {
+        base: optax.adam(1e-3),
+        "optax.amsgrad": optax.amsgrad(1e-3),
+        "K-β": kourkoutas_beta(1e-3),
+        "K-β full": kourkoutas_beta(1e-3, **FULL),
+    }
+    return {name: _contestant(optimizer, shapes, grads, base) for name, optimizer in makers.items()}

@@ -1,0 +1,97 @@
+"""Timing contestants against each other: in turns, so that what the machine does meanwhile hits all of them."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SAMPLE_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Something to time.
+
+    Attributes:
+      steps: run k steps and return the seconds they took.
+      baseline: the name of the contestant it is compared with.
+      state_bytes: bytes of optimizer state.
+    """
+
+    steps: Callable[[int], float]
+    baseline: str
+    state_bytes: int
+
+
+def alternate(contestants: Mapping[str, Contestant], rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Seconds per step of every contestant in every round; each round runs the order of the last one backwards.
+
+    Stops after `rounds` rounds, or after `seconds` once there are three.
+    """
+    per_sample: dict[str, int] = {}
+    for name, contestant in contestants.items():
+        contestant.steps(2)
+        k = 1
+        while (elapsed := contestant.steps(k)) < SAMPLE_SECONDS / 2 and k < 10_000:
+            k = max(2 * k, min(int(k * SAMPLE_SECONDS / max(elapsed, 1e-9)), 10_000))
+        per_sample[name] = k
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    order = list(contestants)
+    spent = 0.0
+    for done in range(rounds):
+        if done >= 3 and spent > seconds:
+            break
+        for name in order:
+            elapsed = contestants[name].steps(per_sample[name])
+            spent += elapsed
+            times[name].append(elapsed / per_sample[name])
+        order.reverse()
+    return times
+
+
+def peak_over(step: Callable[[int], float]) -> int | None:
+    """By how many bytes one step raises the resident memory at its peak; None where the system does not say."""
+    if not sys.platform.startswith("linux"):
+        return None
+    step(1)
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return None
+    before = _kilobytes("VmRSS")
+    step(1)
+    return max(_kilobytes("VmHWM") - before, 0) * 1024
+
+
+def _kilobytes(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def compare(
+    contestants: Mapping[str, Contestant], parameters: int, rounds: int, seconds: float
+) -> list[dict[str, Any]]:
+    """One row per contestant: median time, and the median over rounds of its ratio to its baseline."""
+    times = alternate(contestants, rounds, seconds)
+    rows = []
+    for name, contestant in contestants.items():
+        base = times[contestant.baseline]
+        ratios = sorted(t / b for t, b in zip(times[name], base, strict=True))
+        peak = peak_over(contestant.steps)
+        rows.append(
+            {
+                "contestant": name,
+                "baseline": contestant.baseline,
+                "seconds": statistics.median(times[name]),
+                "ratio": statistics.median(ratios),
+                "ratio_quartiles": [ratios[len(ratios) // 4], ratios[(3 * len(ratios)) // 4]],
+                "rounds": len(ratios),
+                "state_bytes_per_parameter": contestant.state_bytes / parameters,
+                "peak_bytes_per_parameter": None if peak is None else peak / parameters,
+            }
+        )
+    return rows

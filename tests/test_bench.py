@@ -1,0 +1,62 @@
+"""The benchmark's bookkeeping; what it measures is nobody's test."""
+
+import json
+
+import pytest
+
+from kbeta import bench
+from kbeta.bench.shapes import SHAPES, count
+from kbeta.bench.timing import Contestant, alternate, compare
+
+
+def fake(seconds, seen, name, baseline="base"):
+    def steps(k):
+        seen.append(name)
+        return k * seconds
+
+    return Contestant(steps, baseline, 800)
+
+
+def test_ratios_are_to_the_baseline_of_the_same_run():
+    seen = []
+    contestants = {"base": fake(0.02, seen, "base"), "other": fake(0.03, seen, "other")}
+    rows = {row["contestant"]: row for row in compare(contestants, parameters=100, rounds=4, seconds=10)}
+    assert rows["base"]["ratio"] == 1
+    assert rows["other"]["ratio"] == pytest.approx(1.5)
+    assert rows["other"]["seconds"] == pytest.approx(0.03)
+    assert rows["other"]["state_bytes_per_parameter"] == 8
+
+
+def test_the_order_is_reversed_from_round_to_round():
+    seen = []
+    contestants = {name: fake(0.02, seen, name) for name in "abc"}
+    times = alternate(contestants, rounds=3, seconds=10)
+    assert seen[-9:] == list("abccbaabc")
+    assert [len(x) for x in times.values()] == [3, 3, 3]
+
+
+def test_the_budget_ends_the_rounds_but_not_before_three():
+    seen = []
+    assert len(alternate({"a": fake(0.5, seen, "a")}, rounds=50, seconds=0.1)["a"]) == 3
+    assert len(alternate({"a": fake(0.5, seen, "a")}, rounds=50, seconds=2.1)["a"]) == 5
+
+
+def test_shapes_have_the_sizes_that_the_documentation_states():
+    assert {name: len(shapes) for name, shapes in SHAPES.items()} == {"tiny": 1, "pinn": 32, "charlm": 78, "big": 6}
+    assert [round(count(name), -3) for name in ("pinn", "charlm", "big")] == [232_000, 19_440_000, 100_663_000]
+
+
+@pytest.mark.parametrize("bad", [{"frameworks": ["caffe"]}, {"shapes": ["huge"]}], ids=["framework", "shape"])
+def test_an_unknown_name_is_refused(bad):
+    with pytest.raises(ValueError, match=r"caffe|huge"):
+        bench.run(**bad)
+
+
+def test_the_command_times_a_framework_and_prints_json(capsys, tmp_path):
+    pytest.importorskip("torch")
+    options = ["--framework", "torch", "--shape", "tiny", "--rounds", "3", "--threads", "1", "--json"]
+    assert bench.main([*options, "--out", str(tmp_path)]) == 0
+    result = json.loads(capsys.readouterr().out)
+    names = {row["contestant"] for row in result["rows"]}
+    assert {"Adam fused", "Adam foreach", "AMSGrad fused", "K-β, no kernel"} <= names
+    assert json.loads((tmp_path / "bench.json").read_text()) == result

@@ -1,0 +1,346 @@
+"""The native kernel: where it runs, and what it promises beyond the conformance table."""
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kbeta import Hyper
+from kbeta.oracle import Oracle
+from kbeta.torch import KourkoutasBeta, native
+
+ROOT = Path(__file__).parents[2]
+FULL = {"decay": 0.98, "max_ratio": 3, "adaptive_tiny": True}
+SIZES = [(3,), (130, 257), (), (8192,), (20000,), (1,), (0, 4)]
+
+needs_kernel = pytest.mark.skipif(native.kernel is None, reason="the native kernel was not built")
+
+
+class Counting:
+    """The kernel, with its finished steps counted."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+        self.steps = 0
+
+    def __getattr__(self, name):
+        return getattr(self.kernel, name)
+
+    def apply(self, *args):
+        self.steps += 1
+        return self.kernel.apply(*args)
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    counting = Counting(native.kernel)
+    monkeypatch.setattr(native, "kernel", counting)
+    return counting
+
+
+@pytest.fixture
+def restored():
+    yield
+    native.connect()
+
+
+def parameters(sizes=SIZES, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(s, generator=generator).to(dtype)) for s in sizes]
+
+
+def set_grads(params, t):
+    generator = torch.Generator().manual_seed(100 + t)
+    for p in params:
+        p.grad = torch.randn(p.shape, generator=generator).to(p.dtype) * (30.0 if t == 3 else 1.0)
+
+
+def run(params, steps=5, between=lambda t, params, optimizer: None, **options):
+    optimizer = KourkoutasBeta(params, lr=1e-2, **options)
+    for t in range(steps):
+        set_grads(params, t)
+        optimizer.step()
+        between(t, params, optimizer)
+    return optimizer
+
+
+def everything(params, optimizer):
+    return [x.detach().clone() for p in params for x in (p, *optimizer.state[p].values())]
+
+
+def assert_same_bits(a, b):
+    assert len(a) == len(b)
+    for x, y in zip(a, b, strict=True):
+        assert x.dtype == y.dtype
+        assert torch.equal(x, y)
+
+
+@needs_kernel
+@pytest.mark.parametrize("options", [{}, FULL, {"buckets": "global", "weight_decay": 0.1}, {"nonfinite": "raise"}])
+def test_every_step_runs_natively_by_default(kernel, options):
+    run(parameters(), steps=3, **options)
+    assert kernel.steps == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"fused": False}, {"foreach": True}, {"capturable": True}, {"beta2_min": 0.999}],
+    ids=["plain", "foreach", "capturable", "adam"],
+)
+@needs_kernel
+def test_other_routes_do_not_touch_the_kernel(kernel, options):
+    run(parameters(), steps=2, **options)
+    assert kernel.steps == 0
+
+
+@needs_kernel
+@pytest.mark.parametrize("options", [{}, FULL, {"buckets": "shape"}, {"buckets": "global", **FULL}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_the_number_of_threads_changes_no_bit(options, dtype, restored):
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads, pool in ((1, True), (2, True), (3, True), (5, False)):
+            native.connect(pool=pool)
+            torch.set_num_threads(threads)
+            params = parameters([*SIZES, (300, 301)], dtype)
+            results.append(everything(params, run(params, steps=3, **options)))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert_same_bits(results[0], other)
+
+
+@needs_kernel
+def test_a_torch_without_the_dlpack_table_gives_the_same_bits(kernel, restored):
+    params = parameters()
+    want = everything(params, run(params, steps=2, **FULL))
+    native.connect(dlpack=False)
+    params = parameters()
+    assert_same_bits(everything(params, run(params, steps=2, **FULL)), want)
+    assert kernel.steps == 4
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_carried_mean_of_parameters_is_the_one_summed_anew(dtype):
+    options = {**FULL, "tiny_denom": 0.1}
+
+    def forget(t, params, optimizer):
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+    ours, theirs = parameters(dtype=dtype), parameters(dtype=dtype)
+    carried = run(ours, **options)
+    fresh = run(theirs, between=forget, **options)
+    assert_same_bits(everything(ours, carried), everything(theirs, fresh))
+
+
+@needs_kernel
+@pytest.mark.parametrize("edit", ["in place", "p.data", "replaced", "numpy"])
+def test_a_parameter_changed_between_steps_has_its_mean_summed_anew(kernel, edit):
+    (p,) = parameters([(130, 257)])
+    options = {"adaptive_tiny": True, "tiny_denom": 0.1}
+    optimizer = KourkoutasBeta([p], lr=1e-2, **options)
+    oracle = Oracle({"p": p.detach().numpy()}, Hyper(**options), lr=1e-2)
+    for t in range(4):
+        set_grads([p], t)
+        optimizer.step()
+        oracle.step({"p": p.grad.numpy()})
+        oracle.params["p"] *= 4
+        if edit == "in place":
+            with torch.no_grad():
+                p.mul_(4)
+        elif edit == "p.data":
+            p.data.mul_(4)
+        elif edit == "replaced":
+            p.data = p.data * 4
+        else:
+            values = p.detach().numpy()
+            values *= 4
+    assert kernel.steps == 4
+    np.testing.assert_allclose(p.detach().numpy(), oracle.params["p"], rtol=2e-6, atol=1e-5)
+
+
+@needs_kernel
+def test_gradients_state_and_data_that_are_swapped_between_steps_are_followed(kernel):
+    def swap(t, params, optimizer):
+        for p in params:
+            if t == 1:
+                p.data = p.data.clone()
+                optimizer.state[p] = {k: v.clone() for k, v in optimizer.state[p].items()}
+            if t == 2:
+                optimizer.state[p]["exp_avg"] = optimizer.state[p]["exp_avg"] * 2
+            if t == 3:
+                del optimizer.state[p]
+
+    ours, theirs = parameters(), parameters()
+    a = run(ours, steps=6, between=swap, **FULL)
+    b = run(theirs, steps=6, between=swap, fused=False, **FULL)
+    assert kernel.steps == 6
+    for x, y in zip(everything(ours, a), everything(theirs, b), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-7)
+
+
+@needs_kernel
+def test_parameters_that_change_dtype_are_followed_or_handed_on():
+    p = torch.nn.Parameter(torch.ones(100, dtype=torch.float64))
+    optimizer = KourkoutasBeta([p], lr=0.1)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    moved = p[0].item()
+    p.grad = None
+    p.data = p.data.float()
+    for name in ("exp_avg", "exp_avg_sq"):
+        optimizer.state[p][name] = optimizer.state[p][name].float()
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert p.dtype == torch.float32
+    assert p[0].item() < moved
+    assert torch.equal(p, p[:1].expand(100))
+
+
+@needs_kernel
+def test_dense_layouts_run_natively_and_others_are_handed_on(kernel):
+    dense = [
+        torch.nn.Parameter(torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)),
+        torch.nn.Parameter(torch.randn(5, 4).t()),
+    ]
+    optimizer = KourkoutasBeta(dense)
+    for p in dense:
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    assert kernel.steps == 1
+    dense[1].grad = torch.randn(4, 5)  # laid out unlike its parameter
+    before = dense[1].detach().clone()
+    optimizer.step()
+    assert kernel.steps == 1
+    assert not torch.equal(dense[1], before)
+
+
+@needs_kernel
+def test_gaps_in_memory_are_left_alone(kernel):
+    base = torch.zeros(6, 6)
+    p = torch.nn.Parameter(base[::2, ::2])
+    p.grad = torch.ones(3, 3)
+    KourkoutasBeta([p], lr=1.0).step()
+    assert (base != 0).sum() == 9
+    assert kernel.steps == 0
+
+
+@needs_kernel
+def test_tensor_subclasses_are_handed_on(kernel):
+    class Tagged(torch.Tensor):
+        pass
+
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3).as_subclass(Tagged)
+    KourkoutasBeta([p], lr=0.1).step()
+    assert kernel.steps == 0
+    assert p[0].item() < 1
+
+
+@needs_kernel
+def test_autograd_sees_that_parameters_were_written():
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = KourkoutasBeta([p])
+    loss = (p * p).sum()
+    loss.backward(retain_graph=True)
+    version, grad_version = p._version, p.grad._version
+    optimizer.step()
+    assert p._version > version
+    assert p.grad._version == grad_version
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_16_bit_number_survives_and_rounds_as_torch_rounds(dtype):
+    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    numbers = patterns[patterns.isfinite()]
+    p = torch.nn.Parameter(numbers.clone())
+    p.grad = numbers.clone()
+    optimizer = KourkoutasBeta([p], lr=0.0, beta1=0.7)
+    optimizer.step()
+    assert torch.equal(p.detach().view(torch.int16), numbers.view(torch.int16))
+    want = (torch.tensor(1 - 0.7, dtype=torch.float32) * numbers.float()).to(dtype)
+    assert torch.equal(optimizer.state[p]["exp_avg"], want)
+
+
+@needs_kernel
+def test_float32_gradients_of_float32_parameters_may_be_huge_without_losing_the_norm():
+    p = torch.nn.Parameter(torch.ones(4))
+    optimizer = KourkoutasBeta([p])
+    p.grad = torch.full((4,), 1e25)
+    optimizer.step()
+    # r = 0.07·n with n = √4·1e25, whose square has no float32
+    assert optimizer.state[p]["norm_ema"].item() == pytest.approx(0.07 * 2e25, rel=1e-6)
+
+
+@needs_kernel
+def test_denormal_numbers_still_exist_after_a_step():
+    run(parameters(), steps=1)
+    assert (torch.tensor([1e-40]) * torch.tensor([1.0])).item() > 0
+
+
+@pytest.mark.parametrize(("options", "expected"), [({}, 8), (FULL, 12), ({"decay": 0, "max_ratio": 3}, 8)])
+def test_state_takes_8_bytes_per_parameter_and_12_with_v_max(options, expected):
+    params = parameters([(1000, 1000)])
+    optimizer = run(params, steps=1, **options)
+    tensors = optimizer.state[params[0]].values()
+    assert sum(x.numel() * x.element_size() for x in tensors) == pytest.approx(expected * 1e6, rel=1e-4)
+
+
+PEAK = """
+import torch
+from kbeta.torch import KourkoutasBeta
+torch.set_num_threads(1)
+params = [torch.nn.Parameter(torch.ones(4096, 1024)) for _ in range(4)]
+for p in params:
+    p.grad = torch.ones_like(p)
+optimizer = KourkoutasBeta(params, {options})
+def kilobytes(name):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(name))
+for _ in range(2):
+    optimizer.step()
+with open("/proc/self/clear_refs", "w") as peak:
+    peak.write("5")
+before = kilobytes("VmRSS")
+for _ in range(3):
+    optimizer.step()
+print((kilobytes("VmHWM") - before) * 1024 / (4 * 4096 * 1024 * 4))
+"""
+
+
+@needs_kernel
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the high-water mark from /proc")
+@pytest.mark.parametrize("options", ["", "decay=0.98, max_ratio=3, adaptive_tiny=True"], ids=["default", "full"])
+def test_a_step_allocates_less_than_one_percent_of_the_parameters(options):
+    script = PEAK.replace("{options}", options)
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert float(done.stdout) < 0.01
+
+
+def test_the_environment_turns_the_kernel_off():
+    script = "from kbeta.torch import native; print(native.kernel)"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "KBETA_NATIVE": "0"},
+    )
+    assert done.stdout.strip() == "None"
+
+
+def test_a_build_without_a_compiler_succeeds_without_the_kernel(tmp_path):
+    pytest.importorskip("setuptools", minversion="70.1")
+    command = [sys.executable, "setup.py", "build_ext", "--build-lib", tmp_path, "--build-temp", tmp_path / "t"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env={**os.environ, "CC": "no-such-compiler"})
+    assert not list(tmp_path.rglob("*.so"))
