@@ -19,6 +19,7 @@ from jax import lax
 from numpy.typing import NDArray
 
 from kbeta.lab.engines import Array, Axis, Batches, Loss, Params, Trainer
+from kbeta.lab.engines.taylor import taylor_layer
 from kbeta.lab.optimizers import Recipe, build_optax
 from kbeta.trace import Trace
 
@@ -137,6 +138,11 @@ def _compiled(
         return out
 
     return chunk, step, build(jnp.zeros((), jnp.result_type(float))).init
+
+
+@functools.partial(jax.checkpoint, static_argnums=(3,))
+def _taylor_layer(x: Array, w: Array, b: Array, counts: tuple[int, int, int]) -> Array:
+    return taylor_layer(ENGINE, x, w, b, counts)
 
 
 class JaxEngine:
@@ -299,6 +305,9 @@ class JaxEngine:
         if mask is not None:
             scores = jnp.where(mask, scores, -jnp.inf)
         return jnp.einsum("...qk,...kd->...qd", jax.nn.softmax(scores, axis=-1), v)
+
+    def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int]) -> Array:
+        return _taylor_layer(x, w, b, counts)
 
     def take(self, table: Array, ids: Array) -> Array:
         return jnp.take(table, ids, axis=0)

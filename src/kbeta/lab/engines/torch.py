@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from kbeta.lab.engines import Array, Axis, Batches, Loss, Params, Trainer
+from kbeta.lab.engines.taylor import taylor_layer
+from kbeta.lab.engines.torch_taylor import TaylorLayer
 from kbeta.lab.optimizers import Recipe, build_torch
 from kbeta.trace import Trace
 
@@ -294,6 +296,12 @@ class TorchEngine:
         if causal and mask is not None:
             raise ValueError("`causal=True` cannot be combined with `mask`: put the causal part into the mask")
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+
+    def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int]) -> Array:
+        # Inductor fuses the plain formula better than a function that it cannot look into.
+        if torch.compiler.is_compiling():
+            return taylor_layer(self, x, w, b, counts)
+        return TaylorLayer.apply(x, w, b, counts)
 
     def take(self, table: Array, ids: Array) -> Array:
         return F.embedding(ids if ids.dtype in (torch.int32, torch.int64) else ids.long(), table)
