@@ -18,7 +18,8 @@ A label may carry a tag in brackets, "kbeta[alpha=0.9]", so that one study can h
 NOTE: `kbeta-static` is K-β in an endless warmup, because that, and not β2_min = β2_max, leaves the bias correction
 1 - β2_max^t of `kbeta` as it is.
 
-NOTE: learning rates come from the testbed's schedule, times `Recipe.lr_factor`, one number per step.
+NOTE: learning rates come from the testbed's schedule, times `Recipe.lr_factor`, one number per step. `lbfgs` searches
+its own step length from a first guess of 1, whatever the schedule; it suits losses without noise.
 """
 
 from __future__ import annotations
@@ -85,6 +86,18 @@ RIVALS: dict[str, Rival] = {
     "adamw": Rival(
         {"torch": "torch.optim:AdamW", "jax": "optax:adamw", "mlx": "mlx.optimizers:AdamW"},
         {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 1e-2},
+    ),
+    # One iteration per step; the line search evaluates the loss and its gradient two or more times.
+    "lbfgs": Rival(
+        {"torch": "torch.optim:LBFGS"},
+        {
+            "max_iter": 1,
+            "max_eval": 20,
+            "history_size": 50,
+            "tolerance_grad": 0.0,
+            "tolerance_change": 0.0,
+            "line_search_fn": "strong_wolfe",
+        },
     ),
 }
 # Options that only one home needs: the switch that makes torch's Adam an AMSGrad.

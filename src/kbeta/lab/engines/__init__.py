@@ -193,8 +193,11 @@ class Engine(Protocol):
         """
         ...
 
-    def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int]) -> Array:
-        """silu(x·w + b) for rows that hold values, slopes and Laplacians: see `kbeta.lab.engines.taylor`."""
+    def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int], *, fused: bool = False) -> Array:
+        """silu(x·w + b) for rows that hold values, slopes and Laplacians: see `kbeta.lab.engines.taylor`.
+
+        `fused` asks PyTorch to compile the elementwise part; JAX and MLX compile it with the step.
+        """
         ...
 
     def take(self, table: Array, ids: Array) -> Array:

@@ -19,7 +19,7 @@ from jax import lax
 from numpy.typing import NDArray
 
 from kbeta.lab.engines import Array, Axis, Batches, Loss, Params, Trainer
-from kbeta.lab.engines.taylor import taylor_layer
+from kbeta.lab.engines.taylor import taylor_silu
 from kbeta.lab.optimizers import Recipe, build_optax
 from kbeta.trace import Trace
 
@@ -140,9 +140,10 @@ def _compiled(
     return chunk, step, build(jnp.zeros((), jnp.result_type(float))).init
 
 
-@functools.partial(jax.checkpoint, static_argnums=(3,))
-def _taylor_layer(x: Array, w: Array, b: Array, counts: tuple[int, int, int]) -> Array:
-    return taylor_layer(ENGINE, x, w, b, counts)
+# Its backward pass works everything out again from z: cheaper than to write it to memory and read it.
+@functools.partial(jax.checkpoint, static_argnums=(2,))
+def _taylor_silu(z: Array, b: Array, counts: tuple[int, int, int]) -> Array:
+    return taylor_silu(ENGINE, z, b, counts)
 
 
 class JaxEngine:
@@ -306,8 +307,8 @@ class JaxEngine:
             scores = jnp.where(mask, scores, -jnp.inf)
         return jnp.einsum("...qk,...kd->...qd", jax.nn.softmax(scores, axis=-1), v)
 
-    def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int]) -> Array:
-        return _taylor_layer(x, w, b, counts)
+    def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int], *, fused: bool = False) -> Array:
+        return _taylor_silu(x @ w, b, counts)
 
     def take(self, table: Array, ids: Array) -> Array:
         return jnp.take(table, ids, axis=0)

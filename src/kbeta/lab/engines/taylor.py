@@ -37,11 +37,10 @@ def rows(counts: Counts) -> tuple[int, int, int, int]:
     return (*ends, ends[1] + n, ends[1] + 2 * n)
 
 
-def taylor_layer(E: Engine, x: Array, w: Array, b: Array, counts: Counts) -> Array:
-    """The channels of f(a), a = x·w + b, from those of x; only the values see the bias."""
+def taylor_silu(E: Engine, z: Array, b: Array, counts: Counts) -> Array:
+    """The channels of f(a) from those of a, where a has the values z + b and the slopes and L of z."""
     n, m, _ = counts
     end = rows(counts)
-    z = x @ w
     a = z[: end[0]] + b
     a1, a2, a3, La = z[end[0] : end[1]], z[end[1] : end[2]], z[end[2] : end[3]], z[end[3] :]
     s = E.sigmoid(a)

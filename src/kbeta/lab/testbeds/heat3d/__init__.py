@@ -83,13 +83,10 @@ class Heat3DProblem(Plain):
         work = sum(self.settings.points.counts) * self.settings.depth * self.settings.width**2
         return int(np.clip(10**10 // work, 1, 500))
 
-    @property
-    def compile(self) -> bool:
-        return self.steps >= 2_000
-
     @functools.cached_property
     def loss(self) -> Loss:
-        return network.Composite(self.settings.points)
+        # Compiling takes some seconds: only for runs that last longer.
+        return network.Composite(self.settings.points, fused=self.steps >= 1_000)
 
     @functools.cached_property
     def params(self) -> Mapping[str, NDArray[Any]]:
@@ -178,6 +175,12 @@ class Heat3D:
 
     def problem(self, settings: Settings, seed: int) -> Problem:
         return Heat3DProblem(settings, seed)
+
+    def figures(self, settings: Settings, runs: Mapping[str, Mapping[str, NDArray[Any]]]) -> list[tuple[Any, str]]:
+        """Pictures for the report, with their descriptions, from the final parameters of runs by label."""
+        from kbeta.lab.testbeds.heat3d import pictures
+
+        return pictures.figures(settings, runs)
 
 
 TESTBEDS: tuple[Testbed, ...] = (Heat3D(),)

@@ -127,12 +127,25 @@ def inside(rng: np.random.Generator, wall: Wall, count: int) -> tuple[Array, Arr
     return rng.uniform(0, 1, count) * (wall.radius(theta) - R_IN) + R_IN, theta
 
 
+def _along(r: Any, theta: Any, z: Any, count: int) -> Array:
+    return np.stack([np.broadcast_to(x, count) for x in (r, theta, z)], 1)
+
+
+def rows_of_interior(x: Array) -> Array:
+    """The five channels of the coordinates (r, θ, z) at points `x`: value, three slopes, and the Laplacian.
+
+    The slopes are along the orthonormal e_r, e_θ and e_z, so that ΔT needs the sum of their squares. Of the
+    coordinates themselves, Δr = 1/r and Δθ = Δz = 0.
+    """
+    n, r = len(x), x[:, 0]
+    return np.concatenate([x, _along(1, 0, 0, n), _along(0, 1 / r, 0, n), _along(0, 0, 1, n), _along(1 / r, 0, 0, n)])
+
+
 @functools.lru_cache(maxsize=4)
 def constants(points: Points, name: str, dtype: str = "float32") -> dict[str, NDArray[Any]]:
     """Rows of the network's input with their channels, in the order of `taylor_layer`, and the boundary targets.
 
-    The interior slopes are along the orthonormal e_r, e_θ/r and e_z, so that L = ΔT needs the sum of their squares, and
-    the Laplacian of the input r, which is 1/r, starts the L channel.
+    Slopes are along z at the outlet, along the normal on the outer wall, and along θ for the pairs.
     """
     rng = np.random.default_rng([POINTS])
     given = case(name)
@@ -154,22 +167,14 @@ def constants(points: Points, name: str, dtype: str = "float32") -> dict[str, ND
     # A fifth of the pairs lie at the inlet.
     z = np.where(np.arange(points.pairs) < points.pairs // 5, 0, rng.uniform(0, LENGTH, points.pairs))
     start = np.stack([rng.uniform(R_IN, R_MAX, points.pairs), np.zeros(points.pairs), z], 1)
-    end = start + [0, 2 * np.pi, 0]
-
-    def along(n_r: Any, n_theta: Any, n_z: Any, count: int) -> Array:
-        return np.stack([np.broadcast_to(x, count) for x in (n_r, n_theta, n_z)], 1)
+    end = start + np.array([0, 2 * np.pi, 0])
 
     n_r, n_theta = given.wall.normal(outer[:, 1])
-    r = interior[:, 0]
+    five = np.split(rows_of_interior(interior), 5)
     x = [
-        *(interior, outlet, outer, start, end, inner, inlet),
-        along(1, 0, 0, n),
-        along(0, 0, 1, nb),
-        along(n_r, n_theta / outer[:, 0], 0, nb),
-        along(0, 1, 0, 2 * points.pairs),
-        along(0, 1 / r, 0, n),
-        along(0, 0, 1, n),
-        along(1 / r, 0, 0, n),
+        *(five[0], outlet, outer, start, end, inner, inlet),
+        *(five[1], _along(0, 0, 1, nb), _along(n_r, n_theta / outer[:, 0], 0, nb), _along(0, 1, 0, 2 * points.pairs)),
+        *five[2:],
     ]
     values = np.concatenate([inner, inlet])
     out = {

@@ -12,6 +12,7 @@ reverse pass gives the gradient.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,7 @@ def init(width: int, depth: int, seed: int) -> dict[str, NDArray[Any]]:
     rng = np.random.default_rng([6, seed])
     sizes = [3, *[width] * (depth - 1), 1]
     params = {}
-    for k, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for k, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
         limit = 1 / np.sqrt(fan_in)
         params[f"layer{k:02d}.w"] = rng.uniform(-limit, limit, (fan_in, fan_out)).astype(np.float32)
         params[f"layer{k:02d}.b"] = rng.uniform(-limit, limit, fan_out).astype(np.float32)
@@ -49,12 +50,13 @@ def depth_of(params: Mapping[str, Any]) -> int:
     return len(params) // 2
 
 
-def channels(E: Engine, params: Params, x: Array, points: Points) -> Array:
+def channels(E: Engine, params: Params, x: Array, points: Points, fused: bool = False) -> Array:
     """The channels of T at rows `x`, as one column; the rows stay in place."""
     last = depth_of(params) - 1
     h = x
     for k in range(last):
-        h = E.taylor_layer(h, params[f"layer{k:02d}.w"], params[f"layer{k:02d}.b"], points.counts)
+        w, b = params[f"layer{k:02d}.w"], params[f"layer{k:02d}.b"]
+        h = E.taylor_layer(h, w, b, points.counts, fused=fused)
     return (h @ params[f"layer{last:02d}.w"])[:, 0]
 
 
@@ -67,11 +69,11 @@ def temperature(E: Engine, params: Params, x: Array) -> Array:
     return E.linear(h, params[f"layer{last:02d}.w"], params[f"layer{last:02d}.b"])[:, 0]
 
 
-def terms(E: Engine, params: Params, batch: Batch, points: Points) -> dict[str, Array]:
+def terms(E: Engine, params: Params, batch: Batch, points: Points, fused: bool = False) -> dict[str, Array]:
     """The mean squares, without their weights, in the order of `WEIGHTS`."""
     n, nb, pairs = points.interior, points.boundary, points.pairs
     end = rows(points.counts)
-    y = channels(E, params, batch["x"], points)
+    y = channels(E, params, batch["x"], points, fused)
     laplacian = y[end[3] :]
     # A slope does not see the last bias.
     at = end[0] + n
@@ -93,10 +95,11 @@ def terms(E: Engine, params: Params, batch: Batch, points: Points) -> dict[str, 
 
 @dataclass(frozen=True)
 class Composite:
-    """The loss for point sets of these sizes."""
+    """The loss for point sets of these sizes; `fused` as in `Engine.taylor_layer`."""
 
     points: Points
+    fused: bool = False
 
     def __call__(self, E: Engine, params: Params, batch: Batch) -> Array:
-        parts = terms(E, params, batch, self.points)
+        parts = terms(E, params, batch, self.points, self.fused)
         return sum((WEIGHTS[name] * part for name, part in parts.items()), start=0.0 * parts["residual"])

@@ -70,7 +70,7 @@ def _line(n: int, length: float) -> tuple[Array, Array]:
 
 
 def _section(given: Case, n_rho: int, n_theta: int) -> tuple[Any, Any, Array, Array]:
-    """K and M of the cross-section, its outer arc ∫φ dS/dz as rows (θ node) × Gauss data, and r at the nodes.
+    """K and M of the cross-section, and θ and r at its nodes.
 
     Node (i, j) of the cross-section, ρ = i/nρ and θ = 2πj/nθ, has the number i·nθ + j.
     """
@@ -103,7 +103,7 @@ def _section(given: Case, n_rho: int, n_theta: int) -> tuple[Any, Any, Array, Ar
     size = (n_rho + 1) * n_theta
     index = np.array([[np.stack([corner[m], corner[n]]) for n in range(4)] for m in range(4)])
     at = (index[:, :, 0].ravel(), index[:, :, 1].ravel())
-    nodes_theta = h_theta * np.arange(n_theta)
+    nodes_theta = h_theta * np.arange(n_theta, dtype=np.float64)
     r_nodes = R_IN + np.linspace(0, 1, n_rho + 1)[:, None] * (wall.radius(nodes_theta) - R_IN)
     make = functools.partial(coo_array, shape=(size, size))
     return make((K.ravel(), at)).tocsc(), make((M.ravel(), at)).tocsc(), nodes_theta, r_nodes
