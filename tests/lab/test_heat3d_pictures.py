@@ -12,7 +12,7 @@ SETTINGS = get("heat3d").presets["smoke"]
 PARAMS = {label: network.init(16, 4, seed) for seed, label in enumerate(("kbeta", "adam95"))}
 
 
-@pytest.fixture()
+@pytest.fixture
 def coarse(monkeypatch: pytest.MonkeyPatch) -> reference.Solution:
     truth = reference.solve_case(geometry.case("paper"), (6, 24, 8))
     monkeypatch.setattr(reference, "solve", lambda case: truth)
