@@ -21,7 +21,8 @@ NOTE: `kbeta-static` is K-β in an endless warmup, because that, and not β2_min
 NOTE: a rival is what its library makes of it. torch and optax differ in NAdam (torch has a schedule of the momentum)
 and in AMSGrad (torch takes the maximum before the bias correction, optax after it).
 
-NOTE: learning rates come from the testbed's schedule, times `Recipe.lr_factor`, one number per step.
+NOTE: learning rates come from the testbed's schedule, times `Recipe.lr_factor`, one number per step. `lbfgs` searches
+its own step length from a first guess of 1, whatever the schedule; it suits losses without noise.
 """
 
 from __future__ import annotations
@@ -88,6 +89,18 @@ RIVALS: dict[str, Rival] = {
     "adamw": Rival(
         {"torch": "torch.optim:AdamW", "jax": "optax:adamw", "mlx": "mlx.optimizers:AdamW"},
         {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 1e-2},
+    ),
+    # One iteration per step; the line search evaluates the loss and its gradient two or more times.
+    "lbfgs": Rival(
+        {"torch": "torch.optim:LBFGS"},
+        {
+            "max_iter": 1,
+            "max_eval": 20,
+            "history_size": 50,
+            "tolerance_grad": 0.0,
+            "tolerance_change": 0.0,
+            "line_search_fn": "strong_wolfe",
+        },
     ),
 }
 # Options that only one home needs: the switch that makes torch's Adam an AMSGrad.

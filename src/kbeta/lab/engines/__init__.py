@@ -13,7 +13,7 @@ operators, `@`, basic indexing and slicing, `.shape`, `.ndim` and `.reshape(*sha
 | reductions  | sum, mean, max, min, argmax                                                                      |
 | shapes      | reshape, transpose, concat, stack, split, expand, broadcast                                      |
 | linear      | matmul, einsum, linear                                                                           |
-| layers      | sigmoid, silu, gelu, softmax, log_softmax, layer_norm, attention, take                           |
+| layers      | sigmoid, silu, gelu, softmax, log_softmax, layer_norm, attention, take, taylor_layer             |
 | losses      | bce_with_logits, cross_entropy                                                                   |
 | autodiff    | stop_gradient, value_and_grad                                                                    |
 | running     | compile, trainer                                                                                 |
@@ -193,6 +193,13 @@ class Engine(Protocol):
 
         `mask` is boolean, broadcastable to (…, queries, keys), True where a query may look. `causal` lets query i look
         at keys 0…i; it cannot be combined with `mask`.
+        """
+        ...
+
+    def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int], *, fused: bool = False) -> Array:
+        """silu(x·w + b) for rows that hold values, slopes and Laplacians: see `kbeta.lab.engines.taylor`.
+
+        `fused` asks PyTorch to compile the elementwise part; JAX and MLX compile it with the step.
         """
         ...
 

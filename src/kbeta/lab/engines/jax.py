@@ -19,6 +19,7 @@ from jax import lax
 from numpy.typing import NDArray
 
 from kbeta.lab.engines import Array, Axis, Batches, Loss, Params, Trainer
+from kbeta.lab.engines.taylor import taylor_silu
 from kbeta.lab.optimizers import Recipe, build_optax
 from kbeta.trace import Trace
 
@@ -143,6 +144,12 @@ def _compiled(
         return out
 
     return chunk, step, build(jnp.zeros((), jnp.result_type(float))).init
+
+
+# Its backward pass works everything out again from z: cheaper than to write it to memory and read it.
+@functools.partial(jax.checkpoint, static_argnums=(2,))
+def _taylor_silu(z: Array, b: Array, counts: tuple[int, int, int]) -> Array:
+    return taylor_silu(ENGINE, z, b, counts)
 
 
 class JaxEngine:
@@ -305,6 +312,9 @@ class JaxEngine:
         if mask is not None:
             scores = jnp.where(mask, scores, -jnp.inf)
         return jnp.einsum("...qk,...kd->...qd", jax.nn.softmax(scores, axis=-1), v)
+
+    def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int], *, fused: bool = False) -> Array:
+        return _taylor_silu(x @ w, b, counts)
 
     def take(self, table: Array, ids: Array) -> Array:
         return jnp.take(table, ids, axis=0)

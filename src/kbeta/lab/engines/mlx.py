@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from numpy.typing import NDArray
 
 from kbeta.lab.engines import Array, Axis, Batches, Loss, Params, Trainer
+from kbeta.lab.engines.taylor import taylor_silu
 from kbeta.lab.optimizers import Recipe, build_mlx
 from kbeta.trace import Trace
 
@@ -270,6 +271,9 @@ class MlxEngine:
         if mask is not None:
             scores = mx.where(mask, scores, -math.inf)
         return mx.softmax(scores, axis=-1) @ v
+
+    def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int], *, fused: bool = False) -> Array:
+        return taylor_silu(self, x @ w, b, counts)
 
     def take(self, table: Array, ids: Array) -> Array:
         return mx.take(table, ids, axis=0)

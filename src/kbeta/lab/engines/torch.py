@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from kbeta.lab.engines import Array, Axis, Batches, Loss, Params, Trainer
+from kbeta.lab.engines.torch_taylor import TaylorLayer
 from kbeta.lab.optimizers import Recipe, build_torch
 from kbeta.trace import Trace
 
@@ -110,6 +111,8 @@ class TorchTrainer:
         self._leaves = list(self._params.values())
         self._constants = {name: _tensor(x) for name, x in constants.items()}
         self._optimizer = build_torch(recipe, list(self._params.items()), diagnostics=traced)
+        # Finds its own step length, for which it evaluates the loss at several points.
+        self._searches = isinstance(self._optimizer, torch.optim.LBFGS)
         self._taken = self._offset = 0
         self._trace_every = trace_every if traced else 0
         self.trace = self._new_trace()
@@ -125,17 +128,27 @@ class TorchTrainer:
         else:
             each = ({k: _tensor(x) for k, x in batch.items()} for batch in batches)
         for batch, lr in zip(each, lrs, strict=True):
+            evaluate = functools.partial(self._evaluate, {**self._constants, **batch})
             for group in self._optimizer.param_groups:
-                group["lr"] = float(lr)
-            loss = self._loss(self._params, {**self._constants, **batch})
-            for p, g in zip(self._leaves, torch.autograd.grad(loss, self._leaves, allow_unused=True), strict=True):
-                p.grad = g
-            self._optimizer.step()
-            losses.append(loss.detach())
+                group["lr"] = 1.0 if self._searches else float(lr)
+            if self._searches:
+                losses.append(torch.as_tensor(self._optimizer.step(evaluate)))
+            else:
+                losses.append(evaluate())
+                self._optimizer.step()
         self._taken += len(losses)
         if self.trace is not None:
             self._optimizer.pull(_Shifted(self.trace, self._offset))
         return torch.stack(losses).to(torch.float64).cpu().numpy() if losses else np.zeros(0)
+
+    def _evaluate(self, batch: Params) -> torch.Tensor:
+        """The loss, with its gradient left in the parameters."""
+        with torch.enable_grad():
+            loss = self._loss(self._params, batch)
+            grads = torch.autograd.grad(loss, self._leaves, allow_unused=True)
+        for p, g in zip(self._leaves, grads, strict=True):
+            p.grad = g
+        return loss.detach()
 
     def arrays(self) -> Params:
         return {name: p.detach() for name, p in self._params.items()}
@@ -313,6 +326,9 @@ class TorchEngine:
         if causal and mask is not None:
             raise ValueError("`causal=True` cannot be combined with `mask`: put the causal part into the mask")
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+
+    def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int], *, fused: bool = False) -> Array:
+        return TaylorLayer.apply(x, w, b, counts, fused)
 
     def take(self, table: Array, ids: Array) -> Array:
         return F.embedding(ids if ids.dtype in (torch.int32, torch.int64) else ids.long(), table)

@@ -1,0 +1,312 @@
+"""Testbed B: derivatives, loss, geometry and the run as a whole."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kbeta.lab import engines, optimizers, testbeds, train
+from kbeta.lab.engines.taylor import rows
+from kbeta.lab.spec import RunSpec
+from kbeta.lab.testbeds.heat3d import Heat3DProblem, Settings, geometry, network
+from kbeta.lab.testbeds.heat3d.geometry import LENGTH, R_IN, Points
+
+torch = pytest.importorskip("torch")
+from kbeta.lab.engines.torch_taylor import TaylorLayer, has_compiler, passes  # noqa: E402
+
+POINTS = Points(interior=60, boundary=24, pairs=10)
+
+
+def scaled(dtype: Any, factor: float = 2.5, depth: int = 6, width: int = 24) -> dict[str, NDArray[Any]]:
+    """A network with weights scaled up, as the Laplacian of a fresh deep one is lost in rounding."""
+    return {
+        name: (p * factor if name.endswith(".w") else p).astype(dtype)
+        for name, p in network.init(width, depth, 3).items()
+    }
+
+
+def batch(dtype: Any = np.float32, case: str = "paper") -> dict[str, NDArray[Any]]:
+    return geometry.constants(POINTS, case, np.dtype(dtype).name)
+
+
+def nested(params: dict[str, Any], x: Any) -> tuple[Any, Any, Any]:
+    """T, its gradient and its Laplacian in cylindrical coordinates at the rows of `x`, by autograd of autograd."""
+    E = engines.get("torch")
+    x = x.clone().requires_grad_()
+    T = network.temperature(E, params, x)
+    (g,) = torch.autograd.grad(T.sum(), x, create_graph=True)
+    second = [torch.autograd.grad(g[:, k].sum(), x, create_graph=True)[0][:, k] for k in range(3)]
+    r = x[:, 0]
+    return T, g, second[0] + g[:, 0] / r + second[1] / r**2 + second[2]
+
+
+def nested_terms(params: dict[str, Any], constants: dict[str, Any], points: Points) -> dict[str, Any]:
+    """The terms of the loss from nested autograd and the plain formulas of the boundary conditions."""
+    n, nb, pairs = points.interior, points.boundary, points.pairs
+    ends = np.cumsum([n, nb, nb, pairs, pairs, nb, nb])
+    interior, outlet, outer, start, end, inner, inlet = (
+        constants["x"][a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)
+    )
+    square = lambda x: torch.mean(x**2)  # noqa: E731
+    theta = outer[:, 1]
+    R, slope = 1 + 0.25 * torch.sin(3 * theta), 0.75 * torch.cos(3 * theta)
+    _, g, _ = nested(params, outer)
+    normal = (g[:, 0] - slope / R**2 * g[:, 1]) / torch.sqrt(1 + (slope / R) ** 2)
+    T0, g0, _ = nested(params, start)
+    T1, g1, _ = nested(params, end)
+    return {
+        "residual": square(nested(params, interior)[2]),
+        "inner": square(nested(params, inner)[0] - constants["value"][:nb]),
+        "inlet": square(nested(params, inlet)[0] - constants["value"][nb:]),
+        "outlet": square(nested(params, outlet)[1][:, 2] - constants["outlet"]),
+        "outer": square(normal - constants["outer"]),
+        "periodic": square(T0 - T1) + square(g0[:, 1] - g1[:, 1]),
+    }
+
+
+def nested_loss(params: dict[str, Any], constants: dict[str, Any], points: Points) -> Any:
+    parts = nested_terms(params, constants, points)
+    weights = {"residual": 1, "inner": 1.25, "inlet": 5, "outlet": 1.25, "outer": 2.5, "periodic": 2.5}
+    return sum(weights[name] * part for name, part in parts.items())
+
+
+def close(a: Any, b: Any, tolerance: float) -> None:
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b)
+
+
+def tensors(arrays: dict[str, NDArray[Any]], leaves: bool = False) -> dict[str, Any]:
+    return {name: torch.tensor(x, requires_grad=leaves) for name, x in arrays.items()}
+
+
+PRECISIONS = [(np.float32, 1e-5), (np.float64, 1e-10)]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
+@pytest.mark.parametrize("factor", [2.0, 3.0])
+@pytest.mark.parametrize("way", ["eager", "plain"])
+def test_taylor_channels_equal_nested_autodiff(dtype: Any, tolerance: float, factor: float, way: str) -> None:
+    E = engines.get("torch")
+    params, x = tensors(scaled(dtype, factor)), torch.tensor(batch(dtype)["x"])
+    if way == "plain":
+        E = _plain(E)
+    y = network.channels(E, params, x, POINTS)
+    n, end = POINTS.interior, rows(POINTS.counts)
+    # The right answer to more digits than either way has.
+    exact = {name: p.double() for name, p in params.items()}
+    T, g, laplacian = nested(exact, torch.tensor(batch(np.float64)["x"][: end[0]]))
+    values = y[: end[0]] + params["layer05.b"]
+    assert float(laplacian.detach()[:n].abs().max()) > 1e-3
+    close(values.detach(), T.detach(), tolerance)
+    slopes = torch.stack([y[end[0] : end[0] + n], y[end[1] : end[2]] * x[:n, 0], y[end[2] : end[3]]], 1)
+    close(slopes.detach(), g[:n].detach(), tolerance)
+    close(y[end[3] :].detach(), laplacian[:n].detach(), tolerance)
+
+
+def _plain(E: Any) -> Any:
+    """The engine with the formula of `taylor_layer` instead of the hand-written function."""
+    from kbeta.lab.engines import taylor
+
+    class Plain(type(E)):  # type: ignore[misc]
+        def taylor_layer(self, x: Any, w: Any, b: Any, counts: Any, *, fused: bool = False) -> Any:
+            return taylor.taylor_silu(self, x @ w, b, counts)
+
+    return Plain()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
+@pytest.mark.parametrize("factor", [2.0, 3.0])
+def test_the_loss_and_its_gradient_equal_reverse_over_reverse(dtype: Any, tolerance: float, factor: float) -> None:
+    E = engines.get("torch")
+    params, constants = scaled(dtype, factor), tensors(batch(dtype))
+    loss = functools.partial(network.Composite(POINTS), E)
+    value, grads = E.value_and_grad(loss)(tensors(params), constants)
+    leaves = {name: p.double().requires_grad_() for name, p in tensors(params).items()}
+    expected = nested_loss(leaves, tensors(batch(np.float64)), POINTS)
+    close(value, expected.detach(), tolerance)
+    for name, g in zip(leaves, torch.autograd.grad(expected, list(leaves.values())), strict=True):
+        close(grads[name], g, tolerance)
+
+
+def test_the_hand_written_layer_passes_gradcheck() -> None:
+    counts = (3, 2, 2)
+    generator = torch.Generator().manual_seed(0)
+    height = rows(counts)[3] + counts[0]
+    x, w, b = (
+        torch.randn(*s, generator=generator, dtype=torch.float64).requires_grad_() for s in ((height, 4), (4, 5), (5,))
+    )
+    assert torch.autograd.gradcheck(functools.partial(_apply, TaylorLayer, counts), (x, w, b))
+
+
+def _apply(layer: Any, counts: Any, x: Any, w: Any, b: Any) -> Any:
+    return layer.apply(x, w, b, counts, False)
+
+
+def test_without_a_compiler_the_layer_stays_eager_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kbeta.lab.engines.torch_taylor.has_compiler", lambda: False)
+    with pytest.warns(UserWarning, match=r"no C\+\+ compiler found.*Install g\+\+ or clang\+\+"):
+        forward, _ = passes.__wrapped__((1, 1, 1), True)
+    z, b = torch.randn(8, 2), torch.zeros(2)
+    assert torch.equal(forward(z, b), passes((1, 1, 1), False)[0](z, b))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # from torch.compile itself
+@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
+def test_the_compiled_step_has_the_same_derivatives(dtype: Any, tolerance: float) -> None:
+    if not has_compiler():
+        pytest.skip("no C++ compiler")
+    E = engines.get("torch")
+    params, constants = scaled(dtype), tensors(batch(dtype))
+    loss = functools.partial(network.Composite(POINTS, fused=True), E)
+    value, grads = E.value_and_grad(loss)(tensors(params), constants)
+    leaves = {name: p.double().requires_grad_() for name, p in tensors(params).items()}
+    expected = nested_loss(leaves, tensors(batch(np.float64)), POINTS)
+    close(value, expected.detach(), tolerance)
+    for name, g in zip(leaves, torch.autograd.grad(expected, list(leaves.values())), strict=True):
+        close(grads[name], g, tolerance)
+
+
+@pytest.mark.parametrize("engine", ["jax", "mlx"])
+def test_engines_agree_on_loss_terms_and_gradient(engine: str) -> None:
+    pytest.importorskip(engine if engine == "jax" else "mlx.core")
+    params, constants = scaled(np.float32), batch()
+    found = {}
+    for name in ("torch", engine):
+        E = engines.get(name)
+        p, c = ({k: E.array(x) for k, x in d.items()} for d in (params, constants))
+        value, grads = E.value_and_grad(functools.partial(network.Composite(POINTS), E))(p, c)
+        parts = {k: float(E.numpy(x)) for k, x in network.terms(E, p, c, POINTS).items()}
+        found[name] = float(E.numpy(value)), {k: E.numpy(g) for k, g in grads.items()}, parts
+    (value, grads, parts), (expected, expected_grads, expected_parts) = found[engine], found["torch"]
+    assert value == pytest.approx(expected, rel=1e-4)
+    assert parts == pytest.approx(expected_parts, rel=1e-4)
+    for name, g in grads.items():
+        close(g, expected_grads[name], 1e-4)
+
+
+def test_the_loss_is_the_weighted_sum_of_its_terms() -> None:
+    E = engines.get("torch")
+    params, constants = tensors(scaled(np.float32)), tensors(batch())
+    parts = network.terms(E, params, constants, POINTS)
+    weights = {"residual": 1, "inner": 1.25, "inlet": 5, "outlet": 1.25, "outer": 2.5, "periodic": 2.5}
+    total = sum(weights[name] * float(part) for name, part in parts.items())
+    assert float(network.Composite(POINTS)(E, params, constants)) == pytest.approx(total, rel=1e-6)
+
+
+def test_points_lie_where_their_condition_holds() -> None:
+    points = Points(interior=4_000, boundary=2_000, pairs=400)
+    x = geometry.constants(points, "paper")["x"].astype(np.float64)
+    n, nb, pairs = 4_000, 2_000, 400
+    ends = np.cumsum([n, nb, nb, pairs, pairs, nb, nb])
+    interior, outlet, outer, start, end, inner, inlet = (x[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True))
+    assert x.shape == (33_600, 3)
+    for part in (interior, outlet, inlet):
+        assert (part[:, 0] >= R_IN).all()
+        assert (part[:, 0] <= 1 + 0.25 * np.sin(3 * part[:, 1]) + 1e-6).all()
+    np.testing.assert_allclose(outer[:, 0], 1 + 0.25 * np.sin(3 * outer[:, 1]), rtol=1e-6)
+    np.testing.assert_allclose(inner[:, 0], R_IN, rtol=1e-6)
+    assert (outlet[:, 2] == LENGTH).all()
+    assert (inlet[:, 2] == 0).all()
+    assert (start[:, 2] == 0).sum() == pairs // 5
+    np.testing.assert_array_equal(start[:, [0, 2]], end[:, [0, 2]])
+    np.testing.assert_allclose(end[:, 1], 2 * np.pi, rtol=1e-6)
+    # θ is uniform: a quarter of the circle holds a quarter of the points, give or take five standard deviations.
+    assert abs((interior[:, 1] < np.pi / 2).mean() - 0.25) < 5 * np.sqrt(0.25 * 0.75 / n)
+
+
+def test_the_flux_is_the_papers() -> None:
+    np.testing.assert_allclose(geometry.flux(np.array([0, 2.5, 5, 7.5, 10])), [0, 0, 0.25, 0.5, 0.5])
+
+
+def test_the_normal_is_a_unit_vector_across_the_wall() -> None:
+    wall, theta = geometry.Wall(), np.linspace(0, 2 * np.pi, 50)
+    n_r, n_theta = wall.normal(theta)
+    np.testing.assert_allclose(n_r**2 + n_theta**2, 1)
+    # The wall runs along (R', R) in (e_r, e_θ).
+    np.testing.assert_allclose(n_r * wall.slope(theta) + n_theta * wall.radius(theta), 0, atol=1e-14)
+    assert (n_r > 0).all()
+
+
+def test_the_learning_rate_is_a_cosine_and_then_constant() -> None:
+    problem = Heat3DProblem(Settings(), seed=0)
+    lr = problem.lr(np.array([0, 20_000, 40_000, 99_999]))
+    np.testing.assert_allclose(lr, [1e-2, (1e-2 + 1e-5) / 2, 1e-5, 1e-5], rtol=1e-12)
+
+
+def test_the_seed_sets_the_network_and_not_the_points() -> None:
+    a, b = (Heat3DProblem(testbeds.get("heat3d").presets["smoke"], seed) for seed in (0, 1))
+    assert a.constants is b.constants
+    assert not np.array_equal(a.params["layer00.w"], b.params["layer00.w"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"depth": 1}, "`depth` must be >= 2 linear layers; got 1"),
+        ({"case": "papr"}, "did you mean 'paper'"),
+        ({"lr_end": 1.0}, "lr_end <= lr; got lr=0.01, lr_end=1.0"),
+        ({"pairs": 0}, "`pairs` must be >= 1; got 0"),
+    ],
+)
+def test_bad_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Settings(**changes)
+
+
+@pytest.mark.parametrize("engine", ["torch", "jax", "mlx"])
+def test_a_smoke_run_reports_terms_and_error(engine: str) -> None:
+    pytest.importorskip({"mlx": "mlx.core"}.get(engine, engine))
+    result = train.run(RunSpec(testbed="heat3d", engine=engine, settings={"steps": 20, "ramp": 10}))
+    assert result.status == "ok"
+    assert result.endpoint == result.metrics["final_loss"]
+    weighted = sum(network.WEIGHTS[name] * result.metrics[f"loss_{name}"] for name in network.WEIGHTS)
+    assert result.metrics["final_loss"] == pytest.approx(weighted)
+    assert {"error", "error_max", "T_min", "T_negative"} <= set(result.metrics)
+
+
+def test_the_second_order_rival_falls_below_adam_in_as_many_steps() -> None:
+    settings = {"steps": 60, "ramp": 60, "case": "harmonic"}
+    found = {arm: train.run(RunSpec(testbed="heat3d", optimizer=arm, settings=settings)) for arm in ("lbfgs", "adam95")}
+    assert found["lbfgs"].status == "ok"
+    assert found["lbfgs"].metrics["final_loss"] < found["adam95"].metrics["final_loss"]
+
+
+def test_lbfgs_continues_from_its_state_bit_for_bit() -> None:
+    E = engines.get("torch")
+    problem = Heat3DProblem(testbeds.get("heat3d").presets["smoke"], seed=0)
+    make = functools.partial(
+        E.trainer, problem.loss, problem.params, optimizers.recipe("lbfgs"), constants=problem.constants
+    )
+    through, first, second = make(), make(), make()
+    through.run({}, np.ones(8))
+    first.run({}, np.ones(4))
+    second.restore(first.state())
+    second.run({}, np.ones(4))
+    for name, p in through.params().items():
+        np.testing.assert_array_equal(p, second.params()[name])
+
+
+@pytest.mark.slow
+def test_a_trained_network_finds_a_known_harmonic_solution() -> None:
+    settings = {"case": "harmonic", "steps": 4_000, "ramp": 4_000, "width": 32, "interior": 500, "boundary": 250}
+    result = train.run(RunSpec(testbed="heat3d", settings=settings))
+    assert result.metrics["final_loss"] < 1e-3
+    # T* runs from 0.1 to 1.4.
+    assert result.metrics["error"] < 0.02
+
+
+def test_a_short_training_halves_the_error_of_a_known_solution() -> None:
+    problem = Heat3DProblem(
+        Settings(200, 200, width=16, depth=4, interior=64, boundary=32, pairs=10, case="harmonic"), 0
+    )
+    E = engines.get("torch")
+    before = problem.evaluate(E, tensors(dict(problem.params)), problem.steps)
+    trainer = E.trainer(problem.loss, problem.params, optimizers.recipe("adam95"), constants=problem.constants)
+    trainer.run({}, problem.lr(np.arange(200)))
+    after = problem.evaluate(E, trainer.arrays(), problem.steps)
+    assert after["error"] < before["error"] / 2
