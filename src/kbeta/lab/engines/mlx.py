@@ -29,10 +29,11 @@ _DTYPES = {
 
 
 def _array(x: Any) -> Array:
-    """NumPy → MLX with the dtype kept: mx.array makes float32 of float64."""
-    if isinstance(x, np.ndarray) and x.dtype == np.float64:
-        return mx.array(x, dtype=mx.float64)
-    return mx.array(x)
+    """NumPy → MLX with the dtype kept, as mx.array makes float32 of float64, and with any strides."""
+    if not isinstance(x, np.ndarray):
+        return mx.array(x)
+    x = x if x.flags.c_contiguous else np.array(x, order="C")
+    return mx.array(x, dtype=mx.float64) if x.dtype == np.float64 else mx.array(x)
 
 
 def _host(x: Array) -> NDArray[Any]:
@@ -41,7 +42,7 @@ def _host(x: Array) -> NDArray[Any]:
 
 
 def _device(saved: NDArray[Any], like: Array) -> Array:
-    x = mx.array(np.asarray(saved)) if saved.dtype != np.float64 else mx.array(saved, dtype=mx.float64)
+    x = _array(np.asarray(saved))
     return x.view(mx.bfloat16) if like.dtype == mx.bfloat16 else x.astype(like.dtype)
 
 
