@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -113,9 +113,11 @@ class Heat2D:
     @property
     def presets(self) -> Mapping[str, Settings]:
         return {
-            "smoke": Settings(
-                **{"samples": 40, "grid": 10, "frames": 20, "width": 16, "layers": 2, "heads": 2, "mlp": 8},
-                **{"epochs": 10, "schedule": "1:1e-3 6:1e-4", "evaluate_epochs": 5, "rollout": 4},
+            "smoke": replace(
+                Settings(samples=40, grid=10, frames=20, width=16, layers=2, heads=2, mlp=8, rollout=4),
+                epochs=10,
+                schedule="1:1e-3 6:1e-4",
+                evaluate_epochs=5,
             ),
             "laptop": Settings(samples=400, frames=101, width=128, layers=4, heads=4, mlp=64),
             "paper": Settings(),

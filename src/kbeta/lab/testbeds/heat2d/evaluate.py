@@ -40,7 +40,7 @@ def _predict(
 
 
 def one_shot(E: Engine, settings: Settings, params: Params, truth: Frames, alpha: NDArray[Any]) -> Frames:
-    """Frames as the model gives them in one pass; in causal mode frame 0, which it does not predict, is the true one."""
+    """Frames as the model gives them in one pass; frame 0, which a causal one does not predict, is the true one."""
     if settings.mask == "block":
         return _predict(E, settings, params, truth[:, : settings.known], alpha, settings.frames)
     rest = _predict(E, settings, params, truth[:, :-1], alpha, settings.frames - 1)
