@@ -157,7 +157,7 @@ def test_a_finished_study_prints_its_table_and_comparison(tmp_path: Path) -> Non
         "        raise RuntimeError('out of luck')\n"
         "    return 1.0 + trial.seed + len(trial.arm)\n"
     )
-    arguments = ["study", "task.py:train", "--seeds", "0-3", "--optimizers", "kbeta,adam95", "--no-report"]
+    arguments = ["study", "task.py:train", "--seeds", "0-3", "--optimizers", "kbeta,adam95"]
     done = kbeta(*arguments, cwd=tmp_path)
     assert done.returncode == 1
     words = " ".join(done.stdout.split())
@@ -166,8 +166,15 @@ def test_a_finished_study_prints_its_table_and_comparison(tmp_path: Path) -> Non
     assert "adam95 seed 2: failed: RuntimeError: out of luck" in words
     assert "kbeta vs adam95 3/0/0" in words
     assert "[1/8]" in done.stderr
-    assert done.stderr.strip().endswith("--no-report --retry-failed")
-    assert (tmp_path / "results" / "task.train" / "study.json").exists()
+    assert done.stderr.strip().endswith("--optimizers kbeta,adam95 --retry-failed")
+    assert "Report: results/task.train/report.html" in words
+    page = tmp_path / "results" / "task.train" / "report.html"
+    assert "out of luck" in page.read_text()
+
+    page.unlink()
+    again = kbeta("report", "results/task.train", cwd=tmp_path)
+    assert (again.returncode, again.stdout) == (0, "results/task.train/report.html\n")
+    assert page.exists()
 
 
 def test_doctor_tells_what_is_installed_and_which_front_ends_import() -> None:

@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
 import kbeta
 from kbeta.lab import engines, store, testbeds, worker
@@ -396,6 +396,7 @@ class _Queue:
 class _Worker:
     number: int
     process: subprocess.Popen[bytes]
+    tasks: BinaryIO
     events: int
     spec: RunSpec | None = None
     since: float = 0.0
@@ -449,7 +450,7 @@ class _Pool:
             raise
         finally:
             os.close(send)
-        member = _Worker(number, process, receive)
+        member = _Worker(number, process, cast(BinaryIO, process.stdin), receive)
         os.set_blocking(receive, False)
         selector.register(receive, selectors.EVENT_READ, member)
         self.alive.append(member)
@@ -459,10 +460,9 @@ class _Pool:
         member.spec, member.since = spec, time.perf_counter()
         if self.observer is not None:
             self.observer.started(spec)
-        assert member.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # a dead worker is dealt with when its end is seen
-            member.process.stdin.write(self.tasks[spec.id].model_dump_json().encode() + b"\n")
-            member.process.stdin.flush()
+            member.tasks.write(self.tasks[spec.id].model_dump_json().encode() + b"\n")
+            member.tasks.flush()
 
     def _read(self, member: _Worker) -> None:
         try:
@@ -482,22 +482,21 @@ class _Pool:
                 if self.observer is not None:
                     self.observer.progress(member.spec, event["step"], event["steps"], event["loss"])
             else:
-                self._finished(member)
+                self._finished(member.spec, member.since, "the run ended but its result.json is gone")
+                member.spec = None
+                if (spec := self.queue.take(member.number)) is not None:
+                    self._give(member, spec)
+                else:
+                    member.tasks.close()
 
-    def _finished(self, member: _Worker) -> None:
-        assert member.spec is not None
-        result = self.study.result(member.spec)
+    def _finished(self, spec: RunSpec, since: float, otherwise: str) -> None:
+        """Tell the result of a run; `otherwise` is its error when it left none."""
+        result = self.study.result(spec)
         if result is None:
-            result = worker.failed("the run ended but its result.json is gone", time.perf_counter() - member.since)
-            self.study.finish(member.spec, result)
+            result = worker.failed(otherwise, time.perf_counter() - since)
+            self.study.finish(spec, result)
         if self.observer is not None:
-            self.observer.finished(member.spec, result)
-        member.spec = None
-        if (spec := self.queue.take(member.number)) is not None:
-            self._give(member, spec)
-        else:
-            assert member.process.stdin is not None
-            member.process.stdin.close()
+            self.observer.finished(spec, result)
 
     def _gone(self, member: _Worker, selector: selectors.BaseSelector) -> None:
         """A worker has ended: by itself when it had nothing left, else in the middle of a run."""
@@ -506,14 +505,8 @@ class _Pool:
         self.alive.remove(member)
         if member.spec is None:
             return
-        result = self.study.result(member.spec)
-        if result is None:
-            output = self.study.folder(member.spec) / "output.txt"
-            reason = f"{_reason(member.process.returncode)}{_tail(output)}"
-            result = worker.failed(reason, time.perf_counter() - member.since)
-            self.study.finish(member.spec, result)
-        if self.observer is not None:
-            self.observer.finished(member.spec, result)
+        output = _tail(self.study.folder(member.spec) / "output.txt")
+        self._finished(member.spec, member.since, _reason(member.process.returncode) + output)
         self._start(member.number, selector)
 
     def _stop(self, selector: selectors.BaseSelector) -> None:
@@ -533,9 +526,8 @@ class _Pool:
     def _release(member: _Worker, selector: selectors.BaseSelector) -> None:
         selector.unregister(member.events)
         os.close(member.events)
-        assert member.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # a task that a dead worker never read
-            member.process.stdin.close()
+            member.tasks.close()
 
 
 # ------------------------------------------------------------------------------------------------------------- results
