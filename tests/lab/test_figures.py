@@ -49,6 +49,7 @@ DRAWN: dict[str, Callable[[], Figure]] = {
     "pairs": lambda: figures.pairs(comparison().contrasts, log=True),
     "pairs of accuracies": lambda: figures.pairs(comparison(log=False).contrasts, higher_is_better=True),
     "endpoints": lambda: figures.endpoints(values(), log=True),
+    "a long label": lambda: figures.endpoints(values(), log=True, label="mean held-out loss of the last steps " * 3),
     "forest of ratios": lambda: figures.forest(comparison()),
     "forest of differences": lambda: figures.forest(comparison(log=False)),
     "violins": lambda: figures.violins(traces(), title="kbeta"),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from textwrap import fill
 from typing import Any, ParamSpec
 
 import matplotlib as mpl
@@ -20,7 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike, NDArray
 
 from kbeta.lab.stats import Comparison, Contrast, Seed, Values, effect_name, quantile, show_ci
@@ -210,7 +211,7 @@ def loss_curves(
         left.set_yscale("log")
     left.set_title("every seed")
     right.set_title("mean ± sd over seeds" + (" (of log10 loss)" if log else ""))
-    left.set_ylabel(label + (f"\n(points: means of up to {block} records)" if block > 1 else ""))
+    left.set_ylabel(fill(label, 34) + (f"\n(points: means of up to {block} records)" if block > 1 else ""))
     for axes in (left, right):
         axes.set_xlabel("step")
         axes.margins(x=0.02)
@@ -275,7 +276,7 @@ def endpoints(values: Values, *, log: bool = False, higher_is_better: bool = Fal
     axes.set_xticks(range(len(values)), list(values), rotation=0 if len(values) < 5 else 30)
     axes.set_xlim(-0.6, len(values) - 0.4)
     axes.grid(visible=False, axis="x")
-    axes.set_ylabel(label)
+    axes.set_ylabel(fill(label, 34))
     axes.set_title("every run; bar: median")
     return figure
 
@@ -315,7 +316,7 @@ def pairs(
     for axes in grid[len(contrasts) :]:
         axes.set_visible(False)
     for axes in grid[::columns]:
-        axes.set_ylabel(label)
+        axes.set_ylabel(fill(label, 34))
     keys = [
         Line2D([], [], color=BLUE, label="second better"),
         Line2D([], [], color=VERMILLION, ls="--", label="second worse"),
@@ -359,13 +360,13 @@ def forest(comparison: Comparison) -> Figure:
         axes.set_xlim(min(low, 0.9), max(high, 1.1))
         low, high = axes.get_xlim()
         if high / low < 30:
-            ticks = [t for t in (0.1, 0.2, 0.5, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20) if low <= t <= high]
-            if high / low > 2.5:
-                ticks = [t for t in ticks if t not in (0.9, 1.1, 0.8, 1.2)]
+            near, far = (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2), (0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 10, 20)
+            ticks = [t for t in (near if high / low < 2.5 else far) if low <= t <= high]
             axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_xlim(min(low, neutral), max(high, neutral))
+        axes.xaxis.set_major_locator(MaxNLocator(5))
     side = f"right of {neutral:g}: the first named is better"
     axes.set_xlabel(f"{effect_name(comparison)}, {100 * comparison.confidence:g} % interval\n({side})")
     return figure
