@@ -5,7 +5,7 @@
     quantize.py    fake quantization with straight-through gradients
     model.py       tokens, attention, prediction, loss
     evaluate.py    errors on training, validation and test cases; roll-out
-    pictures.py    truth and predictions; curves with the schedule
+    pictures.py    truth beside predictions, errors over time
 
 NOTE: the paper's endpoint is the training MSE after the last epoch: here the plain MSE of all training cases with the
 final weights, without the other terms of the loss. Validation and test stand beside it.
@@ -141,6 +141,12 @@ class Heat2D:
 
     def problem(self, settings: Settings, seed: int) -> Problem:
         return Heat2DProblem(settings, seed)
+
+    def figures(self, settings: Settings, runs: Mapping[str, Mapping[str, NDArray[Any]]]) -> list[tuple[Any, str]]:
+        """Pictures for the report, with their descriptions, from the final parameters of runs by label."""
+        from kbeta.lab.testbeds.heat2d import pictures
+
+        return pictures.figures(settings, runs)
 
 
 TESTBEDS: tuple[Testbed, ...] = (Heat2D(),)

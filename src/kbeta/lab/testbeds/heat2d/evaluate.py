@@ -7,13 +7,12 @@ roll-out    the model's own frames are fed back: `known` at a time in block mode
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kbeta.lab import engines
 from kbeta.lab.engines import Array, Batch, Engine, Params
 from kbeta.lab.testbeds.heat2d import model
 from kbeta.lab.testbeds.heat2d.data import Cases, cases
@@ -25,9 +24,9 @@ PIECE = 16 * 2**20
 
 
 @functools.lru_cache(maxsize=16)
-def _predictor(engine: str, settings: Settings, count: int) -> Callable[[Params, Batch], Array]:
+def _predictor(engine: Hashable, settings: Settings, count: int) -> Callable[[Params, Batch], Array]:
     """Compiled `model.predict`."""
-    E = engines.get(engine)
+    E = cast(Engine, engine)
     return E.compile(lambda params, batch: model.predict(E, settings, params, batch, count))
 
 
@@ -35,7 +34,7 @@ def _predict(
     E: Engine, settings: Settings, params: Params, given: NDArray[Any], alpha: NDArray[Any], count: int
 ) -> Frames:
     batch = {"given": np.ascontiguousarray(given), "alpha": np.asarray(alpha, np.float32), **model.rotations(settings)}
-    predicted = _predictor(E.name, settings, count)(params, {name: E.array(x) for name, x in batch.items()})
+    predicted = _predictor(cast(Hashable, E), settings, count)(params, {name: E.array(x) for name, x in batch.items()})
     return E.numpy(predicted)
 
 
