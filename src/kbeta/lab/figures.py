@@ -154,7 +154,11 @@ def _blocks(steps: Array, losses: Array) -> tuple[Array, Array, int]:
 
 @_styled
 def loss_curves(
-    curves: Mapping[str, Mapping[Seed, Curve]], *, log: bool | None = None, label: str = "training loss"
+    curves: Mapping[str, Mapping[Seed, Curve]],
+    *,
+    log: bool | None = None,
+    label: str = "training loss",
+    lr: Curve | None = None,
 ) -> Figure:
     """Loss against step: every seed on the left, mean ± sd over seeds on the right.
 
@@ -165,6 +169,7 @@ def loss_curves(
       curves: optimizer → seed → (steps, losses).
       log: a log axis; None decides by the spread of the losses.
       label: of the loss axis.
+      lr: (steps, learning rates), drawn dashed on an axis of its own unless the rate is constant.
     """
     drawn: dict[str, list[tuple[Array, Array, bool]]] = {}
     block = 1
@@ -215,6 +220,21 @@ def loss_curves(
     for axes in (left, right):
         axes.set_xlabel("step")
         axes.margins(x=0.02)
+    rates = np.asarray(lr[1], float) if lr is not None else np.zeros(0)
+    if lr is not None and rates.size and rates.min() < rates.max():
+        scale = "log" if log_suits(rates) else "linear"
+        for axes in (left, right):
+            twin = axes.twinx()
+            (line,) = twin.plot(lr[0], rates, color=GREY, ls="--", lw=1, drawstyle="steps-pre", label="learning rate")
+            twin.set_yscale(scale)
+            twin.grid(visible=False)
+            twin.spines["right"].set_visible(True)
+            twin.tick_params(axis="y", colors=GREY)
+            if axes is right:
+                twin.set_ylabel("learning rate", color=GREY)
+            else:
+                twin.yaxis.set_major_formatter(NullFormatter())
+        handles.append(line)
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 4))
     return figure
 

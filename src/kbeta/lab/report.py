@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 from matplotlib.figure import Figure
 
-from kbeta.lab import figures, stats
+from kbeta.lab import figures, stats, testbeds
 from kbeta.lab import study as studies
 from kbeta.lab.optimizers import CONTROLS
 from kbeta.lab.stats import Comparison, Contrast, Seed, Values, show, show_ci
@@ -59,6 +60,7 @@ class ReportData:
       options: arm → resolved optimizer options.
       environment: the machine.
       versions: of the software.
+      pictures: the testbed's own, each with its description.
     """
 
     title: str
@@ -73,6 +75,7 @@ class ReportData:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
+    pictures: Sequence[tuple[Figure, str]] = ()
 
     def values(self, endpoint: Endpoint) -> dict[str, dict[Seed, float]]:
         """{arm: {seed: value}}: NaN for a diverged run, nothing for a failed or unfinished one."""
@@ -359,7 +362,12 @@ def _training(data: ReportData) -> list[Picture]:
                 cut = run.status == "diverged" and math.isfinite(losses[-1])
                 curve = ([*steps, steps[-1]], [*losses, math.nan]) if cut else (steps, losses)
                 curves.setdefault(arm, {})[run.seed] = curve
-    return [picture(figures.loss_curves(curves), "Training loss against step, every seed and mean ± sd")]
+    # The schedule that all arms share, not the one that a -warm arm makes of it.
+    plain = [
+        run.curve for run in data.runs if run.curve.get("lr") and not run.optimizer.partition("[")[0].endswith("-warm")
+    ]
+    lr = (plain[0]["step"], plain[0]["lr"]) if plain else None
+    return [picture(figures.loss_curves(curves, lr=lr), "Training loss against step, every seed and mean ± sd")]
 
 
 def _traces(data: ReportData) -> list[Picture]:
@@ -399,6 +407,7 @@ def render(data: ReportData) -> str:
         counts=counts,
         failed=[run for run in data.runs if run.status == "failed"],
         training=_training(data),
+        pictures=[picture(figure, description) for figure, description in data.pictures],
         traces=_traces(data),
         runs={(run.optimizer, run.seed): run for run in data.runs},
         options=_options(data.options),
@@ -465,7 +474,29 @@ def from_study(study: Study) -> ReportData:
         options={arm: finished[arm]["optimizer"] for arm in arms if "optimizer" in finished.get(arm, {})},
         environment=record.environment,
         versions=record.versions,
+        pictures=_own_pictures(study, stored),
     )
+
+
+def _own_pictures(study: Study, stored: Sequence[StoredRun]) -> list[tuple[Figure, str]]:
+    """What the testbed draws of final parameters: those of the first seed that most arms finished, by arm."""
+    record = study.record
+    draw = None if record.code else getattr(testbeds.get(record.testbed), "figures", None)
+    done = [run for run in stored if run.result and run.result.status == "ok" and (run.folder / "params.npz").exists()]
+    if draw is None or not done:
+        return []
+    seeds = [run.spec.seed for run in done]
+    chosen = [run for run in done if run.spec.seed == max(record.seeds, key=seeds.count)]
+    # One picture shows one model: arms whose settings differ, as in a grid over settings, are left out.
+    shared = chosen[0].spec.settings
+    params = {}
+    for run in chosen:
+        if run.spec.settings == shared:
+            with (run.folder / "params.npz").open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+                params[run.spec.optimizer] = {name: file[name] for name in file.files}
+    settings = testbeds.settings_of(testbeds.get(record.testbed), record.preset, shared)
+    title = f"seed {chosen[0].spec.seed}"
+    return [(figure, f"{description} ({title})") for figure, description in draw(settings, params)]
 
 
 def _run(run: StoredRun) -> Run:
