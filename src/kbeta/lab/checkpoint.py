@@ -1,0 +1,79 @@
+"""Checkpoints: a flat dict of arrays in one file, written so that a kill at any moment leaves a whole one behind.
+
+A file is written under a temporary name, flushed to the disk, and only then given its name `step-<number>.npz`; older
+ones go after that. What a kill leaves under a temporary name is removed by the next `Checkpoints`.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def write_atomically(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write an .npz file so that `path` is at all times absent, the old file, or the whole new one."""
+    temporary = path.with_name(f".{path.name}.part")
+    with temporary.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+class Checkpoints:
+    """The checkpoints of one run, in one folder.
+
+    Args:
+      folder: made when the first checkpoint is saved.
+      keep: how many of the newest stay.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        if keep < 1:
+            raise ValueError(f"`keep` must be a whole number >= 1; got {keep!r}")
+        self.folder = folder
+        self.keep = keep
+        for left in folder.glob(".*.part"):
+            left.unlink()
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, in order."""
+        return sorted(int(path.stem.removeprefix("step-")) for path in self.folder.glob("step-*.npz"))
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:09d}.npz"
+
+    def save(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._path(step), arrays)
+        for old in self.steps()[: -self.keep]:
+            self._path(old).unlink()
+
+    def newest(self) -> tuple[int, Arrays] | None:
+        """The newest checkpoint that can be read, or None. One damaged on the disk is passed over for an older one."""
+        for step in reversed(self.steps()):
+            try:
+                with np.load(self._path(step), allow_pickle=False) as saved:
+                    return step, {name: saved[name] for name in saved.files}
+            except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+                continue
+        return None
+
+    def clear(self) -> None:
+        for step in self.steps():
+            self._path(step).unlink()
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()

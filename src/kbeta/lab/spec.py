@@ -1,0 +1,122 @@
+"""What a run is and what it gives: `RunSpec` in, `RunResult` out. Both are plain JSON."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+def unknown(what: str, name: object, choices: Sequence[str]) -> ValueError:
+    """The error for a name that is not among `choices`, with the near ones first."""
+    near = difflib.get_close_matches(str(name), choices, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
+    return ValueError(f"unknown {what} {name!r}: {hint}choose from {', '.join(choices) or 'nothing'}")
+
+
+_WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
+
+
+def coerce(name: str, value: Any, like: Any) -> Any:
+    """`value`, maybe a string from a command line, as the type of `like`; None and "none" stay None.
+
+    >>> coerce("steps", "3e4", 1), coerce("lr", 1, 0.1), coerce("quantize", "off", True)
+    (30000, 1.0, False)
+    """
+    if value is None or (isinstance(value, str) and value.lower() in ("none", "null") and not isinstance(like, str)):
+        return None
+    try:
+        if isinstance(like, bool):
+            return _WORDS[value.lower()] if isinstance(value, str) else bool(value)
+        if isinstance(like, int):
+            if float(value) != int(float(value)):
+                raise ValueError
+            return int(float(value))
+        if isinstance(like, float):
+            return float(value)
+        if isinstance(like, (tuple, list)):
+            return type(like)(value)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        kind = {bool: "on or off", int: "a whole number", float: "a number"}.get(type(like), type(like).__name__)
+        raise ValueError(f"`{name}` must be {kind}, for example {like!r}; got {value!r}") from None
+    return guess(value) if like is None else value
+
+
+def guess(value: Any) -> Any:
+    """A command-line string as a number, a truth value or None where it reads as one; anything else unchanged.
+
+    >>> guess("0.9"), guess("50"), guess("none"), guess("true"), guess("exact")
+    (0.9, 50, None, True, 'exact')
+    """
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("none", "null"):
+        return None
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            pass
+    return value
+
+
+class RunSpec(BaseModel):
+    """One run, completely: the same spec gives the same result.
+
+    Attributes:
+      optimizer: the arm's label, e.g. "kbeta" or "adam95".
+      settings: overrides of the testbed's preset (`--set steps=100`).
+      options: overrides of this arm's optimizer (`--set kbeta.alpha=0.9`).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    testbed: str
+    preset: str = "smoke"
+    engine: str = "torch"
+    optimizer: str = "kbeta"
+    seed: int = Field(default=0, ge=0)
+    settings: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+
+    @property
+    def id(self) -> str:
+        """A readable prefix and eight hex digits of the content: also the name of the run's folder.
+
+        >>> RunSpec(testbed="rare_trigger").id
+        'rare_trigger-kbeta-s0-...'
+        """
+        canonical = json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"), default=str)
+        digest = hashlib.sha256(canonical.encode()).hexdigest()[:8]
+        prefix = re.sub(r"[^A-Za-z0-9_.+=-]+", "_", f"{self.testbed}-{self.optimizer}")[:80]
+        return f"{prefix}-s{self.seed}-{digest}"
+
+
+class RunResult(BaseModel):
+    """What one run gave; `result.json`. Non-finite numbers are written as the strings "NaN" and "Infinity".
+
+    Attributes:
+      status: "ok", "diverged" (a loss or a parameter stopped being finite: a result) or "failed" (an error).
+      endpoint: the testbed's primary endpoint; None unless the status is "ok".
+      metrics: name → value at the end; of a diverged run `diverged_at`, the number of updates taken until then.
+      curve: columns of equal length: `step` (updates taken), `loss` (mean of the block that ends there; the last entry
+        is the last step's own), `lr`, and evaluation metrics (NaN where none was taken).
+      settings: the resolved settings, and under "optimizer" the resolved options of the arm.
+    """
+
+    model_config = ConfigDict(ser_json_inf_nan="strings", extra="forbid")
+
+    status: Literal["ok", "diverged", "failed"]
+    endpoint: float | None = None
+    metrics: dict[str, float] = {}
+    curve: dict[str, list[float]] = {}
+    settings: dict[str, Any] = {}
+    seconds: float = 0.0
+    error: str | None = None
