@@ -4,7 +4,7 @@ Words are made of syllables and drawn with Zipf frequencies; sentences come from
 number, brackets, quotation marks and sums that come out right. A model can thus learn letters, then words, then rules.
 
 NOTE: the text depends on nothing but the generator here and `random.Random.random`, which Python keeps the same across
-versions. A change of the grammar is a change of the corpus: its sha256 is pinned in the tests.
+versions. A change of the grammar is a change of the corpus.
 """
 
 from __future__ import annotations
@@ -84,9 +84,7 @@ class _Almanac:
 
     def article(self) -> str:
         place = self._often(self._places)
-        paragraphs = (
-            " ".join(self._sentence() for _ in range(2 + self._below(5))) for _ in range(1 + self._below(3))
-        )
+        paragraphs = (" ".join(self._sentence() for _ in range(2 + self._below(5))) for _ in range(1 + self._below(3)))
         return f"== {place} ==\n" + "\n".join(paragraphs) + "\n\n"
 
 

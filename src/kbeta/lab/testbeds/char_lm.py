@@ -126,7 +126,7 @@ def schedule(drops: str) -> tuple[tuple[float, float], ...]:
     except ValueError:
         pairs = ((math.nan, math.nan),)
     fractions = [at for at, _ in pairs]
-    if not all(0 < at and factor > 0 for at, factor in pairs) or fractions != sorted(fractions):
+    if not all(at > 0 and factor > 0 for at, factor in pairs) or fractions != sorted(fractions):
         raise ValueError(
             f"`drops` must be FRACTION:FACTOR, … in order, for example '0.6:0.5,0.8:0.1', or empty; got {drops!r}"
         )
@@ -162,7 +162,15 @@ def split(settings: Settings) -> Split:
     """The text of `settings`, or a `CorpusError` that says why it cannot be used."""
     s = settings
     return _split(
-        s.text, s.text_sha256, s.characters, s.held_out, s.vocabulary, s.rare, s.context, s.eval_length, _version(s.text)
+        s.text,
+        s.text_sha256,
+        s.characters,
+        s.held_out,
+        s.vocabulary,
+        s.rare,
+        s.context,
+        s.eval_length,
+        _version(s.text),
     )
 
 
