@@ -29,10 +29,11 @@ _DTYPES = {
 
 
 def _array(x: Any) -> Array:
-    """NumPy → MLX with the dtype kept: mx.array makes float32 of float64."""
-    if isinstance(x, np.ndarray) and x.dtype == np.float64:
-        return mx.array(x, dtype=mx.float64)
-    return mx.array(x)
+    """NumPy → MLX with the dtype kept, as mx.array makes float32 of float64, and with any strides."""
+    if not isinstance(x, np.ndarray):
+        return mx.array(x)
+    x = x if x.flags.c_contiguous else np.array(x, order="C")
+    return mx.array(x, dtype=mx.float64) if x.dtype == np.float64 else mx.array(x)
 
 
 def _host(x: Array) -> NDArray[Any]:
@@ -41,7 +42,7 @@ def _host(x: Array) -> NDArray[Any]:
 
 
 def _device(saved: NDArray[Any], like: Array) -> Array:
-    x = mx.array(np.asarray(saved)) if saved.dtype != np.float64 else mx.array(saved, dtype=mx.float64)
+    x = _array(np.asarray(saved))
     return x.view(mx.bfloat16) if like.dtype == mx.bfloat16 else x.astype(like.dtype)
 
 
@@ -69,9 +70,11 @@ class MlxTrainer:
 
         state = [self._optimizer.state]
         self._step = mx.compile(step, inputs=state, outputs=state)
-        self.trace: Trace | None = None
-        if traced:
-            self.trace = Trace(self._optimizer.bucket_names, every=trace_every)
+        self._trace_every = trace_every if traced else 0
+        self.trace = self._new_trace()
+
+    def _new_trace(self) -> Trace | None:
+        return Trace(self._optimizer.bucket_names, every=self._trace_every) if self._trace_every else None
 
     def run(self, batches: Batches, lrs: NDArray[np.float64]) -> NDArray[np.float64]:
         losses: list[Array] = []
@@ -106,6 +109,7 @@ class MlxTrainer:
         # The compiled step holds this very dict as its input, so it is filled, not replaced.
         held = self._optimizer.state
         held.update(tree_map_with_path(lambda path, x: _device(state[f"optimizer.{path}"], x), dict(held)))
+        self.trace = self._new_trace()
 
 
 class MlxEngine:

@@ -1,0 +1,183 @@
+"""Recipes: the controls isolate what they say, options are checked, rivals say where they can be had."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from kbeta.lab import engines, optimizers
+from kbeta.lab.optimizers import CONTROLS, LABELS, RIVALS, check, engines_of, recipe
+from kbeta.oracle import Oracle
+from kbeta.rule import Hyper
+
+KBETA = {"warmup_steps": 3, "buckets": "global"}
+START = np.array([1.0, -2.0, 3.0], np.float32)
+LR = 0.05
+
+
+def quadratic(E, params, batch):
+    return E.sum(E.square(params["w"]) * batch["curvature"]) / 2
+
+
+def steps(label, engine, n=25, options=None, kbeta=KBETA):
+    """w after n updates on ½ Σ cᵢ wᵢ², whose gradient is c·w."""
+    it = engines.get(engine).trainer(
+        quadratic,
+        {"w": START},
+        recipe(label, kbeta, options),
+        constants={"curvature": np.array([1, 5, 0.2], np.float32)},
+    )
+    it.run({}, LR * recipe(label, kbeta, options).lr_factor(np.arange(1, n + 1)))
+    return it.params()["w"]
+
+
+def oracle(hyper, n=25):
+    it = Oracle({"w": START}, hyper, buckets="global", lr=LR)
+    for _ in range(n):
+        it.step({"w": np.array([1, 5, 0.2]) * it.params["w"]})
+    return it.params["w"]
+
+
+def test_kbeta_takes_the_testbeds_options_and_then_the_overrides():
+    assert recipe("kbeta", KBETA).options == {"buckets": "global", "warmup_steps": 3}
+    changed = recipe("kbeta", KBETA, {"alpha": "0.9", "warmup_steps": "0", "max_ratio": "3", "decay": "none"}).options
+    assert changed == {"buckets": "global", "warmup_steps": 0, "alpha": 0.9, "max_ratio": 3, "decay": None}
+
+
+@pytest.mark.parametrize("engine", engines.NAMES)
+def test_kbeta_follows_the_oracle(engine):
+    np.testing.assert_allclose(steps("kbeta", engine), oracle(Hyper(warmup_steps=3)), rtol=2e-5)
+
+
+@pytest.mark.parametrize("engine", engines.NAMES)
+def test_the_static_control_freezes_beta2_at_the_midpoint_and_keeps_the_bias_correction(engine):
+    w, m, v = START.astype(np.float64), np.zeros(3), np.zeros(3)
+    for t in range(1, 26):
+        g = np.array([1, 5, 0.2]) * w
+        m, v = 0.9 * m + 0.1 * g, 0.9395 * v + 0.0605 * g * g
+        w = w - LR * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+    np.testing.assert_allclose(steps("kbeta-static", engine), w, rtol=2e-5)
+
+
+def test_the_exact_control_changes_the_bias_correction_alone():
+    a, b = recipe("kbeta", KBETA).options, recipe("kbeta-exact", KBETA).options
+    assert b == {**a, "bias_correction": "exact"}
+
+
+def test_adam_mid_has_the_midpoint_of_the_testbeds_range():
+    assert recipe("adam-mid", KBETA).options["beta2"] == 0.9395
+    assert recipe("adam-mid", {"beta2_min": 0.9, "beta2_max": 0.99}).options["beta2"] == 0.945
+
+
+@pytest.mark.parametrize(("label", "beta2"), [("adam95", 0.95), ("adam999", 0.999), ("adam95-warm", 0.95)])
+def test_adam_arms_have_the_beta2_of_their_name_and_the_papers_settings(label, beta2):
+    expected = {"beta1": 0.9, "beta2": beta2, "eps": 1e-8, "weight_decay": 0.0, "bias_correction": True}
+    assert recipe(label, KBETA).options == expected
+
+
+def test_warm_arms_scale_the_learning_rate_as_the_hidden_warmup_does():
+    factor = recipe("adam999-warm").lr_factor(np.array([1, 100, 1000]))
+    # √(1 - 0.999^t) at t = 1, 100, 1000, by hand.
+    np.testing.assert_allclose(factor, [0.0316228, 0.3085, 0.7952], rtol=1e-3)
+    np.testing.assert_array_equal(recipe("adam999").lr_factor(np.array([1, 100])), [1, 1])
+
+
+def test_any_arm_can_have_its_learning_rate_scaled():
+    arm = recipe("lion", overrides={"lr_scale": "0.1"})
+    np.testing.assert_allclose(arm.lr_factor(np.array([1, 7])), 0.1)
+    assert "lr_scale" not in arm.options
+    with pytest.raises(ValueError, match="`lr_scale` must be > 0"):
+        recipe("lion", overrides={"lr_scale": 0})
+
+
+def test_a_label_may_carry_a_tag():
+    assert recipe("kbeta[alpha=0.9]", KBETA, {"alpha": 0.9}).options["alpha"] == 0.9
+    assert recipe("adam95[x]").options["beta2"] == 0.95
+
+
+def test_weight_decay_of_adam_is_decoupled_on_every_engine():
+    results = [steps("adam999", e, options={"weight_decay": 0.1}) for e in engines.NAMES]
+    plain = steps("adam999", "torch")
+    assert np.abs(results[0] - plain).max() > 1e-3
+    for other in results[1:]:
+        np.testing.assert_allclose(other, results[0], atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("label", "options", "message"),
+    [
+        ("kbta", {}, r"unknown optimizer 'kbta': did you mean 'kbeta'"),
+        ("kbeta", {"alfa": 1}, r"unknown option of kbeta 'alfa': did you mean 'alpha'"),
+        ("adam95", {"beta_2": 1}, r"unknown option of adam95 'beta_2': did you mean 'beta2'"),
+        ("kbeta", {"alpha": 1.5}, r"`alpha` must be in \(0, 1\)"),
+        ("kbeta", {"alpha": "big"}, r"`alpha` must be a number, for example 0.93; got 'big'"),
+        ("kbeta", {"buckets": "globe"}, r"did you mean \"global\""),
+        ("adam95", {"beta2": 1.5}, r"`beta2_max` must be in"),
+    ],
+)
+def test_a_wrong_name_or_value_is_refused_with_the_near_ones(label, options, message):
+    with pytest.raises(ValueError, match=message):
+        recipe(label, KBETA, options)
+
+
+def test_every_label_is_a_recipe_and_every_control_has_a_label():
+    assert set(CONTROLS) <= set(LABELS)
+    for label in LABELS:
+        assert recipe(label, KBETA).label == label
+        assert "family" in recipe(label, KBETA).described
+
+
+def _at_hand():
+    for name, rival in RIVALS.items():
+        for engine, home in rival.homes.items():
+            if importlib.util.find_spec(home.partition(":")[0].partition(".")[0]):
+                yield name, engine
+
+
+@pytest.mark.parametrize(("name", "engine"), list(_at_hand()))
+def test_a_rival_lowers_a_quadratic(name, engine):
+    start = float(np.sum(np.array([1, 5, 0.2]) * START**2))
+    w = steps(name, engine)
+    assert np.isfinite(w).all()
+    assert float(np.sum(np.array([1, 5, 0.2]) * w**2)) < 0.9 * start
+
+
+@pytest.mark.parametrize("name", ["radam", "adamw", "rmsprop"])
+def test_rivals_with_two_homes_take_the_same_steps(name):
+    torch, jax = steps(name, "torch"), steps(name, "jax")
+    assert np.abs(torch - START).max() > 0.1
+    np.testing.assert_allclose(torch, jax, atol=3e-4)
+
+
+def test_a_rival_that_an_engine_lacks_names_the_engines_that_have_it():
+    assert engines_of(recipe("radam")) == ("torch", "jax")
+    with pytest.raises(ValueError, match="'radam' is not available on engine 'mlx': use --engine torch or jax"):
+        check(recipe("radam"), "mlx")
+
+
+def test_a_library_that_is_not_installed_is_named_with_the_way_out(monkeypatch):
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(optimizers.importlib, "import_module", missing)
+    with pytest.raises(ImportError, match=r"pip install pytorch-optimizer, or use --engine jax or mlx"):
+        check(recipe("lion"), "torch")
+
+
+def test_an_option_that_a_rival_lacks_lists_its_own():
+    with pytest.raises(ValueError, match=r"unknown option of rmsprop \(torch.optim.RMSprop\) 'momentun'"):
+        check(recipe("rmsprop", overrides={"momentun": 0.9}), "torch")
+
+
+@pytest.mark.parametrize(
+    ("label", "engine"), [("torch.Adamax", "torch"), ("optax.novograd", "jax"), ("mlx.SGD", "mlx")]
+)
+def test_any_optimizer_of_a_library_can_be_a_rival(label, engine):
+    assert np.abs(steps(label, engine, n=5) - START).max() > 1e-3
+    with pytest.raises(ValueError, match="not available on engine"):
+        check(recipe(label), "torch" if engine != "torch" else "jax")
+
+
+def test_an_unknown_optimizer_of_a_library_lists_near_ones():
+    with pytest.raises(ValueError, match=r"unknown optimizer of optax 'adagrd': did you mean 'adagrad'"):
+        check(recipe("optax.adagrd"), "jax")
