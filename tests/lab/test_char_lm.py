@@ -270,14 +270,20 @@ def test_characters_unseen_in_training_are_an_error_and_nothing_is_written(tmp_p
     text = written(tmp_path, "abcdefgh" * 500 + "abcξdefψ" * 50)
     out = tmp_path / "run"
     spec = RunSpec(testbed="char_lm", settings={"text": text})
-    with pytest.raises(CorpusError, match=r"2 character\(s\).*'ξ' \(U\+03BE\), 'ψ' \(U\+03C8\).*--set rare=20"):
+    with pytest.raises(
+        CorpusError, match=r"2 character\(s\).*'ξ' \(U\+03BE\), 'ψ' \(U\+03C8\).*vocabulary=text"
+    ) as error:
         train.run(spec, out)
+    assert "rare" not in str(error.value)
     assert not out.exists()
+    assert not cache.exists()
     assert problem(text=text, vocabulary="text").text.vocabulary == 10
 
 
 def test_rare_and_unseen_characters_share_a_symbol_that_training_shows(tmp_path):
     text = written(tmp_path, "abcdefgh" * 400 + "xyz" + "abcdefgh" * 100 + "abcd" * 99 + "ξbcd")
+    with pytest.raises(CorpusError, match="--set rare=20"):
+        split(dataclasses.replace(SMOKE, text=text))
     s = split(dataclasses.replace(SMOKE, text=text, rare=5))
     assert s.vocabulary == 9
     spelled = s.symbols[np.concatenate([s.training, s.held_out])]
@@ -299,6 +305,7 @@ def test_a_text_shorter_than_one_window_is_an_error(tmp_path, cache, length, par
     with pytest.raises(CorpusError, match=f"shorter than one window: its {part} part"):
         train.run(RunSpec(testbed="char_lm", settings={"text": text}), out)
     assert not out.exists()
+    assert not cache.exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\x01\x02" * 9_999], ids=["empty", "binary"])
@@ -309,6 +316,13 @@ def test_an_empty_or_binary_file_is_an_error_and_nothing_is_written(tmp_path, ca
         train.run(RunSpec(testbed="char_lm", settings={"text": str(tmp_path / "odd.bin")}), out)
     assert not out.exists()
     assert not cache.exists()
+
+
+def test_the_windows_are_read_from_a_mapped_file(cache):
+    text = problem().text
+    assert isinstance(text.training, np.memmap)
+    assert isinstance(text.held_out, np.memmap)
+    assert len(list(cache.rglob("ids.npy"))) == 1
 
 
 def test_a_text_that_was_changed_is_not_taken_for_the_pinned_one(tmp_path):

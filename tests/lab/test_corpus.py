@@ -52,6 +52,9 @@ def test_ids_are_mapped_from_the_cache_and_shared_by_every_file_with_that_text(t
     (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(TEXT.encode()))
     (tmp_path / "bom.txt").write_text(TEXT, encoding="utf-8-sig")
+    loaded = corpus.load(str(tmp_path / "a.txt"))
+    assert not cache.exists()
+    corpus.keep(loaded)
     texts = [corpus.load(str(tmp_path / name)) for name in ("a.txt", "a.txt.gz", "bom.txt")]
     assert all(isinstance(text.ids, np.memmap) for text in texts)
     assert all(spelled(text) == TEXT for text in texts)
@@ -118,11 +121,12 @@ def test_a_missing_file_a_folder_and_a_truncated_gzip_file_are_errors(tmp_path, 
 def test_a_damaged_cache_is_made_again(tmp_path, cache):
     path = tmp_path / "a.txt"
     path.write_text(TEXT, encoding="utf-8")
-    found = corpus.load(str(path))
-    del found
+    corpus.keep(corpus.load(str(path)))
     (ids,) = cache.rglob("ids.npy")
     ids.write_bytes(b"")
-    assert spelled(corpus.load(str(path))) == TEXT
+    found = corpus.keep(corpus.load(str(path)))
+    assert spelled(found) == TEXT
+    assert isinstance(found.ids, np.memmap)
     assert len(list(cache.rglob("ids.npy"))) == 1
     assert not list((cache / "corpus").glob(".part-*"))
 
@@ -133,7 +137,7 @@ def test_where_the_cache_cannot_be_written_the_ids_stay_in_memory(tmp_path, monk
     monkeypatch.setenv("KBETA_CACHE", str(blocked))
     path = tmp_path / "a.txt"
     path.write_text(TEXT, encoding="utf-8")
-    assert spelled(corpus.load(str(path))) == TEXT
+    assert spelled(corpus.keep(corpus.load(str(path)))) == TEXT
 
 
 def test_a_pin_names_the_content(tmp_path):

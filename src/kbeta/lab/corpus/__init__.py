@@ -4,15 +4,14 @@
     load("enwik8")       the 30 MB slice that `kbeta data enwik8` fetched
     load("generated")    a text made here: see `kbeta.lab.corpus.generated`
 
-The ids of a text are kept in the cache folder under the sha256 of the text, so that many processes share one
-memory-mapped copy: `$KBETA_CACHE`, else `$XDG_CACHE_HOME/kbeta`, else `~/.cache/kbeta`. Where it cannot be written the
-ids stay in memory.
-
-NOTE: a text that cannot be used is an error before anything is written.
+`keep` puts the ids of a text into the cache folder, under the sha256 of the text, so that many processes share one
+memory-mapped copy: `$KBETA_CACHE`, else `$XDG_CACHE_HOME/kbeta`, else `~/.cache/kbeta`. `load` finds them there and
+writes nothing, so that a text can be refused before anything is written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import hashlib
@@ -20,7 +19,7 @@ import os
 import shutil
 import tempfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from numpy.typing import NDArray
 from kbeta.lab.corpus import enwik8, generated
 from kbeta.lab.corpus.enwik8 import fetch_enwik8
 
-__all__ = ["Corpus", "CorpusError", "cache_folder", "fetch_enwik8", "load", "pin"]
+__all__ = ["Corpus", "CorpusError", "cache_folder", "fetch_enwik8", "keep", "load", "pin"]
 
 _CODE_POINTS = 0x110000
 _LARGEST_VOCABULARY = 2**16
@@ -105,18 +104,24 @@ def _read(path: Path) -> bytes:
 
 
 def _encoded(name: str, content: bytes) -> Corpus:
-    """The corpus of a text, from the cache where it is there, else put there."""
+    """The corpus of a text: mapped from the cache where it is there, else in memory."""
     digest = hashlib.sha256(content).hexdigest()
-    folder = cache_folder() / "corpus" / digest
-    found = _cached(folder)
-    if found is None:
-        ids, codes = _ids(name, content)
-        if _keep(folder, ids, codes):
-            found = _cached(folder)
-        if found is None:
-            found = ids, codes
-    ids, codes = found
+    ids, codes = _cached(_folder(digest)) or _ids(name, content)
     return Corpus(name, digest, ids, "".join(map(chr, codes.tolist())))
+
+
+def keep(corpus: Corpus) -> Corpus:
+    """Put the ids into the cache and map them from there; where that cannot be written, leave them in memory."""
+    folder = _folder(corpus.sha256)
+    if isinstance(corpus.ids, np.memmap):
+        return corpus
+    _write(folder, corpus.ids, np.array([ord(c) for c in corpus.characters], np.uint32))
+    found = _cached(folder)
+    return corpus if found is None else replace(corpus, ids=found[0])
+
+
+def _folder(digest: str) -> Path:
+    return cache_folder() / "corpus" / digest
 
 
 def _ids(name: str, content: bytes) -> tuple[NDArray[Any], NDArray[np.uint32]]:
@@ -162,13 +167,13 @@ def _cached(folder: Path) -> tuple[NDArray[Any], NDArray[np.uint32]] | None:
     return ids, codes
 
 
-def _keep(folder: Path, ids: NDArray[Any], codes: NDArray[np.uint32]) -> bool:
+def _write(folder: Path, ids: NDArray[Any], codes: NDArray[np.uint32]) -> None:
     """Put a whole folder in place under its name, or nothing."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
     except OSError:
-        return False
+        return
     try:
         for name, array in (("characters.npy", codes), ("ids.npy", ids)):
             with (part / name).open("wb") as file:
@@ -177,10 +182,10 @@ def _keep(folder: Path, ids: NDArray[Any], codes: NDArray[np.uint32]) -> bool:
                 os.fsync(file.fileno())
         if folder.exists() and _cached(folder) is None:
             shutil.rmtree(folder)
-        os.rename(part, folder)
+        # Fails where another process was first, whose folder is as good.
+        with contextlib.suppress(OSError):
+            os.rename(part, folder)
     except OSError:
-        # Another process was first, or the disk is full: either way the caller has its ids.
-        return _cached(folder) is not None
+        return
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return True

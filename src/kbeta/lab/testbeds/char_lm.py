@@ -204,11 +204,12 @@ def _split(
         if have <= need:
             raise CorpusError(
                 f"text {found.name} is shorter than one window: its {part} part has {have:,} characters and a window "
-                f"needs {need + 1:,}; use a longer text, or --set {'longest' if part == 'training' else 'eval_length'}="
+                f"needs {need + 1:,}; use a longer text, or shorter windows "
+                f"(--set {'longest' if part == 'training' else 'eval_length'}=…)"
             )
-    training, held_out = found.ids[:cut], found.ids[cut:]
-    symbols, size = _symbols(found, training, held_out, vocabulary, rare)
-    return Split(training, held_out, symbols, size)
+    symbols, size = _symbols(found, found.ids[:cut], found.ids[cut:], vocabulary, rare)
+    ids = corpus.keep(found).ids
+    return Split(ids[:cut], ids[cut:], symbols, size)
 
 
 def _symbols(
@@ -230,10 +231,11 @@ def _symbols(
     unknown = met[~known].sum() / len(held_out)
     if unseen.size and not learned:
         listed = ", ".join(f"{found.characters[i]!r} (U+{ord(found.characters[i]):04X})" for i in unseen[:5])
+        helps = ", let them share a symbol with rare characters (--set rare=20)" if (seen[seen > 0] < 20).any() else ""
         raise CorpusError(
             f"text {found.name} has {unseen.size:,} character(s) in its held-out part that the training part never "
-            f"shows: {listed}{', …' if unseen.size > 5 else ''}; mix the text or remove them, let rare characters "
-            "share a symbol (--set rare=20), or give each its own all the same (--set vocabulary=text)"
+            f"shows: {listed}{', …' if unseen.size > 5 else ''}; mix the text or remove them{helps}, "
+            "or give each a symbol of its own all the same (--set vocabulary=text)"
         )
     if unknown > MOST_UNKNOWN:
         raise CorpusError(
