@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from kbeta.lab.plan import Plan
     from kbeta.lab.spec import RunResult
     from kbeta.lab.stats import Comparison
     from kbeta.lab.store import Study
-    from kbeta.lab.study import Plan
 
 app = typer.Typer(
     name="kbeta",
@@ -184,11 +184,14 @@ def study(
     as_json: AsJson = False,
 ) -> None:
     """Compare optimizers over matched seeds; the same command again resumes after anything."""
+    from kbeta.lab import plan as planning
     from kbeta.lab import progress, sinks
     from kbeta.lab import study as lab
 
     names = optimizers.split(",") if optimizers is not None else []
-    plan = _plan(target, engine, preset, names, lab.parse_seeds(seeds), set_, grid, endpoint, log, higher_is_better)
+    plan = _plan(
+        target, engine, preset, names, planning.parse_seeds(seeds), set_, grid, endpoint, log, higher_is_better
+    )
     sinks.check(sink)
     folder = out_ or Path("results") / plan.testbed
     with _resumable(True), progress.showing(err) as observer:
@@ -230,14 +233,15 @@ def stats(
 ) -> None:
     """Paired statistics of anybody's table of results."""
     from kbeta.lab import stats as lab
+    from kbeta.lab import tables
 
     found = lab.compare(
-        lab.read_table(table), baseline=baseline, log=log, higher_is_better=higher_is_better, threshold=threshold
+        tables.read_table(table), baseline=baseline, log=log, higher_is_better=higher_is_better, threshold=threshold
     )
     if as_json:
         _print_json(found.to_dict())
     else:
-        out.print(lab.render(found))
+        out.print(tables.render(found))
 
 
 @app.command()
@@ -315,14 +319,14 @@ def _plan(
     log: bool = False,
     higher_is_better: bool = False,
 ) -> Plan:
-    from kbeta.lab import study as lab
+    from kbeta.lab import plan as planning
 
-    options, grids = lab.parse_assignments("--set", sets or []), lab.parse_assignments("--grid", grid or [])
+    options, grids = planning.parse_assignments("--set", sets or []), planning.parse_assignments("--grid", grid or [])
     if ".py" in target:
         for name, value in (("--engine", engine), ("--preset", preset)):
             if value is not None:
                 raise ValueError(f"{name} {value} is for testbeds; {target} brings its own: leave it out")
-        return lab.plan_own(
+        return planning.plan_own(
             target,
             optimizers=optimizers,
             seeds=seeds,
@@ -335,7 +339,7 @@ def _plan(
     for name, given in (("--endpoint", endpoint), ("--log", log), ("--higher-is-better", higher_is_better)):
         if given:
             raise ValueError(f"{name} is for your own functions; a testbed says what it is judged by: leave it out")
-    return lab.plan_testbed(
+    return planning.plan_testbed(
         target,
         preset=preset or "smoke",
         engine=engine or "torch",
@@ -410,8 +414,7 @@ def _print_run(plan: Plan, result: RunResult) -> None:
 
 
 def _print_study(done: Study, compared: dict[str, Comparison]) -> None:
-    from kbeta.lab import stats as lab
-    from kbeta.lab import study
+    from kbeta.lab import study, tables
     from kbeta.lab.progress import outcome
 
     runs = done.runs()
@@ -420,7 +423,7 @@ def _print_study(done: Study, compared: dict[str, Comparison]) -> None:
     counts = _table("optimizer", "runs", *ends, "median", "mean")
     for arm in rows:
         numbers = [str(arm[key]) for key in ("runs", *ends)]
-        counts.add_row(arm["optimizer"], *numbers, lab.show(arm["median"]), lab.show(arm["mean"]))
+        counts.add_row(arm["optimizer"], *numbers, tables.show(arm["median"]), tables.show(arm["mean"]))
     out.print(counts)
     for stored in runs:
         if stored.result is not None and stored.result.status == "failed":
@@ -428,7 +431,7 @@ def _print_study(done: Study, compared: dict[str, Comparison]) -> None:
             out.print(f"{what} ({stored.folder / 'result.json'})", markup=False, highlight=False, soft_wrap=True)
     for title, comparison in compared.items():
         out.print(f"\nEndpoint: {title}", style="bold", markup=False, highlight=False)
-        out.print(lab.render(comparison))
+        out.print(tables.render(comparison))
 
 
 def _report(done: Study) -> Path:

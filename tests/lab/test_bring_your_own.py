@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kbeta.lab import plan as planning
 from kbeta.lab import sinks, store, study, trial, worker
 from kbeta.lab.spec import RunResult, RunSpec
 
@@ -27,7 +28,7 @@ def made(tmp_path: Path, source: str, endpoint: str | None = None, **options: st
     """One run of `train` in `source`, in this process."""
     file = tmp_path / f"task_{abs(hash(source))}.py"
     file.write_text(source)
-    plan = study.plan_own(f"{file}:train", optimizers=["kbeta"], options=options, endpoint=endpoint)
+    plan = planning.plan_own(f"{file}:train", optimizers=["kbeta"], options=options, endpoint=endpoint)
     return study.single(plan, None, command="test")
 
 
@@ -210,7 +211,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_last_point(tmp_path: Path) -> Non
 def test_a_target_that_names_no_function_of_a_file_is_refused(tmp_path: Path, target: str) -> None:
     (tmp_path / "task.py").write_text("")
     with pytest.raises(ValueError, match=r"FILE\.py:FUNC|is not a function name|there is no file"):
-        study.plan_own(target.format(file=tmp_path / "task.py"))
+        planning.plan_own(target.format(file=tmp_path / "task.py"))
 
 
 # --------------------------------------------------------------------------------------------------------------- sinks
@@ -225,7 +226,7 @@ def test_metrics_go_to_a_sink_while_the_run_writes_them(tmp_path: Path, monkeypa
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **options: run))
     file = tmp_path / "task.py"
     file.write_text("def train(trial):\n    for step in (1, 2):\n        trial.log(step, loss=1.0 / step)\n")
-    code = study.code_of(f"{file}:train")
+    code = planning.code_of(f"{file}:train")
     task = worker.Task(spec=RunSpec(testbed="own"), folder=tmp_path, code=code, sink="wandb")
     seen: list[int] = []
     assert worker.make(task, lambda *_: seen.append(len(logged))).status == "ok"
@@ -248,7 +249,7 @@ def test_an_unknown_or_uninstalled_sink_is_refused_before_anything_runs(monkeypa
 @pytest.mark.parametrize("framework", ["torch", "jax", "mlx"])
 def test_the_example_runs_as_a_study_and_every_arm_learns(tmp_path: Path, framework: str) -> None:
     pytest.importorskip(framework)
-    plan = study.plan_own(
+    plan = planning.plan_own(
         f"{EXAMPLES / f'my_task_{framework}.py'}:train", optimizers=["kbeta", "adam95"], options={"steps": "60"}
     )
     runs = study.execute(plan, tmp_path / "out", command="test", workers=1).runs()

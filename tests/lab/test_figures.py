@@ -15,14 +15,14 @@ import pytest
 from matplotlib import image as images
 from matplotlib.figure import Figure
 
-from kbeta.lab import figures, stats
+from kbeta.lab import figures, stats, tables
 
 TABLE = Path(__file__).parent / "data" / "rare_trigger.csv"
 NAN = math.nan
 
 
 def values() -> dict[str, dict[stats.Seed, float]]:
-    return {**stats.read_table(TABLE), "lion": {0: 0.002, 1: NAN, 2: math.inf, 3: 0.004}, "never": {0: NAN, 1: NAN}}
+    return {**tables.read_table(TABLE), "lion": {0: 0.002, 1: NAN, 2: math.inf, 3: 0.004}, "never": {0: NAN, 1: NAN}}
 
 
 def comparison(log: bool = True) -> stats.Comparison:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from matplotlib import image as images
 
-from kbeta.lab import report, stats, store
+from kbeta.lab import report, store, tables
 from kbeta.lab.figures import TraceData
 from kbeta.lab.spec import RunResult, RunSpec
 from kbeta.lab.testbeds import Endpoint
@@ -34,7 +34,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 def study(**changes: object) -> report.ReportData:
     """The paper's Testbed C table as a study, with controls, a second endpoint, a diverged, a failed and a lost run."""
     rng = np.random.default_rng(0)
-    table = stats.read_table(TABLE)
+    table = tables.read_table(TABLE)
     arms = (*table, "kbeta-static", "kbeta-exact", "adam-mid", "adam95-warm", "adam999-warm", "lion")
     factor = {"kbeta-static": 1.0, "kbeta-exact": 1.12, "adam-mid": 1.11, "adam95-warm": 1.0, "adam999-warm": 1.0}
     steps = np.arange(500, 30_001, 500)
@@ -145,7 +145,7 @@ def test_the_page_opens_with_a_plain_answer_per_comparison_and_endpoint(page: st
 
 def test_every_seeds_pair_is_in_the_page(page: str) -> None:
     text = text_of(page)
-    for by_seed in stats.read_table(TABLE).values():
+    for by_seed in tables.read_table(TABLE).values():
         for value in by_seed.values():
             assert f"{value:.6g}" in text
     assert "1.199" in text  # the paper's ratio for seed 0
@@ -322,7 +322,7 @@ def test_build_without_a_place_to_write_to_is_an_error() -> None:
 def test_a_results_folder_becomes_a_page_inside_it(tmp_path: Path) -> None:
     arms = [store.Arm(label=name, optimizer=name) for name in ("kbeta", "adam95", "adam999")]
     setup: dict[str, Any] = {"testbed": "rare_trigger", "preset": "smoke", "engine": "jax", "settings": {"steps": 40}}
-    table = stats.read_table(TABLE)
+    table = tables.read_table(TABLE)
     for command in ("kbeta study rare_trigger --seeds 0-1", "kbeta study rare_trigger --seeds 0-2"):
         with store.writing(tmp_path / "out", **setup, arms=arms, seeds=range(3), command=command) as writer:
             for arm in arms:

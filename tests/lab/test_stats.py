@@ -15,7 +15,7 @@ from rich.console import Console
 from scipy import stats as scipy_stats
 from statsmodels.stats.multitest import multipletests
 
-from kbeta.lab import stats
+from kbeta.lab import stats, tables
 
 TABLE = Path(__file__).parent / "data" / "rare_trigger.csv"  # the paper's Testbed C table: final loss by seed
 QUICK = {"resamples": 199}
@@ -25,7 +25,7 @@ def printed(comparison: stats.Comparison, width: int = 100) -> str:
     console = Console(width=width, record=True, quiet=True)
     with console.capture() as capture:
         console.quiet = False
-        console.print(stats.render(comparison))
+        console.print(tables.render(comparison))
     return capture.get()
 
 
@@ -44,7 +44,7 @@ def against(treatment: list[float], baseline: list[float], **options: object) ->
 def test_the_papers_table_gives_its_recomputed_statistics(
     baseline: str, t: float, p: float, ratio: float, low: float, high: float
 ) -> None:
-    found = stats.compare(stats.read_table(TABLE), baseline=baseline, log=True).contrasts[0]
+    found = stats.compare(tables.read_table(TABLE), baseline=baseline, log=True).contrasts[0]
     assert (found.treatment, found.baseline, found.n) == ("kbeta", baseline, 10)
     assert found.t.df == 9
     assert found.t.t == pytest.approx(t, abs=5e-4)
@@ -61,19 +61,19 @@ def test_the_papers_table_gives_its_recomputed_statistics(
 
 
 def test_the_papers_medians_come_back() -> None:
-    comparison = stats.compare(stats.read_table(TABLE), baseline="adam999", log=True, **QUICK)
+    comparison = stats.compare(tables.read_table(TABLE), baseline="adam999", log=True, **QUICK)
     medians = {s.optimizer: s.median for s in comparison.summaries}
     assert medians == pytest.approx({"kbeta": 0.0012545, "adam95": 0.0013675, "adam999": 0.008593}, rel=1e-6)
     assert comparison.contrasts[0].median == pytest.approx(6.39, abs=5e-3)
 
 
 def test_every_other_optimizer_is_compared_with_the_baseline() -> None:
-    comparison = stats.compare(stats.read_table(TABLE), baseline="adam95", log=True, **QUICK)
+    comparison = stats.compare(tables.read_table(TABLE), baseline="adam95", log=True, **QUICK)
     assert [(c.treatment, c.baseline) for c in comparison.contrasts] == [("kbeta", "adam95"), ("adam999", "adam95")]
 
 
 def test_the_printed_tables_hold_every_seed_and_the_figures_and_fit_80_columns() -> None:
-    comparison = stats.compare(stats.read_table(TABLE), baseline="adam95", log=True, **QUICK)
+    comparison = stats.compare(tables.read_table(TABLE), baseline="adam95", log=True, **QUICK)
     text = printed(comparison, width=80)
     for expected in ("t(9) = 4.288", "0.00203", "0.00977", "1.0987 [1.0455, 1.1546]", "0.524838", "0.086955"):
         assert expected in text
@@ -303,7 +303,7 @@ def test_medians_count_diverged_runs_as_the_worst() -> None:
     assert (summary.n, summary.diverged, summary.q1, summary.mean) == (5, 3, 2.0, 1.5)
     assert summary.median == math.inf
     assert stats.summarise("a", [1.0, 2.0, math.nan], higher_is_better=True).median == 1.0
-    assert stats.show(summary.median) == "diverged"
+    assert tables.show(summary.median) == "diverged"
 
 
 def test_an_optimizer_that_always_diverges_is_reported_not_dropped() -> None:
@@ -358,7 +358,7 @@ def test_unmatched_seeds_are_listed_and_only_common_ones_paired() -> None:
 
 def test_a_note_about_all_contrasts_is_printed_once() -> None:
     values = {"a": {0: 1.0, 1: 2.0}, "b": {0: 2.0, 1: 2.7}, "c": {0: 3.0, 1: 3.5}}
-    notes = stats.all_notes(stats.compare(values, baseline="c", **QUICK))
+    notes = tables.all_notes(stats.compare(values, baseline="c", **QUICK))
     assert notes == ["every contrast: 2 finite pairs: no exact two-sided p-value can be below 0.5"]
 
 
@@ -369,7 +369,7 @@ def test_no_common_seed_is_an_error() -> None:
 
 def test_an_unknown_baseline_names_the_near_one() -> None:
     with pytest.raises(ValueError, match=r"got 'adam59' \(did you mean 'adam95'\?\)"):
-        stats.compare(stats.read_table(TABLE), baseline="adam59")
+        stats.compare(tables.read_table(TABLE), baseline="adam59")
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_json_is_strict_and_complete() -> None:
 def test_a_table_may_have_other_columns_separators_and_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("\ufeffOptimizer;note;Value;Seed\n\nb;x;1e-3;s1\nb;;nan;2\n", encoding="utf-8")
-    found = stats.read_table(path)
+    found = tables.read_table(path)
     assert list(found) == ["b"]
     assert found["b"]["s1"] == 1e-3
     assert math.isnan(found["b"]["2"])
@@ -421,14 +421,14 @@ def test_a_broken_table_names_file_line_column_and_remedy(tmp_path: Path, text: 
     path = tmp_path / "t.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
-        stats.read_table(path)
+        tables.read_table(path)
 
 
 def test_a_missing_folder_or_binary_table_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"gone\.csv: no such file"):
-        stats.read_table(tmp_path / "gone.csv")
+        tables.read_table(tmp_path / "gone.csv")
     with pytest.raises(ValueError, match="is a folder"):
-        stats.read_table(tmp_path)
+        tables.read_table(tmp_path)
     (tmp_path / "b.csv").write_bytes(b"seed\xff")
     with pytest.raises(ValueError, match="byte 4 is not UTF-8"):
-        stats.read_table(tmp_path / "b.csv")
+        tables.read_table(tmp_path / "b.csv")

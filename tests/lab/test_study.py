@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from kbeta.lab import store, study
+from kbeta.lab import plan as planning
+from kbeta.lab import pool, store, study
 from kbeta.lab.spec import RunResult, RunSpec
 
 ARMS = ["kbeta", "adam95"]
@@ -41,11 +42,11 @@ def task(tmp_path: Path) -> Path:
     return file
 
 
-def plan(file: Path, seeds: str = "0-3", optimizers: list[str] = ARMS, **options: str) -> study.Plan:
-    return study.plan_own(f"{file}:train", seeds=study.parse_seeds(seeds), optimizers=optimizers, options=options)
+def plan(file: Path, seeds: str = "0-3", optimizers: list[str] = ARMS, **options: str) -> planning.Plan:
+    return planning.plan_own(f"{file}:train", seeds=planning.parse_seeds(seeds), optimizers=optimizers, options=options)
 
 
-def execute(made: study.Plan, out: Path, **options: Any) -> list[store.StoredRun]:
+def execute(made: planning.Plan, out: Path, **options: Any) -> list[store.StoredRun]:
     return study.execute(made, out, command="test", workers=options.pop("workers", 2), **options).runs()
 
 
@@ -77,22 +78,22 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 @pytest.mark.parametrize("text", ["", "a", "1-", "-1", "0-2-4", "1.5"])
 def test_seeds_that_are_not_numbers_or_ranges_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="--seeds must be numbers and ranges"):
-        study.parse_seeds(text)
+        planning.parse_seeds(text)
 
 
 def test_a_range_of_seeds_that_runs_backwards_is_refused() -> None:
     with pytest.raises(ValueError, match="write 3-9"):
-        study.parse_seeds("9-3")
+        planning.parse_seeds("9-3")
 
 
 def test_a_set_option_reaches_its_optimizer_alone() -> None:
-    settings, arms = study.arms_of(["kbeta", "kbeta-exact"], {"steps": "1e2", "kbeta.alpha": "0.9"}, {})
+    settings, arms = planning.arms_of(["kbeta", "kbeta-exact"], {"steps": "1e2", "kbeta.alpha": "0.9"}, {})
     assert settings == {"steps": 100.0}
     assert {arm.label: arm.options for arm in arms} == {"kbeta": {"alpha": 0.9}, "kbeta-exact": {}}
 
 
 def test_grids_make_one_arm_per_combination_of_values() -> None:
-    _, arms = study.arms_of(["kbeta", "adam95"], {}, {"kbeta.alpha": "0.85,0.9", "kbeta.warmup_steps": "0,5"})
+    _, arms = planning.arms_of(["kbeta", "adam95"], {}, {"kbeta.alpha": "0.85,0.9", "kbeta.warmup_steps": "0,5"})
     assert [arm.label for arm in arms] == [
         "kbeta[alpha=0.85,warmup_steps=0]",
         "kbeta[alpha=0.85,warmup_steps=5]",
@@ -104,25 +105,25 @@ def test_grids_make_one_arm_per_combination_of_values() -> None:
 
 
 def test_a_grid_over_a_setting_splits_every_arm(task: Path) -> None:
-    made = study.plan_own(f"{task}:train", optimizers=ARMS, grids={"pause": "0,0.01"})
+    made = planning.plan_own(f"{task}:train", optimizers=ARMS, grids={"pause": "0,0.01"})
     assert [arm.label for arm in made.arms] == [f"{name}[pause={p}]" for name in ARMS for p in ("0", "0.01")]
     assert [spec.settings["pause"] for spec in made.specs()] == [0, 0.01, 0, 0.01]
 
 
 def test_an_option_of_an_optimizer_that_is_not_in_the_study_names_the_near_one() -> None:
     with pytest.raises(ValueError, match=r"unknown optimizer in `kbta\.alpha` 'kbta': did you mean 'kbeta'"):
-        study.arms_of(["kbeta", "adam95"], {"kbta.alpha": "0.9"}, {})
+        planning.arms_of(["kbeta", "adam95"], {"kbta.alpha": "0.9"}, {})
 
 
 @pytest.mark.parametrize("text", ["steps", "=3", "steps="])
 def test_an_assignment_without_name_or_value_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must look like NAME=VALUE"):
-        study.parse_assignments("--set", [text])
+        planning.parse_assignments("--set", [text])
 
 
 def test_the_same_value_written_in_two_ways_is_the_same_run(task: Path) -> None:
     def ids(steps: str, alpha: str) -> set[str]:
-        made = study.plan_testbed(
+        made = planning.plan_testbed(
             "rare_trigger",
             preset="smoke",
             engine="mlx",
@@ -137,7 +138,7 @@ def test_the_same_value_written_in_two_ways_is_the_same_run(task: Path) -> None:
 
 
 def test_an_optimizer_whose_name_holds_a_dot_can_be_given_options() -> None:
-    _, (arm,) = study.arms_of(["torch.SGD"], {"torch.SGD.momentum": "0.9"}, {})
+    _, (arm,) = planning.arms_of(["torch.SGD"], {"torch.SGD.momentum": "0.9"}, {})
     assert arm.options == {"momentum": 0.9}
 
 
@@ -148,12 +149,12 @@ def test_edited_code_gives_every_run_another_id(task: Path) -> None:
 
 
 def test_two_arms_with_different_options_have_different_ids(task: Path) -> None:
-    made = study.plan_own(f"{task}:train", optimizers=["kbeta"], grids={"kbeta.alpha": "0.8,0.9"})
+    made = planning.plan_own(f"{task}:train", optimizers=["kbeta"], grids={"kbeta.alpha": "0.8,0.9"})
     assert len({spec.id for spec in made.specs()}) == 2
 
 
 def contrasts(*optimizers: str, **grids: str) -> list[tuple[str, str]]:
-    _, arms = study.arms_of(optimizers, {}, {f"kbeta.{name}": values for name, values in grids.items()})
+    _, arms = planning.arms_of(optimizers, {}, {f"kbeta.{name}": values for name, values in grids.items()})
     record = store.StudyRecord.model_construct(arms=arms)
     return study.contrasts(record, [arm.label for arm in arms])
 
@@ -176,7 +177,7 @@ def test_two_workers_share_the_runs_of_a_study(task: Path, tmp_path: Path) -> No
 
 
 def test_a_worker_keeps_its_seed_until_all_its_arms_are_taken() -> None:
-    queue = study._Queue([RunSpec(testbed="t", optimizer=arm, seed=seed) for arm in "ab" for seed in range(3)])
+    queue = pool.Queue([RunSpec(testbed="t", optimizer=arm, seed=seed) for arm in "ab" for seed in range(3)])
     taken = [queue.take(worker) for worker in (0, 1, 1, 0, 1, 1)]
     assert [(spec.seed, spec.optimizer) for spec in taken if spec] == [
         (0, "a"), (1, "a"), (1, "b"), (0, "b"), (2, "a"), (2, "b"),
@@ -184,7 +185,7 @@ def test_a_worker_keeps_its_seed_until_all_its_arms_are_taken() -> None:
 
 
 def test_a_worker_without_a_seed_of_its_own_helps_with_another_seed() -> None:
-    queue = study._Queue([RunSpec(testbed="t", optimizer=arm, seed=0) for arm in "abc"])
+    queue = pool.Queue([RunSpec(testbed="t", optimizer=arm, seed=0) for arm in "abc"])
     taken = [queue.take(worker) for worker in (0, 1, 0)]
     assert [spec.optimizer for spec in taken if spec] == ["a", "c", "b"]
     assert queue.take(1) is None
@@ -193,16 +194,16 @@ def test_a_worker_without_a_seed_of_its_own_helps_with_another_seed() -> None:
 def test_threads_are_divided_before_a_framework_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NPROC", "XLA_FLAGS"):
         monkeypatch.delenv(name, raising=False)
-    env = study.worker_environment(1, shared=True)
+    env = pool.worker_environment(1, shared=True)
     assert (env["OMP_NUM_THREADS"], env["MKL_NUM_THREADS"], env["NPROC"]) == ("1", "1", "1")
     assert env["XLA_FLAGS"] == "--xla_cpu_multi_thread_eigen=false"
-    assert "XLA_FLAGS" not in study.worker_environment(4, shared=False)
+    assert "XLA_FLAGS" not in pool.worker_environment(4, shared=False)
 
 
 def test_thread_counts_that_the_user_has_set_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=true")
-    env = study.worker_environment(1, shared=False)
+    env = pool.worker_environment(1, shared=False)
     assert env["OMP_NUM_THREADS"] == "7"
     assert env["XLA_FLAGS"] == "--xla_cpu_multi_thread_eigen=true"
 

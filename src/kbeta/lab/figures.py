@@ -24,7 +24,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike, NDArray
 
-from kbeta.lab.stats import Comparison, Contrast, Seed, Values, effect_name, quantile, show_ci
+from kbeta.lab.stats import Comparison, Contrast, Seed, Values, quantile
+from kbeta.lab.tables import effect_name, show_ci
 
 Array = NDArray[np.float64]
 Curve = tuple[ArrayLike, ArrayLike]
@@ -139,9 +140,6 @@ def log_suits(values: ArrayLike) -> bool:
     return bool(x.size and x.min() > 0 and x.max() / x.min() > 20)
 
 
-# --------------------------------------------------------------------------------------------------------------- curves
-
-
 def _blocks(steps: Array, losses: Array) -> tuple[Array, Array, int]:
     """At most MOST_POINTS points, each the mean of `k` neighbours, so that thinning neither picks nor hides spikes."""
     k = math.ceil(len(steps) / MOST_POINTS)
@@ -237,9 +235,6 @@ def loss_curves(
         handles.append(line)
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 4))
     return figure
-
-
-# ------------------------------------------------------------------------------------------------------------ endpoints
 
 
 def _place(
@@ -391,8 +386,6 @@ def forest(comparison: Comparison) -> Figure:
     axes.set_xlabel(f"{effect_name(comparison)}, {100 * comparison.confidence:g} % interval\n({side})")
     return figure
 
-
-# ----------------------------------------------------------------------------------------------------------- sun and β2
 
 QUANTITIES = (("sun", "sun"), ("beta2", "β2"))
 

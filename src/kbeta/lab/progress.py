@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from kbeta.lab.pool import Observer
 from kbeta.lab.spec import RunResult, RunSpec
-from kbeta.lab.study import Observer
 
 
 @contextlib.contextmanager

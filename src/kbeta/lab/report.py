@@ -18,12 +18,13 @@ import jinja2
 import numpy as np
 from matplotlib.figure import Figure
 
-from kbeta.lab import figures, stats, testbeds
+from kbeta.lab import figures, stats, tables, testbeds
 from kbeta.lab import study as studies
 from kbeta.lab.optimizers import CONTROLS
-from kbeta.lab.stats import Comparison, Contrast, Seed, Values, show, show_ci
+from kbeta.lab.stats import Comparison, Contrast, Seed, Values
 from kbeta.lab.store import StoredRun, Study
 from kbeta.lab.study import PRIMARY
+from kbeta.lab.tables import show, show_ci
 from kbeta.lab.testbeds import Endpoint
 
 STATUSES = ("ok", "diverged", "failed", "unfinished")
@@ -90,9 +91,6 @@ class ReportData:
                 if value is not None:
                     found.setdefault(arm, {})[run.seed] = value
         return found
-
-
-# ------------------------------------------------------------------------------------------------------------- analysis
 
 
 @dataclass(frozen=True)
@@ -171,9 +169,6 @@ def answer(c: Contrast, judged: Judged) -> tuple[str, str]:
         reason = "the signed ranks do not decide" if diverged else "the interval includes no difference"
         return "Not shown", f"{reason} ({effect})."
     return "Cannot tell", f"{c.notes[-1] if c.notes else 'too few pairs'} ({effect})."
-
-
-# ---------------------------------------------------------------------------------------------------------- attribution
 
 
 @dataclass(frozen=True)
@@ -318,9 +313,6 @@ def _explain(found: Mapping[tuple[str, str], Contrast], baseline: str, log: bool
     return text
 
 
-# ----------------------------------------------------------------------------------------------------------------- page
-
-
 @dataclass(frozen=True)
 class Picture:
     """An inlined SVG with its description for those who cannot see it."""
@@ -389,7 +381,7 @@ def render(data: ReportData) -> str:
         {
             "judged": j,
             "pictures": _pictures(j),
-            "notes": [*j.notes, *(stats.all_notes(j.comparison) if j.comparison else ())],
+            "notes": [*j.notes, *(tables.all_notes(j.comparison) if j.comparison else ())],
             "attribution": attribute(j),
         }
         for j in judged
@@ -438,11 +430,11 @@ def _template() -> jinja2.Template:
     tools: dict[str, Callable[..., Any]] = {
         "show": show,
         "show_ci": show_ci,
-        "show_effect": stats.show_effect,
+        "show_effect": tables.show_effect,
         "antilog": stats.antilog,
         "size_of": size_of,
         "names_of": names_of,
-        "rows_of_tests": stats.rows_of_tests,
+        "rows_of_tests": tables.rows_of_tests,
     }
     environment.globals.update(tools)
     return environment.get_template("report.html.j2")

@@ -1,6 +1,6 @@
 """A worker process: makes runs one after another, so that a framework is imported, and a step compiled, only once.
 
-Started by `kbeta.lab.study` as `python -m kbeta.lab.worker FD PARENT`. Tasks come as JSON lines on standard input;
+Started by `kbeta.lab.pool` as `python -m kbeta.lab.worker FD PARENT`. Tasks come as JSON lines on standard input;
 events go as JSON lines to the file descriptor FD:
 
     {"event": "progress", "step": 300, "steps": 30000, "loss": 0.05}
