@@ -7,7 +7,8 @@ READY := .venv/.ready
 .PHONY: study test test-all lint bench venv clean
 
 study: $(READY)
-	$(BIN)/python examples/compare.py
+	$(BIN)/kbeta study rare_trigger --preset paper --seeds 0-9 --optimizers kbeta,adam95,adam999 \
+		--engine jax --workers 2 --out results/rare_trigger
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto -m "not slow"

@@ -188,6 +188,11 @@ def _like(x: jax.Array, dtype: Any) -> jax.Array:
     return x.astype(dtype)
 
 
+def _zeros(p: Any) -> jax.Array:
+    """Zeros like `p` with a dtype that is not weak: a weak one would change in the first step and compile it twice."""
+    return jnp.zeros_like(p, dtype=jnp.result_type(p))
+
+
 def _square_sum(g: Any) -> jax.Array:
     # NOTE: without the barrier XLA computes g² once for the norm and the update, and writes it to memory in between.
     x = _as_real(lax.optimization_barrier(g))
@@ -325,9 +330,9 @@ def scale_by_kourkoutas_beta(
         real = jnp.finfo(jnp.result_type(jnp.float32, *(x for _, x in leaves))).dtype
         return KourkoutasBetaState(
             count=jnp.zeros(size, jnp.int32),
-            mu=optax.tree.zeros_like(params),
-            nu=optax.tree.zeros_like(params),
-            nu_max=None if hyper.leak is None else optax.tree.zeros_like(params),
+            mu=jax.tree.map(_zeros, params),
+            nu=jax.tree.map(_zeros, params),
+            nu_max=None if hyper.leak is None else jax.tree.map(_zeros, params),
             ema=jnp.zeros(n, real),
             log_beta2=jnp.zeros(size, real) if hyper.bias_correction == "exact" else None,
             skipped=jnp.zeros(n, jnp.int32) if hyper.nonfinite == "skip" else None,

@@ -31,10 +31,9 @@ def steps(label, engine, n=25, options=None, kbeta=KBETA):
     return it.params()["w"]
 
 
-def oracle(hyper, n=25, lr=lambda t: LR, beta2=None):
-    it = Oracle({"w": START}, hyper, buckets="global")
-    for t in range(1, n + 1):
-        it.lr = lr(t)
+def oracle(hyper, n=25):
+    it = Oracle({"w": START}, hyper, buckets="global", lr=LR)
+    for _ in range(n):
         it.step({"w": np.array([1, 5, 0.2]) * it.params["w"]})
     return it.params["w"]
 
@@ -101,7 +100,7 @@ def test_weight_decay_of_adam_is_decoupled_on_every_engine():
     plain = steps("adam999", "torch")
     assert np.abs(results[0] - plain).max() > 1e-3
     for other in results[1:]:
-        np.testing.assert_allclose(other, results[0], rtol=1e-5)
+        np.testing.assert_allclose(other, results[0], atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -143,13 +142,11 @@ def test_a_rival_lowers_a_quadratic(name, engine):
     assert float(np.sum(np.array([1, 5, 0.2]) * w**2)) < 0.9 * start
 
 
-@pytest.mark.parametrize("name", ["radam", "nadam", "amsgrad", "adamw"])
+@pytest.mark.parametrize("name", ["radam", "adamw", "rmsprop"])
 def test_rivals_with_two_homes_take_the_same_steps(name):
     torch, jax = steps(name, "torch"), steps(name, "jax")
-    if name == "nadam":  # torch's NAdam has the momentum schedule of Dozat, optax's has not
-        assert np.abs(torch - jax).max() < 0.1
-    else:
-        np.testing.assert_allclose(torch, jax, rtol=2e-5)
+    assert np.abs(torch - START).max() > 0.1
+    np.testing.assert_allclose(torch, jax, atol=3e-4)
 
 
 def test_a_rival_that_an_engine_lacks_names_the_engines_that_have_it():

@@ -163,36 +163,36 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from kbeta.lab.spec import RunSpec
-from kbeta.lab.testbeds import rare_trigger
+from kbeta.lab.testbeds.rare_trigger import RareTriggerProblem
 from kbeta.lab.train import run
-rare_trigger.RareTriggerProblem.chunk = 20
-spec = RunSpec(testbed="rare_trigger", engine=sys.argv[1], settings={"steps": 5990, "held_out": 64, "batch": 4})
-run(spec, Path(sys.argv[2]), checkpoint_every=20)
+RareTriggerProblem.chunk = 20
+run(RunSpec.model_validate_json(sys.argv[1]), Path(sys.argv[2]), checkpoint_every=20)
 """
 
 
-def start(engine, folder):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", SCRIPT, engine, str(folder)], env=environment)
+def newest(folder):
+    return max((int(p.stem[5:]) for p in (folder / "checkpoint").glob("step-*.npz")), default=0)
 
 
 @pytest.mark.parametrize("engine", ["torch", "jax"])
-def test_a_run_killed_with_sigkill_continues_to_the_same_bits(engine, tmp_path):
-    killed = []
-    for at_least in (1, 1000):
-        process = start(engine, tmp_path / "parts")
-        deadline = time.monotonic() + 120
-        checkpoints = Checkpoints(tmp_path / "none")
-        checkpoints.folder = tmp_path / "parts" / "checkpoint"
-        while max(checkpoints.steps(), default=0) < at_least and process.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-        killed.append(max(checkpoints.steps()))
-    assert killed[0] < killed[1] < 6000
+def test_a_run_killed_with_sigkill_continues_to_the_same_bits(engine, tmp_path, monkeypatch):
+    settings = {"steps": 1190, "held_out": 64, "batch": 4}
+    spec = RunSpec(testbed="rare_trigger", engine=engine, settings=settings)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, spec.model_dump_json(), str(tmp_path / "parts")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    deadline = time.monotonic() + 500
+    while newest(tmp_path / "parts") < 300 and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert 300 <= newest(tmp_path / "parts") < 1200
+
+    monkeypatch.setattr("kbeta.lab.testbeds.rare_trigger.RareTriggerProblem.chunk", 20)
     for name in ("parts", "whole"):
-        assert start(engine, tmp_path / name).wait() == 0
+        run(spec, tmp_path / name, checkpoint_every=20)
     same_files(tmp_path / "whole", tmp_path / "parts")
 
 

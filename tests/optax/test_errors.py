@@ -79,7 +79,7 @@ def test_integer_parameters_are_refused_by_name():
 
 
 def test_an_unhashable_bucket_key_is_refused_by_name():
-    with pytest.raises(TypeError, match="hashable key.*'w'"):
+    with pytest.raises(TypeError, match=r"hashable key.*'w'"):
         kourkoutas_beta(1e-3, buckets=lambda name, array: [name]).init({"w": jnp.ones(2)})
 
 

@@ -1,4 +1,4 @@
-"""Optax's own common checks for contributed optimizers, on ours: its test class with its list of optimizers replaced."""
+"""Optax's own common checks for contributed optimizers: its test class, with its optimizers replaced by ours."""
 
 import importlib
 import sys

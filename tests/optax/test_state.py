@@ -101,6 +101,17 @@ def test_complex_parameters_are_pairs_of_real_ones():
         np.testing.assert_allclose(joined, real[:, 0] + 1j * real[:, 1], rtol=1e-14)
 
 
+def test_weakly_typed_parameters_do_not_change_the_states_type():
+    params = {"gain": jnp.asarray(2.0)}
+    assert params["gain"].weak_type
+    solver = kourkoutas_beta(1e-2, **FULL)
+    update = jax.jit(solver.update)
+    state = solver.init(params)
+    for _ in range(2):
+        _, state = update(params, state, params)
+    assert update._cache_size() == 1
+
+
 def test_scalar_and_empty_parameters_are_accepted():
     params = {"gain": jnp.asarray(2.0), "none": jnp.zeros((0, 3))}
     solver = kourkoutas_beta(1e-2, **FULL)
@@ -169,7 +180,10 @@ def test_skip_leaves_the_bucket_bitwise_as_it_was():
     update = jax.jit(solver.update)
     _, state = update(params, solver.init(params), params)
     updates, new = update({"w": params["w"], "b": params["b"].at[0].set(jnp.nan)}, state, params)
-    pick = lambda s: (s.mu["b"], s.nu["b"], s.nu_max["b"], s.ema[0], s.count[0], s.log_beta2[0])
+
+    def pick(s):
+        return s.mu["b"], s.nu["b"], s.nu_max["b"], s.ema[0], s.count[0], s.log_beta2[0]
+
     assert bits(pick(new[0])) == bits(pick(state[0]))
     assert not np.any(updates["b"])
     assert np.all(updates["w"])

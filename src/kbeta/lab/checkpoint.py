@@ -66,7 +66,7 @@ class Checkpoints:
         """The newest checkpoint that can be read, or None. One damaged on the disk is passed over for an older one."""
         for step in reversed(self.steps()):
             try:
-                with np.load(self._path(step), allow_pickle=False) as saved:
+                with self._path(step).open("rb") as file, np.load(file, allow_pickle=False) as saved:
                     return step, {name: saved[name] for name in saved.files}
             except (OSError, ValueError, EOFError, zipfile.BadZipFile):
                 continue

@@ -18,6 +18,9 @@ A label may carry a tag in brackets, "kbeta[alpha=0.9]", so that one study can h
 NOTE: `kbeta-static` is K-β in an endless warmup, because that, and not β2_min = β2_max, leaves the bias correction
 1 - β2_max^t of `kbeta` as it is.
 
+NOTE: a rival is what its library makes of it. torch and optax differ in NAdam (torch has a schedule of the momentum)
+and in AMSGrad (torch takes the maximum before the bias correction, optax after it).
+
 NOTE: learning rates come from the testbed's schedule, times `Recipe.lr_factor`, one number per step. `lbfgs` searches
 its own step length from a first guess of 1, whatever the schedule; it suits losses without noise.
 """

@@ -164,11 +164,12 @@ class _Run:
         return losses
 
     def _evaluate(self, step: int) -> None:
+        if not all(np.isfinite(p).all() for p in self._trainer.params().values()):
+            self.diverged_at = step
+            return
         metrics = self._problem.evaluate(self._engine, self._trainer.arrays(), step)
-        if step == self._problem.steps:
-            finite = all(np.isfinite(p).all() for p in self._trainer.params().values())
-            if not finite or not all(math.isfinite(v) for v in metrics.values()):
-                self.diverged_at = step
+        if step == self._problem.steps and not all(math.isfinite(v) for v in metrics.values()):
+            self.diverged_at = step
         self._evaluations.append({"step": step, **metrics})
 
     def _record(self, start: int, stop: int) -> None:

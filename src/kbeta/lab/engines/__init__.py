@@ -76,7 +76,10 @@ class Trainer(Protocol):
         ...
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Take over what `state` returned, in this or another process."""
+        """Take over what `state` returned, in this or another process.
+
+        `trace` starts afresh; it may repeat rows from before the restored step, under the same step numbers.
+        """
         ...
 
 

@@ -55,11 +55,16 @@ class JaxTrainer:
         self._state = init(self._params)
         self._constants = {name: jnp.asarray(x) for name, x in constants.items()}
         self._length = 0
-        self.trace: Trace | None = None
-        if traced:
-            from kbeta.optax import bucket_names
+        self._trace_every = trace_every if traced else 0
+        self._buckets = recipe.options.get("buckets", "parameter")
+        self.trace = self._new_trace()
 
-            self.trace = Trace(bucket_names(self._params, recipe.options["buckets"]), every=trace_every)
+    def _new_trace(self) -> Trace | None:
+        if not self._trace_every:
+            return None
+        from kbeta.optax import bucket_names
+
+        return Trace(bucket_names(self._params, self._buckets), every=self._trace_every)
 
     def run(self, batches: Batches, lrs: NDArray[np.float64]) -> NDArray[np.float64]:
         losses = self._run_stacked(batches, lrs) if isinstance(batches, Mapping) else self._run_each(batches, lrs)
@@ -106,6 +111,7 @@ class JaxTrainer:
         new = [_device(state[jax.tree_util.keystr(path, simple=True, separator="/")], x) for path, x in leaves]
         tree = jax.tree_util.tree_unflatten(treedef, new)
         self._params, self._state = tree["params"], tree["optimizer"]
+        self.trace = self._new_trace()
 
 
 @functools.lru_cache(maxsize=64)

@@ -71,9 +71,11 @@ class MlxTrainer:
 
         state = [self._optimizer.state]
         self._step = mx.compile(step, inputs=state, outputs=state)
-        self.trace: Trace | None = None
-        if traced:
-            self.trace = Trace(self._optimizer.bucket_names, every=trace_every)
+        self._trace_every = trace_every if traced else 0
+        self.trace = self._new_trace()
+
+    def _new_trace(self) -> Trace | None:
+        return Trace(self._optimizer.bucket_names, every=self._trace_every) if self._trace_every else None
 
     def run(self, batches: Batches, lrs: NDArray[np.float64]) -> NDArray[np.float64]:
         losses: list[Array] = []
@@ -108,6 +110,7 @@ class MlxTrainer:
         # The compiled step holds this very dict as its input, so it is filled, not replaced.
         held = self._optimizer.state
         held.update(tree_map_with_path(lambda path, x: _device(state[f"optimizer.{path}"], x), dict(held)))
+        self.trace = self._new_trace()
 
 
 class MlxEngine:

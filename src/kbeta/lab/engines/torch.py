@@ -80,6 +80,19 @@ def _compiled(loss: Loss) -> Callable[..., torch.Tensor]:
     return torch.compile(functools.partial(loss, ENGINE), dynamic=False)
 
 
+class _Shifted:
+    """A trace for the rows of an optimizer that started to count after `offset` steps.
+
+    NOTE: torch optimizers do not save their ring of rows, so step t of a restored one is step offset + t of the run.
+    """
+
+    def __init__(self, trace: Trace, offset: int) -> None:
+        self._trace, self._offset = trace, offset
+
+    def pull(self, ring: Any, count: int) -> None:
+        self._trace.pull(np.roll(np.asarray(ring), self._offset, axis=0), count + self._offset)
+
+
 class TorchTrainer:
     """See `kbeta.lab.engines.Trainer`."""
 
@@ -100,9 +113,12 @@ class TorchTrainer:
         self._optimizer = build_torch(recipe, list(self._params.items()), diagnostics=traced)
         # Finds its own step length, for which it evaluates the loss at several points.
         self._searches = isinstance(self._optimizer, torch.optim.LBFGS)
-        self.trace: Trace | None = None
-        if traced:
-            self.trace = Trace(self._optimizer.bucket_names, every=trace_every)
+        self._taken = self._offset = 0
+        self._trace_every = trace_every if traced else 0
+        self.trace = self._new_trace()
+
+    def _new_trace(self) -> Trace | None:
+        return Trace(self._optimizer.bucket_names, every=self._trace_every) if self._trace_every else None
 
     def run(self, batches: Batches, lrs: NDArray[np.float64]) -> NDArray[np.float64]:
         losses: list[torch.Tensor] = []
@@ -120,8 +136,9 @@ class TorchTrainer:
             else:
                 losses.append(evaluate())
                 self._optimizer.step()
+        self._taken += len(losses)
         if self.trace is not None:
-            self._optimizer.pull(self.trace)
+            self._optimizer.pull(_Shifted(self.trace, self._offset))
         return torch.stack(losses).to(torch.float64).cpu().numpy() if losses else np.zeros(0)
 
     def _evaluate(self, batch: Params) -> torch.Tensor:
@@ -142,7 +159,7 @@ class TorchTrainer:
     def state(self) -> dict[str, NDArray[Any]]:
         arrays = {f"params/{name}": _host(p) for name, p in self._params.items()}
         skeleton = json.dumps(_pack(self._optimizer.state_dict(), "optimizer", arrays))
-        return {**arrays, "skeleton": np.frombuffer(skeleton.encode(), np.uint8).copy()}
+        return {**arrays, "taken": np.array(self._taken), "skeleton": np.frombuffer(skeleton.encode(), np.uint8).copy()}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         skeleton = json.loads(bytes(np.asarray(state["skeleton"])).decode())
@@ -151,6 +168,8 @@ class TorchTrainer:
             for name, p in self._params.items():
                 saved = torch.from_numpy(np.array(state[f"params/{name}"]))
                 p.copy_(saved.view(torch.bfloat16) if p.dtype == torch.bfloat16 else saved)
+        self._taken = self._offset = int(state["taken"])
+        self.trace = self._new_trace()
 
 
 class TorchEngine:

@@ -1,0 +1,858 @@
+"""Paired statistics on {optimizer: {seed: value}}, on scipy and statsmodels.
+
+All tests are two-sided and paired by seed. With y = log10(value) (`log=True`) or y = value, the difference of a seed is
+
+    d = y[baseline] - y[treatment]        d > 0: the treatment is better (lower)
+
+and its mean is reported as the geometric-mean ratio baseline/treatment (log) or as the mean difference. Where higher
+values are better, d changes sign and the ratio is treatment/baseline, so d > 0 and a ratio above 1 always speak for
+the treatment.
+
+NOTE: three rules hold everywhere, and every use of them is printed among the notes of a result.
+
+* A value that is NaN or infinite is a diverged run. It is counted, ranks as the worst (medians, quartiles, IQM, wins,
+  sign test, Wilcoxon, McNemar; two diverged runs of one seed tie), and has no place in means, t and bootstrap, which
+  say how many pairs they left out. A verdict is then taken from the ranks.
+* A seed that only one of two optimizers has cannot be paired: the contrast uses the seeds of both and lists the rest.
+* What the data cannot support (one pair, differences without variance) is None, not a number.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import difflib
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+from statsmodels.stats.contingency_tables import mcnemar as mcnemar_test
+from statsmodels.stats.proportion import proportion_confint
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Seed = int | str
+Values = Mapping[str, Mapping[Seed, float]]
+Array = NDArray[np.float64]
+Verdict = Literal["better", "worse", "unclear", "identical", "untested"]
+
+EXACT_UP_TO = 500  # pairs; the exact distribution of the signed ranks takes O(n³), a fraction of a second at 500
+RESAMPLES = 9_999
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval and how it was made."""
+
+    low: float
+    high: float
+    method: str
+
+    def holds(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Successes out of n runs with the Clopper–Pearson interval."""
+
+    successes: int
+    n: int
+    rate: float
+    ci: Interval
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One optimizer over its seeds. `mean`, `sd` and `geometric_mean` are of the finite values; the rest ranks diverged
+    runs as the worst."""
+
+    optimizer: str
+    n: int
+    diverged: int
+    mean: float | None
+    sd: float | None
+    geometric_mean: float | None
+    median: float
+    q1: float
+    q3: float
+    median_ci: Interval | None
+    iqm: float
+    iqm_ci: Interval | None
+    success: Rate | None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One seed's two values; `difference` is d, infinite when one of the runs diverged."""
+
+    seed: Seed
+    treatment: float
+    baseline: float
+    difference: float
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A size with its t interval and its BCa bootstrap interval."""
+
+    value: float
+    ci: Interval | None
+    bootstrap_ci: Interval | None
+
+
+@dataclass(frozen=True)
+class PairedT:
+    """t = mean(d) / (sd(d)/√n), d_z = t/√n, r = √(t²/(t² + df)), over the n pairs in which both runs are finite."""
+
+    n: int
+    left_out: int
+    df: int
+    t: float | None
+    p: float | None
+    d_z: float | None
+    r: float | None
+    p_holm: float | None = None
+
+
+@dataclass(frozen=True)
+class Wilcoxon:
+    """Signed ranks over the pairs that differ. `rank_biserial` = (W⁺ - W⁻)/(W⁺ + W⁻), positive for the treatment."""
+
+    n: int
+    zeros: int
+    statistic: float | None
+    p: float | None
+    rank_biserial: float | None
+    method: str
+    p_holm: float | None = None
+
+
+@dataclass(frozen=True)
+class SignTest:
+    wins: int
+    losses: int
+    p: float | None
+    p_holm: float | None = None
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """Success (the threshold is met) and failure in pairs; exact test on the pairs that disagree."""
+
+    threshold: float
+    both: int
+    only_treatment: int
+    only_baseline: int
+    neither: int
+    rate_difference: float
+    p: float
+    p_holm: float | None = None
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Treatment against baseline, effect sizes first."""
+
+    treatment: str
+    baseline: str
+    pairs: tuple[Pair, ...]
+    wins: int
+    ties: int
+    losses: int
+    diverged_treatment: int
+    diverged_baseline: int
+    improvement: float
+    improvement_ci: Interval
+    difference: Effect | None
+    ratio: Effect | None
+    median: float
+    q1: float
+    q3: float
+    t: PairedT
+    wilcoxon: Wilcoxon
+    sign: SignTest
+    mcnemar: McNemar | None
+    notes: tuple[str, ...]
+    confidence: float
+
+    @property
+    def n(self) -> int:
+        return len(self.pairs)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the data support about the treatment: by the interval of d, or by signed ranks if a run diverged."""
+        if self.ties == self.n:
+            return "identical" if self.t.n else "untested"
+        if self.diverged_treatment or self.diverged_baseline:
+            p, side = self.wilcoxon.p, self.wilcoxon.rank_biserial
+            if p is None or side is None or self.n < 2:
+                return "untested"
+            return "unclear" if p >= 1 - self.confidence else ("better" if side > 0 else "worse")
+        if self.difference is None or self.difference.ci is None:
+            return "untested"
+        if self.difference.ci.holds(0):
+            return "unclear"
+        return "better" if self.difference.value > 0 else "worse"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every optimizer's summary and the contrasts, with Holm-adjusted p-values across the contrasts."""
+
+    log: bool
+    higher_is_better: bool
+    confidence: float
+    threshold: float | None
+    seeds: tuple[Seed, ...]
+    values: Values
+    summaries: tuple[Summary, ...]
+    contrasts: tuple[Contrast, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; numbers that are not finite become the strings "nan", "inf" and "-inf"."""
+        out: dict[str, Any] = _plain(dataclasses.asdict(self))
+        for entry, contrast in zip(out["contrasts"], self.contrasts, strict=True):
+            entry["n"], entry["verdict"] = contrast.n, contrast.verdict
+        return out
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+# ----------------------------------------------------------------------------------------------------------- estimates
+
+
+def clopper_pearson(successes: float, n: int, confidence: float = 0.95) -> Interval:
+    """Exact interval of a rate; half successes (ties) are let through to the same beta quantiles."""
+    low, high = proportion_confint(successes, n, alpha=1 - confidence, method="beta")
+    return Interval(float(low), float(high), "Clopper–Pearson")
+
+
+def quantile(values: Array, q: float) -> float:
+    """Linear-interpolation quantile that lets infinite entries stand at their end instead of giving NaN."""
+    ordered = np.sort(values)
+    at = q * (len(ordered) - 1)
+    low, part = int(at), at - int(at)
+    if part == 0 or ordered[low] == ordered[low + 1]:
+        return float(ordered[low])
+    ends = np.isinf(ordered[low : low + 2])
+    if ends.any():
+        return 0.0 if ends.all() else float(ordered[low + int(ends[1])])
+    return float(ordered[low] + part * (ordered[low + 1] - ordered[low]))
+
+
+def iqm(values: Array) -> float:
+    """Interquartile mean: the mean without the lowest and highest ⌊n/4⌋ values."""
+    return float(stats.trim_mean(values, 0.25))
+
+
+def bootstrap_ci(
+    values: Array, statistic: Callable[..., Any], confidence: float = 0.95, resamples: int = RESAMPLES
+) -> Interval | None:
+    """BCa bootstrap interval (seeded), a percentile one where BCa is undefined, None where resamples cannot differ."""
+    if len(values) < 2 or not np.isfinite(values).all() or np.ptp(values) == 0:
+        return None
+    for method, name in (("BCa", "BCa bootstrap"), ("percentile", "percentile bootstrap")):
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            # scipy warns where the jackknife or the resamples are degenerate; the NaN that follows is handled here
+            warnings.simplefilter("ignore")
+            found = stats.bootstrap(
+                (values,),
+                statistic,
+                confidence_level=confidence,
+                n_resamples=resamples,
+                method=method,
+                vectorized=True,
+                axis=-1,
+                rng=np.random.default_rng(0),
+            ).confidence_interval
+        if math.isfinite(found.low) and math.isfinite(found.high):
+            return Interval(float(found.low), float(found.high), name)
+    return None
+
+
+def _trimmed(values: Any, axis: int = -1) -> Any:
+    return stats.trim_mean(values, 0.25, axis=axis)
+
+
+def summarise(
+    optimizer: str,
+    values: Sequence[float],
+    *,
+    log: bool = False,
+    higher_is_better: bool = False,
+    threshold: float | None = None,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+) -> Summary:
+    """Medians, quartiles, IQM and rates of one optimizer."""
+    x = np.asarray(values, float)
+    finite = x[np.isfinite(x)]
+    ranked = np.where(np.isfinite(x), x, -np.inf if higher_is_better else np.inf)
+    success = None
+    if threshold is not None:
+        k = int(np.sum(_succeeds(x, threshold, higher_is_better)))
+        success = Rate(k, len(x), k / len(x), clopper_pearson(k, len(x), confidence))
+    return Summary(
+        optimizer=optimizer,
+        n=len(x),
+        diverged=len(x) - len(finite),
+        mean=float(finite.mean()) if len(finite) else None,
+        sd=float(finite.std(ddof=1)) if len(finite) > 1 else None,
+        geometric_mean=float(10 ** np.log10(finite).mean()) if log and len(finite) else None,
+        median=quantile(ranked, 0.5),
+        q1=quantile(ranked, 0.25),
+        q3=quantile(ranked, 0.75),
+        median_ci=bootstrap_ci(ranked, np.median, confidence, resamples),
+        iqm=iqm(ranked),
+        iqm_ci=bootstrap_ci(ranked, _trimmed, confidence, resamples),
+        success=success,
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- tests
+
+
+def paired_t(d: Array, rounding: Array, left_out: int = 0) -> PairedT:
+    """Paired t on differences; without variance (beyond `rounding`, the error bound of each d) it has no value."""
+    n = len(d)
+    df = max(n - 1, 0)
+    if n < 2 or np.ptp(d) <= 2 * rounding.max():
+        return PairedT(n, left_out, df, None, None, None, None)
+    result = stats.ttest_1samp(d, 0.0)
+    t = float(result.statistic)
+    # d_z = t/√n,  r = √(t²/(t² + df))
+    return PairedT(n, left_out, df, t, float(result.pvalue), t / math.sqrt(n), math.sqrt(t**2 / (t**2 + df)))
+
+
+def t_interval(d: Array, confidence: float = 0.95) -> Interval:
+    """mean(d) ± t_{df}·sd(d)/√n."""
+    half = float(stats.t.ppf((1 + confidence) / 2, len(d) - 1) * d.std(ddof=1) / math.sqrt(len(d)))
+    return Interval(float(d.mean()) - half, float(d.mean()) + half, "t")
+
+
+def _midranks(size: Array, rounding: Array) -> Array:
+    """Ranks of |d|, shared where two sizes differ by no more than their rounding errors."""
+    order = np.argsort(size, kind="stable")
+    ordered, slack = size[order], rounding[order]
+    with np.errstate(invalid="ignore"):  # inf - inf: two diverged runs, one rank
+        opens = np.concatenate([[True], ordered[1:] - ordered[:-1] > slack[1:] + slack[:-1]])
+    group = np.cumsum(opens) - 1
+    position = np.arange(1, len(size) + 1, dtype=float)
+    shared = np.bincount(group, weights=position) / np.bincount(group)
+    ranks = np.empty(len(size))
+    ranks[order] = shared[group]
+    return ranks
+
+
+def wilcoxon(d: Array, rounding: Array) -> Wilcoxon:
+    """Wilcoxon signed-rank test, exact also with ties.
+
+    Pairs with d = 0 are set aside. The distribution of W⁺ over all 2ⁿ signs is summed for the midranks at hand; without
+    ties it is scipy's exact one, which knows no ties.
+    """
+    keep = d != 0
+    zeros = int(np.sum(~keep))
+    d, rounding = d[keep], rounding[keep]
+    n = len(d)
+    if n == 0:
+        return Wilcoxon(0, zeros, None, None, None, "no pair differs")
+    ranks = _midranks(np.abs(d), rounding)
+    up, total = float(ranks[d > 0].sum()), float(ranks.sum())
+    tied = len(np.unique(ranks)) < n
+    if n > EXACT_UP_TO:
+        p = float(stats.wilcoxon(np.sign(d) * ranks, method="asymptotic").pvalue)
+        method = "normal approximation"
+    else:
+        # P(W⁺ = w) on doubled ranks, which are whole numbers: each rank joins W⁺ with probability ½
+        chance = np.ones(1)
+        for step in np.rint(2 * ranks).astype(int):
+            chance = 0.5 * (np.pad(chance, (0, step)) + np.pad(chance, (step, 0)))
+        at = round(2 * up)
+        p = min(1.0, 2 * min(float(chance[: at + 1].sum()), float(chance[at:].sum())))
+        method = "exact, tied ranks shared" if tied else "exact"
+    return Wilcoxon(n, zeros, min(up, total - up), p, (2 * up - total) / total, method)
+
+
+def sign_test(wins: int, losses: int) -> SignTest:
+    """Binomial(wins + losses, ½), ties set aside."""
+    p = float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else None
+    return SignTest(wins, losses, p)
+
+
+def _succeeds(values: Array, threshold: float, higher_is_better: bool) -> NDArray[np.bool_]:
+    met = values >= threshold if higher_is_better else values <= threshold
+    return np.asarray(met & np.isfinite(values))
+
+
+def mcnemar(treatment: Array, baseline: Array, threshold: float, higher_is_better: bool = False) -> McNemar:
+    """McNemar's exact test on who meets the threshold; a diverged run does not."""
+    a = _succeeds(treatment, threshold, higher_is_better)
+    b = _succeeds(baseline, threshold, higher_is_better)
+    both, only_a, only_b, neither = (int(np.sum(cell)) for cell in (a & b, a & ~b, ~a & b, ~a & ~b))
+    p = float(mcnemar_test([[both, only_a], [only_b, neither]], exact=True).pvalue)
+    return McNemar(threshold, both, only_a, only_b, neither, float(a.mean() - b.mean()), min(1.0, p))
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm-adjusted p-values: the k-th smallest of m becomes max over j ≤ k of (m - j + 1)·p₍ⱼ₎, at most 1.
+
+    A planned contrast without a p-value still counts in m. (statsmodels' `multipletests` gives the same numbers but
+    forces a full garbage collection on each call, which takes longer than all other statistics of a study.)
+    """
+    m, highest = len(p_values), 0.0
+    adjusted: list[float | None] = [None] * m
+    for k, (p, i) in enumerate(sorted((p, i) for i, p in enumerate(p_values) if p is not None)):
+        highest = max(highest, min(1.0, (m - k) * p))
+        adjusted[i] = highest
+    return adjusted
+
+
+# ----------------------------------------------------------------------------------------------------------- contrasts
+
+
+def contrast(
+    values: Values,
+    treatment: str,
+    baseline: str,
+    *,
+    log: bool = False,
+    higher_is_better: bool = False,
+    threshold: float | None = None,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+) -> Contrast:
+    """Treatment against baseline over the seeds that both have."""
+    _known(values, treatment, "treatment")
+    _known(values, baseline, "baseline")
+    common = [seed for seed in _in_order(values[baseline]) if seed in values[treatment]]
+    if not common:
+        raise ValueError(
+            f"{treatment!r} and {baseline!r} have no seed in common, so nothing can be paired: "
+            "run both with the same seeds"
+        )
+    if log:
+        _check_positive(values, (treatment, baseline))
+    x, y = (np.array([float(values[name][seed]) for seed in common]) for name in (treatment, baseline))
+    notes = [
+        f"{name} has no partner in {other} for seed{'s' if len(lone) > 1 else ''} {', '.join(map(str, lone))}: "
+        "not part of this contrast"
+        for name, other in ((treatment, baseline), (baseline, treatment))
+        if (lone := [seed for seed in _in_order(values[name]) if seed not in values[other]])
+    ]
+    fine_x, fine_y = np.isfinite(x), np.isfinite(y)
+    fine = fine_x & fine_y
+
+    # d = y[baseline] - y[treatment], +inf where only the baseline diverged, -inf where only the treatment did
+    with np.errstate(all="ignore"):
+        u, v = (np.log10(x), np.log10(y)) if log else (x, y)
+        d = np.where(x == y, 0.0, u - v if higher_is_better else v - u)
+    d = np.where(fine, d, np.where(fine_x, np.inf, np.where(fine_y, -np.inf, 0.0)))
+    size = np.maximum(np.abs(u), np.abs(v))
+    rounding = 4 * np.finfo(float).eps * np.where(fine, np.maximum(size, 1.0) if log else size, 0.0)
+    wins, losses = int(np.sum(d > 0)), int(np.sum(d < 0))
+    ties = len(d) - wins - losses
+
+    finite, left_out = d[fine], int(np.sum(~fine))
+    t = paired_t(finite, rounding[fine], left_out)
+    if left_out:
+        notes.append(
+            f"{left_out} of {len(d)} pairs hold a diverged run ({treatment}: {int(np.sum(~fine_x))}, {baseline}: "
+            f"{int(np.sum(~fine_y))}): ranked as the worst, left out of mean, t and bootstrap"
+        )
+    if t.t is None:
+        why = (
+            "all runs diverged"
+            if not len(finite)
+            else "one finite pair"
+            if len(finite) == 1
+            else "the differences are all equal"
+        )
+        notes.append(f"{why}: t, its p-value, d_z, r and intervals are undefined")
+    elif len(finite) < 5:
+        notes.append(
+            f"{len(finite)} finite pairs: no exact two-sided p-value can be below {2.0 ** (1 - len(finite)):.3g}"
+        )
+
+    difference = ratio = None
+    if len(finite):
+        ci = t_interval(finite, confidence) if t.t is not None else None
+        boot = bootstrap_ci(finite, np.mean, confidence, resamples) if t.t is not None else None
+        difference = Effect(float(finite.mean()), ci, boot)
+        if log:
+            ratio = Effect(antilog(difference.value), _power(ci), _power(boot))
+    w = wilcoxon(d, rounding)
+    if w.zeros:
+        notes.append(f"{w.zeros} pair{'s are' if w.zeros > 1 else ' is'} equal: set aside by Wilcoxon and sign test")
+    if "tied" in w.method:
+        notes.append("some differences have the same size: Wilcoxon shares their ranks, still exact")
+    with np.errstate(over="ignore"):
+        spread = np.power(10.0, d) if log else d
+    return Contrast(
+        treatment=treatment,
+        baseline=baseline,
+        pairs=tuple(Pair(s, float(a), float(b), float(c)) for s, a, b, c in zip(common, x, y, d, strict=True)),
+        wins=wins,
+        ties=ties,
+        losses=losses,
+        diverged_treatment=int(np.sum(~fine_x)),
+        diverged_baseline=int(np.sum(~fine_y)),
+        improvement=(wins + 0.5 * ties) / len(d),
+        improvement_ci=clopper_pearson(wins + 0.5 * ties, len(d), confidence),
+        difference=difference,
+        ratio=ratio,
+        median=quantile(spread, 0.5),
+        q1=quantile(spread, 0.25),
+        q3=quantile(spread, 0.75),
+        t=t,
+        wilcoxon=w,
+        sign=sign_test(wins, losses),
+        mcnemar=None if threshold is None else mcnemar(x, y, threshold, higher_is_better),
+        notes=tuple(notes),
+        confidence=confidence,
+    )
+
+
+def _power(ci: Interval | None) -> Interval | None:
+    return None if ci is None else Interval(antilog(ci.low), antilog(ci.high), ci.method)
+
+
+def antilog(exponent: float) -> float:
+    """10^exponent, infinite where that is beyond a double."""
+    return float(10.0**exponent) if exponent < 308 else math.inf
+
+
+def _in_order(seeds: Mapping[Seed, float]) -> list[Seed]:
+    return sorted(seeds, key=lambda seed: (isinstance(seed, str), seed))
+
+
+def _known(values: Values, name: str, role: str) -> None:
+    if name not in values:
+        near = difflib.get_close_matches(name, values, n=1, cutoff=0.5)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"`{role}` must be one of {', '.join(map(repr, values))}; got {name!r}{hint}")
+
+
+def _check_positive(values: Values, names: Sequence[str]) -> None:
+    for name in names:
+        for seed, value in values[name].items():
+            if math.isfinite(value) and value <= 0:
+                raise ValueError(
+                    f"`log` needs values > 0; {name!r} has {value!r} for seed {seed!r}: leave out --log (log=False)"
+                )
+
+
+def compare_pairs(
+    values: Values,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    log: bool = False,
+    higher_is_better: bool = False,
+    threshold: float | None = None,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+) -> Comparison:
+    """The planned contrasts (treatment, baseline), Holm-adjusted across them.
+
+    Args:
+      values: optimizer → seed → final value; NaN or infinite for a diverged run.
+      pairs: which treatment against which baseline.
+      log: analyse log10 of the values and report geometric-mean ratios.
+      higher_is_better: for accuracies and the like.
+      threshold: a run that reaches it is a success; adds success rates and McNemar's test.
+      confidence: level of all intervals.
+      resamples: of each bootstrap.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"`confidence` must be between 0 and 1, for example 0.95; got {confidence!r}")
+    empty = [name for name, seeds in values.items() if not seeds]
+    if empty or not values:
+        raise ValueError(f"`values` holds no value for {', '.join(map(repr, empty)) or 'any optimizer'}: leave it out")
+    if log:
+        _check_positive(values, list(values))
+    summaries = tuple(
+        summarise(
+            name,
+            [values[name][seed] for seed in _in_order(values[name])],
+            log=log,
+            higher_is_better=higher_is_better,
+            threshold=threshold,
+            confidence=confidence,
+            resamples=resamples,
+        )
+        for name in values
+    )
+    found = [
+        contrast(
+            values,
+            treatment,
+            baseline,
+            log=log,
+            higher_is_better=higher_is_better,
+            threshold=threshold,
+            confidence=confidence,
+            resamples=resamples,
+        )
+        for treatment, baseline in pairs
+    ]
+    by_t = holm([c.t.p for c in found])
+    by_rank = holm([c.wilcoxon.p for c in found])
+    by_sign = holm([c.sign.p for c in found])
+    by_success = holm([c.mcnemar.p if c.mcnemar else None for c in found])
+    contrasts = tuple(
+        replace(
+            c,
+            t=replace(c.t, p_holm=by_t[i]),
+            wilcoxon=replace(c.wilcoxon, p_holm=by_rank[i]),
+            sign=replace(c.sign, p_holm=by_sign[i]),
+            mcnemar=replace(c.mcnemar, p_holm=by_success[i]) if c.mcnemar else None,
+        )
+        for i, c in enumerate(found)
+    )
+    return Comparison(
+        log=log,
+        higher_is_better=higher_is_better,
+        confidence=confidence,
+        threshold=threshold,
+        seeds=tuple(_in_order({seed: 0.0 for seeds in values.values() for seed in seeds})),
+        values={name: dict(seeds) for name, seeds in values.items()},
+        summaries=summaries,
+        contrasts=contrasts,
+        notes=tuple(
+            f"{s.optimizer}: {s.diverged} of {s.n} runs diverged; its mean and sd are of the others"
+            for s in summaries
+            if s.diverged
+        ),
+    )
+
+
+def compare(
+    values: Values,
+    *,
+    baseline: str,
+    log: bool = False,
+    higher_is_better: bool = False,
+    threshold: float | None = None,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+) -> Comparison:
+    """Every other optimizer against `baseline`; arguments as in `compare_pairs`.
+
+    Example:
+      >>> adam, kbeta = {0: 4.0, 1: 2.0, 2: 8.0}, {0: 2.0, 1: 1.5, 2: 4.0}
+      >>> found = compare({"adam": adam, "kbeta": kbeta}, baseline="adam", log=True).contrasts[0]
+      >>> round(found.ratio.value, 3), found.wins, found.verdict
+      (1.747, 3, 'unclear')
+    """
+    _known(values, baseline, "baseline")
+    others = [name for name in values if name != baseline]
+    if not others:
+        raise ValueError(f"`values` holds only {baseline!r}: add the runs of another optimizer to compare with it")
+    return compare_pairs(
+        values,
+        [(name, baseline) for name in others],
+        log=log,
+        higher_is_better=higher_is_better,
+        threshold=threshold,
+        confidence=confidence,
+        resamples=resamples,
+    )
+
+
+# --------------------------------------------------------------------------------------------------- reading, printing
+
+COLUMNS = ("seed", "optimizer", "value")
+
+
+def read_table(path: str | Path) -> dict[str, dict[Seed, float]]:
+    """{optimizer: {seed: value}} from a text table with the columns seed, optimizer and value, in any order.
+
+    Comma, semicolon or tab separate; other columns are ignored; `nan` and `inf` stand for a diverged run.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file; give a table with the columns {', '.join(COLUMNS)}") from None
+    except IsADirectoryError:
+        raise ValueError(f"{path}: is a folder; give a table with the columns {', '.join(COLUMNS)}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: byte {error.start} is not UTF-8; save the table as UTF-8 text") from None
+    head = next((line for line in text.splitlines() if line.strip()), "")
+    delimiter = max(",;\t", key=head.count)
+    reader = csv.reader(text.splitlines(), delimiter=delimiter)
+    header: list[str] | None = None
+    raw: dict[tuple[str, str], tuple[int, float]] = {}
+    for row in reader:
+        line = reader.line_num
+        if not any(cell.strip() for cell in row):
+            continue
+        if header is None:
+            header = [cell.strip().lower() for cell in row]
+            for name in COLUMNS:
+                if header.count(name) != 1:
+                    what = "is missing" if name not in header else "appears more than once"
+                    raise ValueError(
+                        f"{path}, line {line}: column {name!r} {what} (found {', '.join(header)}); "
+                        f"the first line must name the columns {', '.join(COLUMNS)}"
+                    )
+            continue
+        if len(row) != len(header):
+            raise ValueError(
+                f"{path}, line {line}: {len(row)} fields where the first line names {len(header)} columns; "
+                f"add or remove {'field' if abs(len(row) - len(header)) == 1 else 'fields'} (separator {delimiter!r})"
+            )
+        cells = {name: row[header.index(name)].strip() for name in COLUMNS}
+        for name in ("seed", "optimizer"):
+            if not cells[name]:
+                raise ValueError(f"{path}, line {line}, column {name!r}: empty; fill in the {name}")
+        try:
+            value = float(cells["value"])
+        except ValueError:
+            raise ValueError(
+                f"{path}, line {line}, column 'value': {cells['value']!r} is not a number; "
+                "write it as 0.0012 or 1.2e-3, or nan for a diverged run"
+            ) from None
+        key = (cells["optimizer"], cells["seed"])
+        if key in raw:
+            raise ValueError(
+                f"{path}, line {line}, column 'seed': {key[0]!r} has seed {key[1]} already on line {raw[key][0]}; "
+                "keep one value per optimizer and seed"
+            )
+        raw[key] = (line, value)
+    if not raw:
+        raise ValueError(f"{path}: holds no rows; give one line per run under the columns {', '.join(COLUMNS)}")
+    whole = all(seed.removeprefix("-").isdecimal() for _, seed in raw)
+    values: dict[str, dict[Seed, float]] = {}
+    for (name, seed), (_, value) in raw.items():
+        values.setdefault(name, {})[int(seed) if whole else seed] = value
+    return values
+
+
+def show(value: float | None, digits: int = 4) -> str:
+    """A number for people: `digits` significant figures, "–" for None, "diverged" for what is not finite."""
+    if value is None:
+        return "–"
+    return f"{value:.{digits}g}" if math.isfinite(value) else "diverged"
+
+
+def show_ci(value: float | None, ci: Interval | None, digits: int = 5) -> str:
+    """value [low, high]."""
+    return show(value, digits) + ("" if ci is None else f" [{show(ci.low, digits)}, {show(ci.high, digits)}]")
+
+
+def effect_name(comparison: Comparison) -> str:
+    """What the effect of a contrast is: a ratio or a difference that speaks for the treatment when large."""
+    order = ("treatment", "baseline") if comparison.higher_is_better else ("baseline", "treatment")
+    return f"geometric-mean ratio {'/'.join(order)}" if comparison.log else f"mean difference {' − '.join(order)}"
+
+
+def show_effect(spread: float, log: bool, digits: int = 4) -> str:
+    """A ratio or difference of ranks, in which an infinite entry stands for a diverged run."""
+    if math.isfinite(spread) and not (log and spread == 0):
+        return show(spread, digits)
+    return "baseline diverged" if spread > 0 else "treatment diverged"
+
+
+def render(comparison: Comparison, *, seeds: bool = True) -> RenderableType:
+    """Tables for a rich console: every seed, each optimizer, effect sizes, then tests and notes."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    def table(title: str, *columns: str) -> Table:
+        made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+        for i, column in enumerate(columns):
+            made.add_column(column, justify="left" if i == 0 else "right", overflow="fold", no_wrap=i == 0)
+        return made
+
+    log, level = comparison.log, f"{100 * comparison.confidence:g} %"
+    digits = 5 if log else 3
+    parts: list[RenderableType] = []
+    if seeds:
+        every = table("Every seed", "seed", *comparison.values)
+        for seed in comparison.seeds:
+            row = [show(by[seed], 6) if seed in by else "missing" for by in comparison.values.values()]
+            every.add_row(str(seed), *row)
+        parts.append(every)
+
+    middle = "geometric mean" if log else "mean ± sd"
+    arms = table("Each optimizer", "", "runs", "diverged", "median [IQR]", middle)
+    robust = table("", "", f"IQM [{level}]", *([f"success [{level}]"] if comparison.threshold is not None else []))
+    for s in comparison.summaries:
+        mean = show(s.geometric_mean) if log else show(s.mean) + (f" ± {show(s.sd, 2)}" if s.sd is not None else "")
+        arms.add_row(s.optimizer, str(s.n), str(s.diverged), f"{show(s.median)} [{show(s.q1)}, {show(s.q3)}]", mean)
+        rate = [f"{s.success.successes}/{s.success.n}: {show_ci(s.success.rate, s.success.ci, 3)}"] if s.success else []
+        robust.add_row(s.optimizer, show_ci(s.iqm, s.iqm_ci, 4), *rate)
+
+    title = f"Effect sizes: {effect_name(comparison)}; {'> 1' if log else '> 0'} speaks for the first named"
+    effects = table(title, "", "w/t/l", f"P(better) [{level}]", f"{'ratio' if log else 'difference'} [{level}]")
+    sizes = table("", "", f"BCa [{level}]", "median", "d_z", "r", "rank-bis.")
+    tests = table(f"Tests, two-sided, paired by seed{' on log10' if log else ''}", "", "test", "", "p", "Holm p")
+    for c in comparison.contrasts:
+        label, size = f"{c.treatment} vs {c.baseline}", c.ratio if log else c.difference
+        effects.add_row(
+            label,
+            f"{c.wins}/{c.ties}/{c.losses}",
+            show_ci(c.improvement, c.improvement_ci, 2),
+            show_ci(size.value, size.ci, digits) if size else "–",
+        )
+        boot = size.bootstrap_ci if size else None
+        sizes.add_row(
+            label,
+            f"[{show(boot.low, digits)}, {show(boot.high, digits)}]" if boot else "–",
+            show_effect(c.median, log),
+            show(c.t.d_z, 3),
+            show(c.t.r, 3),
+            show(c.wilcoxon.rank_biserial, 3),
+        )
+        for name, statistic, p, adjusted in rows_of_tests(c):
+            tests.add_row(label, name, statistic, p, adjusted)
+            label = ""
+    parts += [arms, robust, effects, sizes, tests]
+    parts.extend(Text(f"Note: {note}") for note in all_notes(comparison))
+    return Group(*parts)
+
+
+def all_notes(comparison: Comparison) -> list[str]:
+    """The notes of the comparison and of its contrasts, each once and naming whom it is about."""
+    about: dict[str, list[str]] = {}
+    for c in comparison.contrasts:
+        for note in c.notes:
+            about.setdefault(note, []).append(f"{c.treatment} vs {c.baseline}")
+    every = len(comparison.contrasts)
+    found = [f"{'every contrast' if 1 < every == len(who) else ', '.join(who)}: {note}" for note, who in about.items()]
+    return [*comparison.notes, *found]
+
+
+def rows_of_tests(c: Contrast) -> list[tuple[str, str, str, str]]:
+    """(test, statistic, p, Holm-adjusted p) of a contrast, for a table."""
+    t = "undefined" if c.t.t is None else f"t({c.t.df}) = {c.t.t:.3f}"
+    w = "undefined" if c.wilcoxon.statistic is None else f"W = {c.wilcoxon.statistic:g}, n = {c.wilcoxon.n}"
+    rows = [
+        ("paired t", t, show(c.t.p, 3), show(c.t.p_holm, 3)),
+        (f"Wilcoxon ({c.wilcoxon.method})", w, show(c.wilcoxon.p, 3), show(c.wilcoxon.p_holm, 3)),
+        ("sign", f"{c.sign.wins} to {c.sign.losses}", show(c.sign.p, 3), show(c.sign.p_holm, 3)),
+    ]
+    if c.mcnemar:
+        against = f"only {c.treatment} {c.mcnemar.only_treatment}, only {c.baseline} {c.mcnemar.only_baseline}"
+        rows.append(("McNemar (exact)", against, show(c.mcnemar.p, 3), show(c.mcnemar.p_holm, 3)))
+    return rows

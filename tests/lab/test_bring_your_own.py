@@ -1,0 +1,283 @@
+"""A user's own training function, on three frameworks."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kbeta.lab import sinks, store, study, trial, worker
+from kbeta.lab.spec import RunResult, RunSpec
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def trial_of(folder: Path, optimizer: str = "kbeta", **options: Any) -> trial.Trial:
+    return trial.Trial(RunSpec(testbed="own", optimizer=optimizer, options=options), folder)
+
+
+def made(tmp_path: Path, source: str, endpoint: str | None = None, **options: str) -> RunResult:
+    """One run of `train` in `source`, in this process."""
+    file = tmp_path / f"task_{abs(hash(source))}.py"
+    file.write_text(source)
+    plan = study.plan_own(f"{file}:train", optimizers=["kbeta"], options=options, endpoint=endpoint)
+    return study.single(plan, None, command="test")
+
+
+# ----------------------------------------------------------------------------------------------------------- optimizers
+
+
+def test_torch_arms_are_the_optimizers_they_are_named_after(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from kbeta.torch import KourkoutasBeta
+
+    def model() -> Any:
+        torch.manual_seed(0)
+        return torch.nn.Linear(3, 2)
+
+    def trained(module: Any, optimizer: Any) -> Any:
+        for scale in (1.0, 5.0, 0.1):
+            optimizer.zero_grad()
+            (module(torch.ones(4, 3)) * scale).pow(2).sum().backward()
+            optimizer.step()
+        return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+    mine, theirs = model(), model()
+    optimizer = trial_of(tmp_path, "adam95").optimizer(mine, lr=0.01)
+    other = torch.optim.Adam(theirs.parameters(), lr=0.01, betas=(0.9, 0.95), fused=True)
+    assert isinstance(optimizer, torch.optim.Adam)
+    assert torch.equal(trained(mine, optimizer), trained(theirs, other))
+
+    mine, theirs = model(), model()
+    optimizer = trial_of(tmp_path, "kbeta", alpha=0.8).optimizer(mine, lr=0.01)
+    assert isinstance(optimizer, KourkoutasBeta)
+    assert optimizer.bucket_names == ["weight", "bias"]
+    assert torch.equal(
+        trained(mine, optimizer), trained(theirs, KourkoutasBeta(theirs.named_parameters(), lr=0.01, alpha=0.8))
+    )
+
+
+@pytest.mark.parametrize("kind", ["module", "parameters", "named_parameters", "list", "tensor"])
+def test_torch_is_recognised_by_what_is_passed(tmp_path: Path, kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Linear(3, 2)
+    given = {
+        "module": module,
+        "parameters": module.parameters(),
+        "named_parameters": module.named_parameters(),
+        "list": list(module.parameters()),
+        "tensor": module.weight,
+    }[kind]
+    optimizer = trial_of(tmp_path).optimizer(given, lr=0.25)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == (1 if kind == "tensor" else 2)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25]
+
+
+# Adam's first step is lr·g/(|g| + eps): the learning rate itself. The warm arms scale it by √(1 - 0.999).
+WARM = math.sqrt(1 - 0.999)
+
+
+@pytest.mark.parametrize(("arm", "options", "factor"), [("adam95-warm", {}, WARM), ("adam95", {"lr_scale": 0.5}, 0.5)])
+def test_the_learning_rate_of_an_arm_is_scaled_on_every_framework(
+    tmp_path: Path, arm: str, options: dict[str, Any], factor: float
+) -> None:
+    torch = pytest.importorskip("torch")
+    jnp = pytest.importorskip("jax.numpy")
+    optax = pytest.importorskip("optax")
+    mx = pytest.importorskip("mlx.core")
+    own = trial_of(tmp_path, arm, **options)
+
+    tensor = torch.nn.Parameter(torch.zeros(3))
+    optimizer = own.optimizer([tensor], lr=0.1)
+    tensor.grad = torch.ones(3)
+    optimizer.step()
+    assert np.allclose(tensor.detach().numpy(), -0.1 * factor, rtol=1e-5)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+    params = {"w": jnp.zeros(3)}
+    transformation = own.optimizer(params, lr=0.1)
+    updates, _ = transformation.update({"w": jnp.ones(3)}, transformation.init(params), params)
+    assert np.allclose(optax.apply_updates(params, updates)["w"], -0.1 * factor, rtol=1e-5)
+
+    tree = {"w": mx.zeros(3)}
+    stepped = own.optimizer(tree, lr=0.1).apply_gradients({"w": mx.ones(3)}, tree)
+    assert np.allclose(np.array(stepped["w"]), -0.1 * factor, rtol=1e-4)
+
+
+def test_learning_rates_may_be_schedules_on_jax_and_mlx(tmp_path: Path) -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    mx = pytest.importorskip("mlx.core")
+    own = trial_of(tmp_path, "adam999")
+
+    params = {"w": jnp.zeros(3)}
+    transformation = own.optimizer(params, lr=lambda count: 0.1 / (count + 1))
+    state = transformation.init(params)
+    sizes = []
+    for _ in range(2):
+        updates, state = transformation.update({"w": jnp.ones(3)}, state, params)
+        sizes.append(float(updates["w"][0]))
+    assert np.allclose(sizes, [-0.1, -0.05], rtol=1e-4)
+
+    tree = {"w": mx.zeros(3)}
+    optimizer = own.optimizer(tree, lr=lambda count: 0.1 / (count + 1))
+    once = optimizer.apply_gradients({"w": mx.ones(3)}, tree)
+    twice = optimizer.apply_gradients({"w": mx.ones(3)}, once)
+    assert np.allclose(np.array(once["w"]), -0.1, rtol=1e-4)
+    assert np.allclose(np.array(twice["w"]), -0.15, rtol=1e-4)
+
+
+@pytest.mark.parametrize("given", [3, "model", {}, [], {"w": np.zeros(2)}])
+def test_what_no_framework_knows_is_refused(tmp_path: Path, given: Any) -> None:
+    with pytest.raises(TypeError, match=r"trial\.optimizer takes a torch module"):
+        trial_of(tmp_path).optimizer(given)
+
+
+# ------------------------------------------------------------------------------------------------ endpoints and metrics
+
+
+def test_the_returned_number_is_the_endpoint(tmp_path: Path) -> None:
+    result = made(tmp_path, "def train(trial):\n    trial.log(1, loss=2.0)\n    return 0.5\n")
+    assert (result.status, result.endpoint, result.metrics) == ("ok", 0.5, {"loss": 2.0})
+
+
+def test_without_a_returned_number_the_last_loss_is_the_endpoint(tmp_path: Path) -> None:
+    result = made(tmp_path, "def train(trial):\n    trial.log(1, loss=2.0)\n    trial.log(2, loss=1.5)\n")
+    assert result.endpoint == 1.5
+    assert result.curve == {"step": [1.0, 2.0], "loss": [2.0, 1.5]}
+
+
+def test_a_named_metric_is_the_endpoint_whatever_is_returned(tmp_path: Path) -> None:
+    source = "def train(trial):\n    trial.log(1, val_loss=0.25)\n    trial.log(2, loss=9.0)\n    return 7.0\n"
+    result = made(tmp_path, source, endpoint="val_loss")
+    assert result.endpoint == 0.25
+    assert result.curve["val_loss"][0] == 0.25
+    assert math.isnan(result.curve["val_loss"][1])
+
+
+def test_an_endpoint_that_is_not_finite_is_a_diverged_run(tmp_path: Path) -> None:
+    result = made(tmp_path, "def train(trial):\n    trial.log(1, loss=float('inf'))\n    return float('nan')\n")
+    assert (result.status, result.endpoint, result.metrics) == ("diverged", None, {"loss": math.inf})
+
+
+@pytest.mark.parametrize(
+    ("source", "endpoint", "message"),
+    [
+        ("def train(trial):\n    pass\n", None, "returned nothing and logged no `loss`"),
+        ("def train(trial):\n    return 'fine'\n", None, "must return a number or None; got str"),
+        ("def train(trial):\n    trial.log(1, loss=1.0)\n", "val_loss", "--endpoint val_loss was never logged"),
+        ("def train(trial):\n    trial.log(1, loss='low')\n", None, r"trial.log(loss=...) takes a number; got str"),
+        ("def trian(trial):\n    return 1.0\n", None, "has no function 'train'; it has trian"),
+        ("import no_such_package\n", None, "No module named 'no_such_package'"),
+    ],
+)
+def test_a_function_that_gives_no_endpoint_fails_with_the_remedy(
+    tmp_path: Path, source: str, endpoint: str | None, message: str
+) -> None:
+    result = made(tmp_path, source, endpoint)
+    assert result.status == "failed"
+    assert message in (result.error or "")
+
+
+def test_settings_reach_the_function_and_reserved_names_are_refused(tmp_path: Path) -> None:
+    source = "def train(trial):\n    return trial.settings['width'] * 2\n"
+    assert made(tmp_path, source, width="21").endpoint == 42
+    with pytest.raises(ValueError, match="'code' is taken by kbeta itself"):
+        made(tmp_path, source, code="x")
+
+
+def test_the_function_may_import_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "a_neighbour_of_the_task.py").write_text("VALUE = 0.125\n")
+    assert (
+        made(tmp_path, "import a_neighbour_of_the_task as n\ndef train(trial):\n    return n.VALUE\n").endpoint == 0.125
+    )
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_last_point(tmp_path: Path) -> None:
+    source = "def train(trial):\n    for step in range(5000):\n        trial.log(step, loss=5000.0 - step)\n"
+    curve = made(tmp_path, source).curve
+    assert len(curve["step"]) <= trial.CURVE_POINTS
+    assert (curve["step"][-1], curve["loss"][-1]) == (4999.0, 1.0)
+
+
+@pytest.mark.parametrize("target", ["missing.py:train", "missing.py", "{file}:not a name", "{file}"])
+def test_a_target_that_names_no_function_of_a_file_is_refused(tmp_path: Path, target: str) -> None:
+    (tmp_path / "task.py").write_text("")
+    with pytest.raises(ValueError, match=r"FILE\.py:FUNC|is not a function name|there is no file"):
+        study.plan_own(target.format(file=tmp_path / "task.py"))
+
+
+# --------------------------------------------------------------------------------------------------------------- sinks
+
+
+def test_metrics_go_to_a_sink_while_the_run_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[tuple[int, dict[str, float]]] = []
+    ended: list[bool] = []
+    run = types.SimpleNamespace(
+        log=lambda values, step: logged.append((step, values)), finish=lambda: ended.append(True)
+    )
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **options: run))
+    file = tmp_path / "task.py"
+    file.write_text("def train(trial):\n    for step in (1, 2):\n        trial.log(step, loss=1.0 / step)\n")
+    code = study.code_of(f"{file}:train")
+    task = worker.Task(spec=RunSpec(testbed="own"), folder=tmp_path, code=code, sink="wandb")
+    seen: list[int] = []
+    assert worker.make(task, lambda *_: seen.append(len(logged))).status == "ok"
+    assert logged == [(1, {"loss": 1.0}), (2, {"loss": 0.5})]
+    assert seen == [1, 2]
+    assert ended == [True]
+
+
+def test_an_unknown_or_uninstalled_sink_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="--sink must be one of tensorboard, wandb; got 'mlflow'"):
+        sinks.check("mlflow")
+    monkeypatch.setattr(sinks.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="--sink wandb needs wandb: pip install wandb"):
+        sinks.check("wandb")
+
+
+# ------------------------------------------------------------------------------------------------------------- examples
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax", "mlx"])
+def test_the_example_runs_as_a_study_and_every_arm_learns(tmp_path: Path, framework: str) -> None:
+    pytest.importorskip(framework)
+    plan = study.plan_own(
+        f"{EXAMPLES / f'my_task_{framework}.py'}:train", optimizers=["kbeta", "adam95"], options={"steps": "60"}
+    )
+    runs = study.execute(plan, tmp_path / "out", command="test", workers=1).runs()
+    assert [run.result.error for run in runs if run.result] == [None, None]
+    for run in runs:
+        assert run.result is not None
+        assert run.result.curve["loss"][-1] < 0.9 * run.result.curve["loss"][0]
+        assert run.result.settings["framework"] == framework
+    trace = runs[0].trace()
+    if framework == "jax":
+        assert trace is None
+    else:
+        assert trace is not None
+        assert trace["steps"].tolist() == list(range(1, 61))
+        assert np.all((trace["beta2"] >= 0.88) & (trace["beta2"] <= 0.999))
+    assert runs[1].trace() is None
+
+
+def test_the_exact_command_in_the_readme_form_prints_machine_readable_results(tmp_path: Path) -> None:
+    file = tmp_path / "task.py"
+    file.write_text("def train(trial):\n    return 1.0 + trial.seed + len(trial.arm)\n")
+    arguments = [f"{file}:train", "--seeds", "0-2", "--optimizers", "kbeta,adam95", "--out", str(tmp_path / "out")]
+    call = [sys.executable, "-m", "kbeta.cli", "study", *arguments, "--no-report", "--json"]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=120, check=True)
+    found = json.loads(done.stdout)
+    assert {(run["optimizer"], run["seed"]): run["endpoint"] for run in found["runs"]} == {
+        (name, seed): 1.0 + seed + len(name) for name in ("kbeta", "adam95") for seed in range(3)
+    }
+    assert [row["median"] for row in found["summary"]] == [7.0, 8.0]
+    (contrast,) = found["comparisons"]["value of train"]["contrasts"]
+    assert (contrast["treatment"], contrast["baseline"], contrast["wins"]) == ("kbeta", "adam95", 3)
+    assert store.Study.open(tmp_path / "out").record.command.endswith("--no-report --json")

@@ -1,0 +1,215 @@
+"""The `kbeta` command, called as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).parent / "data"
+TESTBED = ["--preset", "smoke", "--set", "steps=120"]
+
+
+def kbeta(*arguments: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+    paths = [str(Path(path).resolve()) for path in sys.path if path]
+    full = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "140", **(env or {})}
+    call = [sys.executable, "-P", "-m", "kbeta.cli", *arguments]
+    return subprocess.run(call, capture_output=True, text=True, timeout=180, cwd=cwd, env=full)
+
+
+def test_help_names_every_command_and_imports_no_framework_and_no_laboratory() -> None:
+    source = (
+        "import sys; sys.argv = ['kbeta', '--help']\n"
+        "from kbeta.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert end.code in (0, None), end.code\n"
+        "heavy = {'torch', 'jax', 'mlx', 'scipy', 'statsmodels', 'matplotlib', 'pydantic', 'kbeta.lab.study'}\n"
+        "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for command in ("run", "study", "stats", "report", "testbeds", "doctor", "--install-completion"):
+        assert command in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "rare_triger"], "unknown testbed 'rare_triger': did you mean 'rare_trigger'"),
+        (["run", "rare_trigger", "--engine", "jaxx"], "unknown engine 'jaxx': did you mean 'jax'"),
+        (["run", "rare_trigger", "--preset", "papr"], "unknown preset of rare_trigger 'papr': did you mean 'paper'"),
+        (["run", "rare_trigger", "--optimizer", "adam96"], "unknown optimizer 'adam96': did you mean 'adam95'"),
+        (["run", "rare_trigger", "--set", "step=5"], "unknown setting of rare_trigger 'step': did you mean 'steps'"),
+        (["run", "rare_trigger", "--set", "steps=few"], "`steps` must be a whole number"),
+        (["run", "rare_trigger", "--set", "kbeta.alfa=0.9"], "unknown option of kbeta 'alfa': did you mean 'alpha'"),
+        (["run", "rare_trigger", "--set", "kbeta.alpha=2"], "`alpha` must be in (0, 1)"),
+        (["run", "rare_trigger", "--set", "adam95.eps=1"], "unknown optimizer in `adam95.eps` 'adam95'"),
+        (["run", "rare_trigger", "--seed", "-1"], "Invalid value for '--seed'"),
+        (["run", "rare_trigger", "--sink", "mlflow"], "--sink must be one of tensorboard, wandb"),
+        (["run", "no_task.py:train"], "there is no file no_task.py"),
+        (["study", "rare_trigger", "--seeds", "all"], "--seeds must be numbers and ranges"),
+        (["study", "rare_trigger", "--optimizers", ","], "--optimizers must name at least one"),
+        (["study", "rare_trigger", "--workers", "0"], "Invalid value for '--workers'"),
+        (["study", "rare_trigger", "--endpoint", "val_loss"], "--endpoint is for your own functions"),
+        (["studdy"], "No such command 'studdy'. Did you mean 'study'"),
+        (["report", "no-such-folder"], "no-such-folder/study.json: not found"),
+        (["stats", "no-such-table.csv"], "no-such-table.csv"),
+        (["stats", str(DATA / "rare_trigger.csv"), "--baseline", "adam96"], "adam95"),
+    ],
+)
+def test_bad_input_is_one_line_on_standard_error_and_exit_code_2(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    from kbeta import cli
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["kbeta", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    printed = capsys.readouterr()
+    assert ended.value.code == 2
+    assert printed.out == ""
+    assert printed.err.startswith("kbeta: ")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_papers_table_gives_the_papers_statistics() -> None:
+    done = kbeta("stats", str(DATA / "rare_trigger.csv"), "--baseline", "adam95", "--log", "--json")
+    found = {c["treatment"]: c for c in json.loads(done.stdout)["contrasts"]}["kbeta"]
+    # t(9) = 4.288, p = 0.00203, Wilcoxon p = 0.00977, ratio 1.0987 [1.0455, 1.1546]
+    assert found["t"]["t"] == pytest.approx(4.288, abs=5e-4)
+    assert found["t"]["p"] == pytest.approx(0.00203, abs=5e-6)
+    assert found["wilcoxon"]["p"] == pytest.approx(0.00977, abs=5e-6)
+    assert found["ratio"]["value"] == pytest.approx(1.0987, abs=5e-5)
+    shown = kbeta("stats", str(DATA / "rare_trigger.csv"), "--baseline", "adam95", "--log").stdout
+    for number in ("4.288", "0.00203", "1.0987", "1.0455", "1.1546"):
+        assert number in shown
+
+
+def test_run_prints_endpoint_metrics_curve_and_settings_as_json(tmp_path: Path) -> None:
+    done = kbeta(
+        "run", "rare_trigger", "--optimizer", "kbeta", *TESTBED, "--engine", "mlx", "--set", "kbeta.alpha=0.9", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["status"] == "ok"
+    assert found["endpoint"] == found["metrics"]["last_batch_bce"]
+    assert found["settings"]["steps"] == 120
+    assert found["curve"]["step"][-1] == 120 + found["settings"]["repeat_first"]
+    assert found["settings"]["optimizer"]["alpha"] == 0.9
+
+
+@pytest.mark.parametrize(
+    "engine", ["mlx", pytest.param("jax", marks=pytest.mark.slow), pytest.param("torch", marks=pytest.mark.slow)]
+)
+def test_a_testbed_study_killed_and_resumed_equals_an_uninterrupted_one(tmp_path: Path, engine: str) -> None:
+    arms = ["--seeds", "0-2", "--optimizers", "kbeta,adam95", "--workers", "1"]
+    options = ["rare_trigger", *arms, *TESTBED, "--engine", engine, "--no-report"]
+    whole = kbeta("study", *options, "--out", "whole", "--json", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+
+    paths = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
+    call = [sys.executable, "-P", "-m", "kbeta.cli", "study", *options, "--out", "out"]
+    with subprocess.Popen(
+        call, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("[2/6]"):
+                break
+        process.kill()
+    kept = {file: file.stat().st_mtime_ns for file in tmp_path.glob("out/runs/*/result.json")}
+    assert 2 <= len(kept) < 6
+
+    resumed = kbeta("study", *options, "--out", "out", "--json", cwd=tmp_path)
+    assert f"{len(kept)} already finished" in resumed.stderr
+    assert all(file.stat().st_mtime_ns == stamp for file, stamp in kept.items())
+
+    def results(done: subprocess.CompletedProcess) -> list[dict]:
+        return [{k: v for k, v in run.items() if k != "seconds"} for run in json.loads(done.stdout)["runs"]]
+
+    assert results(resumed) == results(whole)
+    for name in ("metrics.jsonl", "params.npz"):
+        ours = sorted(tmp_path.glob(f"out/runs/*/{name}"))
+        assert len(ours) == 6
+        for file in ours:
+            assert file.read_bytes() == (tmp_path / "whole" / file.relative_to(tmp_path / "out")).read_bytes()
+
+    other = kbeta("study", *options, "--out", "out", "--set", "lr=0.5", cwd=tmp_path)
+    assert other.returncode == 2
+    assert 'setting lr is "the preset\'s" there and 0.5 here' in " ".join(other.stderr.split())
+
+
+def test_a_finished_study_prints_its_table_and_comparison(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(
+        "def train(trial):\n"
+        "    if trial.seed == 2 and trial.arm == 'adam95':\n"
+        "        raise RuntimeError('out of luck')\n"
+        "    return 1.0 + trial.seed + len(trial.arm)\n"
+    )
+    arguments = ["study", "task.py:train", "--seeds", "0-3", "--optimizers", "kbeta,adam95"]
+    done = kbeta(*arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    words = " ".join(done.stdout.split())
+    assert "kbeta 4 4 0 0 7.5 7.5" in words
+    assert "adam95 4 3 0 1 8 8.333" in words
+    assert "adam95 seed 2: failed: RuntimeError: out of luck" in words
+    assert "kbeta vs adam95 3/0/0" in words
+    assert "[1/8]" in done.stderr
+    assert done.stderr.strip().endswith("--optimizers kbeta,adam95 --retry-failed")
+    assert "Report: results/task.train/report.html" in words
+    page = tmp_path / "results" / "task.train" / "report.html"
+    assert "out of luck" in page.read_text()
+
+    page.unlink()
+    again = kbeta("report", "results/task.train", cwd=tmp_path)
+    assert (again.returncode, again.stdout) == (0, "results/task.train/report.html\n")
+    assert page.exists()
+
+
+def test_doctor_tells_what_is_installed_and_which_front_ends_import() -> None:
+    found = json.loads(kbeta("doctor", "--json").stdout)
+    assert found["cores"] >= 1
+    assert set(found["frameworks"]) == {"torch", "jax", "mlx"}
+    for one in found["frameworks"].values():
+        assert one["version"] is None or "error" in one or one["front_ends"]
+    assert found["frameworks"]["jax"]["front_ends"]["kbeta.optax"] == "ok"
+    assert found["laboratory"]["typer"] is not None
+
+
+def test_testbeds_are_listed_with_their_presets() -> None:
+    found = json.loads(kbeta("testbeds", "--json").stdout)
+    assert found["rare_trigger"]["presets"]["paper"]["steps"] == 30_000
+    assert found["rare_trigger"]["optimizers"][0] == "kbeta"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("kbeta study rare", "rare_trigger"),
+        ("kbeta run rare_trigger --optimizer kbeta-st", "kbeta-static"),
+        ("kbeta study rare_trigger --optimizers kbeta,adam99", "kbeta,adam999"),
+        ("kbeta run rare_trigger --engine to", "torch"),
+        ("kbeta run rare_trigger --preset la", "laptop"),
+    ],
+)
+def test_the_shell_completes_names(words: str, expected: str) -> None:
+    source = "import sys; sys.argv = ['kbeta']; from kbeta.cli import main; main()"
+    env = {
+        **os.environ,
+        "_KBETA_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, env=env)
+    assert expected in done.stdout.split()

@@ -1,0 +1,434 @@
+"""Paired statistics: the paper's Testbed C table, hand values, independent formulas, invariances and hard cases."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from scipy import stats as scipy_stats
+from statsmodels.stats.multitest import multipletests
+
+from kbeta.lab import stats
+
+TABLE = Path(__file__).parent / "data" / "rare_trigger.csv"  # the paper's Testbed C table: final loss by seed
+QUICK = {"resamples": 199}
+
+
+def printed(comparison: stats.Comparison, width: int = 100) -> str:
+    console = Console(width=width, record=True, quiet=True)
+    with console.capture() as capture:
+        console.quiet = False
+        console.print(stats.render(comparison))
+    return capture.get()
+
+
+def against(treatment: list[float], baseline: list[float], **options: object) -> stats.Contrast:
+    values = {"new": dict(enumerate(treatment)), "old": dict(enumerate(baseline))}
+    return stats.contrast(values, "new", "old", **{**QUICK, **options})  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------------------- published figures
+
+
+@pytest.mark.parametrize(
+    ("baseline", "t", "p", "ratio", "low", "high"),
+    [("adam95", 4.288, 0.00203, 1.0987, 1.0455, 1.1546), ("adam999", 4.805, 0.000968, 4.127, 2.117, 8.043)],
+)
+def test_the_papers_table_gives_its_recomputed_statistics(
+    baseline: str, t: float, p: float, ratio: float, low: float, high: float
+) -> None:
+    found = stats.compare(stats.read_table(TABLE), baseline=baseline, log=True).contrasts[0]
+    assert (found.treatment, found.baseline, found.n) == ("kbeta", baseline, 10)
+    assert found.t.df == 9
+    assert found.t.t == pytest.approx(t, abs=5e-4)
+    assert found.t.p == pytest.approx(p, rel=3e-3)
+    assert found.wilcoxon.p == pytest.approx(0.00977, abs=5e-6)
+    assert found.sign.p == pytest.approx(0.109, abs=5e-4)
+    assert (found.wins, found.ties, found.losses) == (8, 0, 2)
+    assert found.ratio is not None
+    assert found.ratio.ci is not None
+    last_digit = 5e-5 if baseline == "adam95" else 5e-4
+    found_ratio = [found.ratio.value, found.ratio.ci.low, found.ratio.ci.high]
+    assert found_ratio == pytest.approx([ratio, low, high], abs=last_digit)
+    assert found.verdict == "better"
+
+
+def test_the_papers_medians_come_back() -> None:
+    comparison = stats.compare(stats.read_table(TABLE), baseline="adam999", log=True, **QUICK)
+    medians = {s.optimizer: s.median for s in comparison.summaries}
+    assert medians == pytest.approx({"kbeta": 0.0012545, "adam95": 0.0013675, "adam999": 0.008593}, rel=1e-6)
+    assert comparison.contrasts[0].median == pytest.approx(6.39, abs=5e-3)
+
+
+def test_every_other_optimizer_is_compared_with_the_baseline() -> None:
+    comparison = stats.compare(stats.read_table(TABLE), baseline="adam95", log=True, **QUICK)
+    assert [(c.treatment, c.baseline) for c in comparison.contrasts] == [("kbeta", "adam95"), ("adam999", "adam95")]
+
+
+def test_the_printed_tables_hold_every_seed_and_the_figures_and_fit_80_columns() -> None:
+    comparison = stats.compare(stats.read_table(TABLE), baseline="adam95", log=True, **QUICK)
+    text = printed(comparison, width=80)
+    for expected in ("t(9) = 4.288", "0.00203", "0.00977", "1.0987 [1.0455, 1.1546]", "0.524838", "0.086955"):
+        assert expected in text
+    assert text.index("Effect sizes") < text.index("Tests, two-sided")
+    assert max(map(len, text.splitlines())) <= 80
+
+
+# ------------------------------------------------------------------------------------------------- independent formulas
+
+
+def test_paired_t_matches_hand_arithmetic() -> None:
+    # d = 1, 2, 3, 4: mean 2.5, sd √(5/3), t = 2.5/(√(5/3)/2) = 3.87298, 95 % half-width 3.18245·0.645497
+    found = against([1, 1, 1, 1], [2, 3, 4, 5])
+    assert found.t.t == pytest.approx(3.872983, abs=1e-6)
+    assert found.t.d_z == pytest.approx(3.872983 / 2, abs=1e-6)
+    assert found.t.r == pytest.approx(math.sqrt(15 / 18), abs=1e-9)  # t² = 15, df = 3
+    assert found.difference is not None
+    assert found.difference.value == pytest.approx(2.5)
+    assert found.difference.ci is not None
+    assert [found.difference.ci.low, found.difference.ci.high] == pytest.approx([0.445739, 4.554261], abs=1e-5)
+    # P(|T₃| > t) in closed form: 1 - (2/π)(atan(t/√3) + (t/√3)/(1 + t²/3))
+    x = 3.872983 / math.sqrt(3)
+    assert found.t.p == pytest.approx(1 - 2 / math.pi * (math.atan(x) + x / (1 + x * x)), rel=1e-5)
+
+
+@pytest.mark.parametrize("d", [[1.0, -2.0, 3.0, 4.0, 5.0], [1.0, 1.0, -1.0, 2.0, 2.0, -3.0], [0.5, 0.5, 0.5, 0.5]])
+def test_wilcoxon_equals_the_enumeration_of_all_signs(d: list[float]) -> None:
+    size = np.abs(d)
+    ranks = np.array([np.mean([1 + np.sum(size < x), np.sum(size <= x)]) for x in size])
+    seen = sum(r for r, x in zip(ranks, d, strict=True) if x > 0)
+    sums = [
+        sum(r for r, up in zip(ranks, signs, strict=True) if up) for signs in itertools.product([0, 1], repeat=len(d))
+    ]
+    below, above = np.mean([w <= seen for w in sums]), np.mean([w >= seen for w in sums])
+    found = stats.wilcoxon(np.array(d), np.zeros(len(d)))
+    assert found.p == pytest.approx(min(1.0, 2 * min(below, above)), abs=1e-12)
+    assert found.method.startswith("exact")
+
+
+@given(st.lists(st.integers(-10_000, 10_000).filter(bool), min_size=1, max_size=25, unique_by=abs))
+@settings(max_examples=40, deadline=None)
+def test_wilcoxon_without_ties_equals_scipys_exact_test(d: list[int]) -> None:
+    found = stats.wilcoxon(np.array(d, float), np.zeros(len(d)))
+    expected = scipy_stats.wilcoxon(d, method="exact")
+    assert found.p == pytest.approx(expected.pvalue, abs=1e-12)
+    assert found.statistic == expected.statistic
+
+
+def test_differences_equal_but_for_rounding_share_their_rank() -> None:
+    # 0.3 - 0.2 and 0.2 - 0.1 differ in the last bits of a double
+    found = against([0.2, 0.1, 0.5], [0.3, 0.2, 0.1])
+    assert found.wilcoxon.rank_biserial == pytest.approx((1.5 + 1.5 - 3) / 6)
+    assert "tied" in found.wilcoxon.method
+
+
+def test_many_pairs_fall_back_to_the_normal_approximation_and_say_so() -> None:
+    rng = np.random.default_rng(1)
+    d = rng.normal(0.1, 1, stats.EXACT_UP_TO + 1)
+    found = stats.wilcoxon(d, np.zeros(len(d)))
+    assert found.method == "normal approximation"
+    assert found.p == pytest.approx(scipy_stats.wilcoxon(d, method="asymptotic").pvalue, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses", "p"), [(10, 0, 2 / 1024), (9, 1, 22 / 1024), (8, 2, 112 / 1024), (1, 1, 1.0), (0, 0, None)]
+)
+def test_sign_test_matches_binomial_sums(wins: int, losses: int, p: float | None) -> None:
+    assert stats.sign_test(wins, losses).p == (None if p is None else pytest.approx(p, rel=1e-12))
+
+
+def test_mcnemar_matches_its_binomial_sum_and_counts_diverged_runs_as_failures() -> None:
+    nan = math.nan
+    new = np.array([1.0, 1, 1, 1, 1, 1, 9, 9, nan, 1])
+    old = np.array([9.0, 9, 9, 9, 9, nan, 1, 9, nan, 1])
+    found = stats.mcnemar(new, old, threshold=2.0)
+    assert (found.both, found.only_treatment, found.only_baseline, found.neither) == (1, 6, 1, 2)
+    assert found.p == pytest.approx(2 * (1 + 7) / 2**7)  # 2·P(X ≤ 1), X ~ Binomial(7, ½)
+    assert found.rate_difference == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("k", "n"), [(0, 10), (10, 10), (0, 1)])
+def test_clopper_pearson_matches_its_closed_form_at_the_ends(k: int, n: int) -> None:
+    ci = stats.clopper_pearson(k, n)
+    edge = 0.025 ** (1 / n)
+    assert [ci.low, ci.high] == pytest.approx([edge, 1.0] if k else [0.0, 1 - edge], abs=1e-12)
+
+
+def test_clopper_pearson_inverts_the_binomial_tails() -> None:
+    ci = stats.clopper_pearson(8, 10)
+    assert sum(math.comb(10, j) * ci.low**j * (1 - ci.low) ** (10 - j) for j in (8, 9, 10)) == pytest.approx(0.025)
+    assert sum(math.comb(10, j) * ci.high**j * (1 - ci.high) ** (10 - j) for j in range(9)) == pytest.approx(0.025)
+
+
+def test_holm_matches_the_step_down_by_hand() -> None:
+    assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert stats.holm([0.5, 0.9]) == [1.0, 1.0]
+    assert stats.holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+@settings(max_examples=10, deadline=None)
+def test_holm_equals_statsmodels(p_values: list[float]) -> None:
+    assert stats.holm(p_values) == pytest.approx(multipletests(p_values, method="holm")[1])
+
+
+def test_holm_counts_a_contrast_without_a_p_value() -> None:
+    assert stats.holm([0.01, None]) == [pytest.approx(0.02), None]
+
+
+def test_iqm_drops_the_outer_quarters() -> None:
+    assert stats.iqm(np.array([100.0, 1, 2, 3, 4, 5, 6, -50])) == pytest.approx((2 + 3 + 4 + 5) / 4)
+
+
+def test_quantiles_equal_numpys_on_finite_values() -> None:
+    x = np.random.default_rng(0).normal(size=11)
+    assert [stats.quantile(x, q) for q in (0, 0.25, 0.4, 1)] == pytest.approx(np.quantile(x, [0, 0.25, 0.4, 1]))
+
+
+def test_bootstrap_intervals_cover_the_mean_about_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(7)
+    inside = 0
+    for _ in range(200):
+        ci = stats.bootstrap_ci(rng.exponential(size=30), np.mean, 0.9, resamples=399)
+        assert ci is not None
+        assert ci.method == "BCa bootstrap"
+        inside += ci.holds(1.0)
+    assert 160 <= inside <= 196  # 0.9·200 = 180, ± 4 binomial standard deviations, less BCa's shortfall at n = 30
+
+
+def test_bootstrap_intervals_are_the_same_every_time() -> None:
+    x = np.random.default_rng(0).normal(size=9)
+    assert stats.bootstrap_ci(x, np.median) == stats.bootstrap_ci(x, np.median)
+
+
+# ---------------------------------------------------------------------------------------------------------- invariances
+
+positive = st.floats(1e-6, 1e3)
+pairs = st.lists(st.tuples(positive, positive), min_size=2, max_size=12)
+
+
+@given(pairs, st.randoms(use_true_random=False))
+@settings(max_examples=25, deadline=None)
+def test_the_order_of_seeds_does_not_matter(xy: list[tuple[float, float]], rng: object) -> None:
+    shuffled = list(range(len(xy)))
+    rng.shuffle(shuffled)  # type: ignore[attr-defined]
+    plain = {"new": {i: xy[i][0] for i in range(len(xy))}, "old": {i: xy[i][1] for i in range(len(xy))}}
+    mixed = {name: {i: seeds[i] for i in shuffled} for name, seeds in plain.items()}
+    one = stats.compare(plain, baseline="old", log=True, **QUICK).to_dict()
+    two = stats.compare(mixed, baseline="old", log=True, **QUICK).to_dict()
+    assert one == two
+
+
+@given(pairs, st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_swapping_the_arms_flips_signs_and_keeps_p_values(xy: list[tuple[float, float]], log: bool) -> None:
+    new, old = [x for x, _ in xy], [y for _, y in xy]
+    one, two = against(new, old, log=log), against(old, new, log=log)
+    assert (one.wins, one.ties, one.losses) == (two.losses, two.ties, two.wins)
+    assert one.improvement == pytest.approx(1 - two.improvement)
+    assert one.difference is not None
+    assert two.difference is not None
+    assert one.difference.value == pytest.approx(-two.difference.value)
+    assert (one.t.p is None) == (two.t.p is None)
+    if one.t.p is not None and two.t.p is not None and one.t.t is not None and two.t.t is not None:
+        assert one.t.p == pytest.approx(two.t.p)
+        assert one.t.t == pytest.approx(-two.t.t)
+        assert one.t.r == pytest.approx(two.t.r)
+    assert one.wilcoxon.p == (None if two.wilcoxon.p is None else pytest.approx(two.wilcoxon.p))
+    assert one.sign.p == two.sign.p
+    flipped = {"better": "worse", "worse": "better"}
+    assert one.verdict == flipped.get(two.verdict, two.verdict)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=3, max_size=10), st.sampled_from([0.125, 8, 1e3])
+)
+@settings(max_examples=25, deadline=None)
+def test_scaling_all_values_leaves_log_results_alone(xy: list[tuple[int, int]], scale: float) -> None:
+    one = against([float(x) for x, _ in xy], [float(y) for _, y in xy], log=True)
+    two = against([x * scale for x, _ in xy], [y * scale for _, y in xy], log=True)
+    assert one.ratio is not None
+    assert two.ratio is not None
+    assert one.ratio.value == pytest.approx(two.ratio.value)
+    assert one.wilcoxon.p == (None if two.wilcoxon.p is None else pytest.approx(two.wilcoxon.p))
+    assert (one.t.p is None) == (two.t.p is None)
+    if one.t.p is not None:
+        assert one.t.p == pytest.approx(two.t.p, rel=1e-6)
+
+
+def test_higher_is_better_mirrors_the_analysis() -> None:
+    accuracy = against([0.9, 0.8, 0.95], [0.7, 0.75, 0.6], higher_is_better=True)
+    loss = against([0.7, 0.75, 0.6], [0.9, 0.8, 0.95])
+    assert (accuracy.wins, accuracy.t.t) == (loss.wins, pytest.approx(loss.t.t)) == (3, pytest.approx(loss.t.t))
+
+
+# ----------------------------------------------------------------------------------------------------------- hard cases
+
+
+def test_diverged_runs_are_counted_ranked_worst_and_left_out_of_t_with_a_note() -> None:
+    found = against([1, 2, 3, math.nan, 1], [2, 4, 6, 1, math.inf])
+    assert (found.diverged_treatment, found.diverged_baseline) == (1, 1)
+    assert (found.wins, found.ties, found.losses) == (4, 0, 1)
+    assert (found.t.n, found.t.left_out, found.t.df) == (3, 2, 2)
+    # |d| = 1, 2, 3 and two infinite ones that share rank 4.5: W⁺ = 1+2+3+4.5, W⁻ = 4.5
+    assert found.wilcoxon.statistic == 4.5
+    assert any("2 of 5 pairs hold a diverged run (new: 1, old: 1)" in note for note in found.notes)
+
+
+def test_two_diverged_runs_of_a_seed_tie() -> None:
+    found = against([1, math.nan], [2, math.inf])
+    assert (found.wins, found.ties, found.losses) == (1, 1, 0)
+    assert found.improvement == 0.75
+
+
+def test_divergence_cannot_be_hidden_behind_good_finite_seeds() -> None:
+    finite = against([1, 1.1, 1.2, 1.05], [2, 2.2, 2.1, 2.3])
+    diverging = against([1, 1.1, 1.2, 1.05, *[math.nan] * 6], [2, 2.2, 2.1, 2.3, *[2.0] * 6])
+    assert finite.verdict == "better"
+    assert diverging.t.p == pytest.approx(finite.t.p)
+    assert diverging.verdict != "better"
+    assert diverging.wilcoxon.rank_biserial is not None
+    assert diverging.wilcoxon.rank_biserial < 0
+
+
+def test_medians_count_diverged_runs_as_the_worst() -> None:
+    summary = stats.summarise("a", [1.0, 2.0, math.nan, math.inf, math.nan])
+    assert (summary.n, summary.diverged, summary.q1, summary.mean) == (5, 3, 2.0, 1.5)
+    assert summary.median == math.inf
+    assert stats.summarise("a", [1.0, 2.0, math.nan], higher_is_better=True).median == 1.0
+    assert stats.show(summary.median) == "diverged"
+
+
+def test_an_optimizer_that_always_diverges_is_reported_not_dropped() -> None:
+    values = {"a": {0: 1.0, 1: 2.0, 2: 3.0}, "b": {0: math.nan, 1: math.nan, 2: math.nan}}
+    comparison = stats.compare(values, baseline="a", log=True, threshold=2.0, **QUICK)
+    assert comparison.summaries[1].diverged == 3
+    assert comparison.summaries[1].mean is None
+    assert comparison.contrasts[0].difference is None
+    assert comparison.contrasts[0].losses == 3
+    assert "b: 3 of 3 runs diverged" in printed(comparison)
+
+
+def test_one_seed_gives_the_pair_and_no_test() -> None:
+    found = against([1.0], [2.0], log=True)
+    assert found.ratio is not None
+    assert found.ratio.value == pytest.approx(2.0)
+    assert (found.ratio.ci, found.t.t, found.t.p, found.t.d_z, found.t.r) == (None,) * 5
+    assert found.verdict == "untested"
+    assert any("one finite pair" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_equal_differences_have_no_t_and_say_so(log: bool) -> None:
+    old = [0.3, 0.6, 1.2, 0.9]
+    new = [x / 3 for x in old] if log else [x - 0.1 for x in old]
+    found = against(new, old, log=log)
+    assert (found.t.t, found.t.p) == (None, None)
+    assert found.wins == 4
+    assert found.verdict == "untested"
+    assert any("the differences are all equal" in note for note in found.notes)
+
+
+def test_identical_arms_are_called_identical() -> None:
+    found = against([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], log=True)
+    assert (found.verdict, found.ties, found.wilcoxon.p, found.sign.p) == ("identical", 3, None, None)
+    assert any("3 pairs are equal" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_log_refuses_values_that_have_none(value: float) -> None:
+    with pytest.raises(ValueError, match=rf"'b' has {value} for seed 4: leave out --log"):
+        stats.compare({"a": {3: 1.0, 4: 1.0}, "b": {3: 1.0, 4: value}}, baseline="a", log=True)
+
+
+def test_unmatched_seeds_are_listed_and_only_common_ones_paired() -> None:
+    values = {"new": {0: 1.0, 1: 1.5, 2: 1.0}, "old": {1: 2.0, 2: 3.0, 3: 4.0, 10: 2.0}}
+    found = stats.contrast(values, "new", "old", **QUICK)
+    assert [pair.seed for pair in found.pairs] == [1, 2]
+    assert any("new has no partner in old for seed 0:" in note for note in found.notes)
+    assert any("old has no partner in new for seeds 3, 10:" in note for note in found.notes)
+
+
+def test_a_note_about_all_contrasts_is_printed_once() -> None:
+    values = {"a": {0: 1.0, 1: 2.0}, "b": {0: 2.0, 1: 2.7}, "c": {0: 3.0, 1: 3.5}}
+    notes = stats.all_notes(stats.compare(values, baseline="c", **QUICK))
+    assert notes == ["every contrast: 2 finite pairs: no exact two-sided p-value can be below 0.5"]
+
+
+def test_no_common_seed_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no seed in common"):
+        stats.compare({"a": {0: 1.0}, "b": {1: 1.0}}, baseline="a")
+
+
+def test_an_unknown_baseline_names_the_near_one() -> None:
+    with pytest.raises(ValueError, match=r"got 'adam59' \(did you mean 'adam95'\?\)"):
+        stats.compare(stats.read_table(TABLE), baseline="adam59")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [({"a": {0: 1.0}}, "only 'a'"), ({"a": {0: 1.0}, "b": {}}, "no value for 'b'"), ({}, "got 'a'")],
+)
+def test_too_little_to_compare_is_an_error(values: stats.Values, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        stats.compare(values, baseline="a")
+
+
+def test_json_is_strict_and_complete() -> None:
+    values = {"a": {0: 1.0, 1: math.nan, 2: 2.0}, "b": {0: 2.0, 1: 3.0, 2: math.inf}}
+    plain = stats.compare(values, baseline="b", threshold=1.5, **QUICK).to_dict()
+    back = json.loads(json.dumps(plain, allow_nan=False))
+    assert back["values"]["a"]["1"] == "nan"
+    assert back["contrasts"][0]["verdict"] == "unclear"
+    assert back["contrasts"][0]["mcnemar"]["only_treatment"] == 1
+    assert {"d_z", "r", "t", "p", "p_holm", "df"} <= back["contrasts"][0]["t"].keys()
+
+
+# ----------------------------------------------------------------------------------------------------------- read_table
+
+
+def test_a_table_may_have_other_columns_separators_and_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("\ufeffOptimizer;note;Value;Seed\n\nb;x;1e-3;s1\nb;;nan;2\n", encoding="utf-8")
+    found = stats.read_table(path)
+    assert list(found) == ["b"]
+    assert found["b"]["s1"] == 1e-3
+    assert math.isnan(found["b"]["2"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"t\.csv: holds no rows"),
+        ("seed,optimizer,value\n", r"t\.csv: holds no rows"),
+        ("seed,name,value\n0,a,1\n", r"line 1: column 'optimizer' is missing \(found seed, name, value\)"),
+        ("seed,seed,optimizer,value\n", r"line 1: column 'seed' appears more than once"),
+        ("seed,optimizer,value\n0,a,1\n1,a,low\n", r"line 3, column 'value': 'low' is not a number; write it as"),
+        ("seed,optimizer,value\n0,a,\n", r"line 2, column 'value': '' is not a number.*nan for a diverged run"),
+        ("seed,optimizer,value\n0,a,1\n,a,1\n", r"line 3, column 'seed': empty"),
+        ("seed,optimizer,value\n0,a,1\n0,a,2\n", r"line 3, column 'seed': 'a' has seed 0 already on line 2"),
+        ("seed,optimizer,value\n0,a,1,5\n", r"line 2: 4 fields where the first line names 3 columns"),
+    ],
+)
+def test_a_broken_table_names_file_line_column_and_remedy(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        stats.read_table(path)
+
+
+def test_a_missing_folder_or_binary_table_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"gone\.csv: no such file"):
+        stats.read_table(tmp_path / "gone.csv")
+    with pytest.raises(ValueError, match="is a folder"):
+        stats.read_table(tmp_path)
+    (tmp_path / "b.csv").write_bytes(b"seed\xff")
+    with pytest.raises(ValueError, match="byte 4 is not UTF-8"):
+        stats.read_table(tmp_path / "b.csv")

@@ -1,0 +1,260 @@
+"""The results folder: atomic, locked, and clear about what is broken in it."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kbeta.lab import store
+from kbeta.lab.spec import RunResult, RunSpec
+
+SPEC = RunSpec(testbed="bowl", optimizer="kbeta", seed=0)
+RESULT = RunResult(
+    status="ok",
+    endpoint=0.25,
+    metrics={"loss": 0.25, "worst": math.inf},
+    curve={"step": [1, 2], "loss": [math.nan, 0.25]},
+    seconds=1.0,
+)
+
+
+def configuration(**changes: Any) -> dict[str, Any]:
+    arms = [store.Arm(label="kbeta", optimizer="kbeta")]
+    same = {"testbed": "bowl", "preset": "smoke", "engine": "torch", "settings": {}, "arms": arms, "seeds": [0]}
+    return same | {"command": "kbeta study bowl"} | changes
+
+
+def make(path: Path, *results: tuple[RunSpec, RunResult | None], **changes: Any) -> store.Study:
+    with store.writing(path, **configuration(**changes)) as study:
+        study.plan([spec for spec, _ in results])
+        for spec, result in results:
+            if result is not None:
+                study.finish(spec, result)
+    return store.Study.open(path)
+
+
+def test_a_result_with_nan_and_infinity_is_read_back_as_it_was(tmp_path: Path) -> None:
+    (run,) = make(tmp_path / "out", (SPEC, RESULT)).runs()
+    assert run.spec == SPEC
+    assert run.result is not None
+    assert run.result.metrics == RESULT.metrics
+    assert math.isnan(run.result.curve["loss"][0])
+    assert run.result.curve["loss"][1] == 0.25
+
+
+def test_a_planned_run_without_a_result_is_listed_as_unfinished(tmp_path: Path) -> None:
+    other = SPEC.model_copy(update={"seed": 1})
+    runs = make(tmp_path / "out", (SPEC, RESULT), (other, None), seeds=[0, 1]).runs()
+    assert [(run.spec.seed, run.result is None) for run in runs] == [(0, False), (1, True)]
+
+
+def test_runs_come_in_the_order_of_the_arms_then_the_seeds(tmp_path: Path) -> None:
+    labels = ["kbeta", "adam95", "a-rival"]
+    specs = [SPEC.model_copy(update={"optimizer": label, "seed": s}) for s in (10, 2) for label in labels]
+    arms = [store.Arm(label=label, optimizer=label) for label in labels]
+    runs = make(tmp_path / "out", *((spec, None) for spec in specs), arms=arms, seeds=[2, 10]).runs()
+    assert [(r.spec.optimizer, r.spec.seed) for r in runs] == [(label, s) for label in labels for s in (2, 10)]
+
+
+def test_study_json_records_command_environment_and_versions(tmp_path: Path) -> None:
+    record = make(tmp_path / "out", (SPEC, None)).record
+    assert record.command == "kbeta study bowl"
+    assert record.environment["cores"] >= 1
+    assert record.versions["numpy"] == np.__version__
+    assert record.calls[0].command == record.command
+
+
+@pytest.mark.parametrize("keep", [0, 30, -4])
+def test_a_truncated_result_names_file_line_and_remedy(tmp_path: Path, keep: int) -> None:
+    study = make(tmp_path / "out", (SPEC, RESULT))
+    file = study.folder(SPEC) / "result.json"
+    text = file.read_text()[:keep]
+    file.write_text(text)
+    with pytest.raises(store.StoreError) as caught:
+        study.runs()
+    message = str(caught.value)
+    assert str(file) in message
+    assert f"line {max(1, text.count(chr(10)) + 1)}" in message
+    assert f"delete the folder {file.parent}" in message
+
+
+def test_a_result_with_a_wrong_value_names_the_line_of_the_value(tmp_path: Path) -> None:
+    study = make(tmp_path / "out", (SPEC, RESULT))
+    file = study.folder(SPEC) / "result.json"
+    lines = file.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if '"seconds"' in line)
+    lines[at] = ' "seconds": "soon",'
+    file.write_text("\n".join(lines))
+    with pytest.raises(store.StoreError, match=rf"result\.json, line {at + 1}: `seconds`"):
+        study.runs()
+
+
+def test_an_edited_spec_is_noticed(tmp_path: Path) -> None:
+    study = make(tmp_path / "out", (SPEC, RESULT))
+    file = study.folder(SPEC) / "spec.json"
+    file.write_text(file.read_text().replace('"seed": 0', '"seed": 7'))
+    with pytest.raises(store.StoreError, match="edited or moved"):
+        study.runs()
+
+
+def test_a_run_folder_left_empty_by_a_kill_is_not_an_error(tmp_path: Path) -> None:
+    study = make(tmp_path / "out", (SPEC, RESULT))
+    (study.path / "runs" / "half-planned").mkdir()
+    (study.path / "runs" / "half-planned" / ".spec.json.1.tmp").write_text("{")
+    assert len(study.runs()) == 1
+
+
+def test_a_broken_line_of_metrics_names_file_and_line(tmp_path: Path) -> None:
+    study = make(tmp_path / "out", (SPEC, RESULT))
+    file = study.folder(SPEC) / "metrics.jsonl"
+    file.write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo\n{"step": 3, "loss": 0.5}\n')
+    (run,) = study.runs()
+    with pytest.raises(store.StoreError, match=r"metrics\.jsonl, line 2: not a JSON object"):
+        run.metrics()
+
+
+def test_a_last_line_cut_by_a_kill_is_left_out_of_an_unfinished_run(tmp_path: Path) -> None:
+    study = make(tmp_path / "out", (SPEC, None))
+    (study.folder(SPEC) / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo')
+    assert study.runs()[0].metrics() == [{"step": 1, "loss": 1.0}]
+
+
+def test_a_truncated_trace_names_the_file(tmp_path: Path) -> None:
+    study = make(tmp_path / "out", (SPEC, RESULT))
+    file = study.folder(SPEC) / "trace.npz"
+    np.savez(file, steps=np.arange(1000))
+    file.write_bytes(file.read_bytes()[:500])
+    with pytest.raises(store.StoreError, match=r"trace\.npz: not a readable trace"):
+        study.runs()[0].trace()
+
+
+def test_a_folder_of_another_configuration_is_left_alone_and_every_difference_is_listed(tmp_path: Path) -> None:
+    study = make(tmp_path / "out", (SPEC, RESULT), settings={"steps": 100})
+    before = (study.path / "study.json").read_bytes()
+    changed = configuration(
+        engine="jax",
+        settings={"steps": 200, "lr": 0.1},
+        arms=[store.Arm(label="kbeta", optimizer="kbeta", options={"alpha": 0.9})],
+    )
+    with pytest.raises(store.StoreError) as caught, store.writing(study.path, **changed):
+        pytest.fail("the folder must not be handed out")
+    message = str(caught.value)
+    for part in (
+        "engine is 'torch' there and 'jax' here",
+        "steps is 100 there and 200 here",
+        "lr is",
+        "{'alpha': 0.9} here",
+    ):
+        assert part in message
+    assert (study.path / "study.json").read_bytes() == before
+
+
+def test_edited_user_code_is_another_configuration(tmp_path: Path) -> None:
+    code = store.Code(file="my_task.py", function="train", sha256="a" * 64)
+    make(tmp_path / "out", (SPEC, RESULT), code=code)
+    edited = code.model_copy(update={"sha256": "b" * 64})
+    with (
+        pytest.raises(store.StoreError, match=r"my_task\.py has changed since"),
+        store.writing(tmp_path / "out", **configuration(code=edited)),
+    ):
+        pytest.fail("the folder must not be handed out")
+
+
+def test_new_seeds_and_arms_extend_a_study(tmp_path: Path) -> None:
+    make(tmp_path / "out", (SPEC, RESULT))
+    arms = [store.Arm(label="adam95", optimizer="adam95")]
+    record = make(tmp_path / "out", arms=arms, seeds=[1, 2], command="second").record
+    assert [arm.label for arm in record.arms] == ["kbeta", "adam95"]
+    assert record.seeds == [0, 1, 2]
+    assert [call.command for call in record.calls] == ["kbeta study bowl", "second"]
+
+
+def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(store.StoreError, match=r"not a results folder and not empty \(it holds thesis.tex\)"):
+        make(tmp_path, (SPEC, None))
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_stale_temporary_files_are_ignored_and_removed(tmp_path: Path) -> None:
+    study = make(tmp_path / "out", (SPEC, None))
+    stale = [study.path / ".study.json.9.tmp", study.folder(SPEC) / ".result.json.9.tmp"]
+    for file in stale:
+        file.write_text('{"status": "o')
+    assert study.runs()[0].result is None
+    make(tmp_path / "out", (SPEC, None))
+    assert not any(file.exists() for file in stale)
+
+
+def started(source: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", source, *arguments], stdout=subprocess.PIPE, text=True)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.01)
+
+
+HOLD = """
+import json, sys, time
+from kbeta.lab import store
+with store.writing(sys.argv[1], **json.loads(sys.argv[2])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_folder_in_use_is_refused_until_its_holder_is_killed(tmp_path: Path) -> None:
+    asked = configuration(command="kbeta study bowl --seeds 0", arms=[{"label": "kbeta", "optimizer": "kbeta"}])
+    holder = started(HOLD, str(tmp_path / "out"), json.dumps(asked))
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(
+            store.StoreError, match=rf"being written by process {holder.pid} \(kbeta study bowl --seeds 0\)"
+        ):
+            make(tmp_path / "out", (SPEC, None))
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.communicate()
+    assert make(tmp_path / "out", (SPEC, None)).record.seeds == [0]
+
+
+REWRITE = """
+import sys
+from pathlib import Path
+from kbeta.lab import store
+from kbeta.lab.spec import RunResult
+folder = Path(sys.argv[1])
+print("started", flush=True)
+for n in range(10**9):
+    store.write_result(folder, RunResult(status="ok", endpoint=float(n), curve={"step": list(range(2000))}))
+"""
+
+
+def test_kill_9_while_a_result_is_being_rewritten_leaves_a_whole_result(tmp_path: Path) -> None:
+    study = make(tmp_path / "out", (SPEC, RESULT))
+    for pause in (0.02, 0.05, 0.11):
+        writer = started(REWRITE, str(study.folder(SPEC)))
+        try:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "started\n"
+            time.sleep(pause)
+        finally:
+            writer.send_signal(signal.SIGKILL)
+            writer.communicate()
+        (run,) = study.runs()
+        assert run.result is not None
+        assert run.result.status == "ok"

@@ -1,0 +1,398 @@
+"""Studies in real worker processes that are killed, crash, raise and are interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kbeta.lab import store, study
+from kbeta.lab.spec import RunResult, RunSpec
+
+ARMS = ["kbeta", "adam95"]
+
+# A training function without a framework, so that a worker starts in a fraction of a second.
+TASK = """
+import os, time
+
+def train(trial):
+    value = 1.0 + trial.seed
+    (trial.folder / "made-by").write_text(str(os.getpid()))
+    for step in range(1, 11):
+        value = value * 0.9 + len(trial.arm) * 1e-3
+        trial.log(step, loss=value)
+        time.sleep(trial.settings.get("pause", 0.0))
+    return value
+"""
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    file = tmp_path / "task.py"
+    file.write_text(TASK)
+    return file
+
+
+def plan(file: Path, seeds: str = "0-3", optimizers: list[str] = ARMS, **options: str) -> study.Plan:
+    return study.plan_own(f"{file}:train", seeds=study.parse_seeds(seeds), optimizers=optimizers, options=options)
+
+
+def execute(made: study.Plan, out: Path, **options: Any) -> list[store.StoredRun]:
+    return study.execute(made, out, command="test", workers=options.pop("workers", 2), **options).runs()
+
+
+def facts(runs: list[store.StoredRun]) -> dict[str, Any]:
+    """All that a study says, but for how long it took."""
+    found = {}
+    for run in runs:
+        assert run.result is not None
+        found[run.id] = (run.result.model_dump_json(exclude={"seconds"}), run.metrics())
+    return found
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    # A killed process stays in the table until its parent has asked for it.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.01)
+
+
+# ---------------------------------------------------------------------------------------------------------------- plan
+
+
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "0-2-4", "1.5"])
+def test_seeds_that_are_not_numbers_or_ranges_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="--seeds must be numbers and ranges"):
+        study.parse_seeds(text)
+
+
+def test_a_range_of_seeds_that_runs_backwards_is_refused() -> None:
+    with pytest.raises(ValueError, match="write 3-9"):
+        study.parse_seeds("9-3")
+
+
+def test_a_set_option_reaches_its_optimizer_alone() -> None:
+    settings, arms = study.arms_of(["kbeta", "kbeta-exact"], {"steps": "1e2", "kbeta.alpha": "0.9"}, {})
+    assert settings == {"steps": 100.0}
+    assert {arm.label: arm.options for arm in arms} == {"kbeta": {"alpha": 0.9}, "kbeta-exact": {}}
+
+
+def test_grids_make_one_arm_per_combination_of_values() -> None:
+    _, arms = study.arms_of(["kbeta", "adam95"], {}, {"kbeta.alpha": "0.85,0.9", "kbeta.warmup_steps": "0,5"})
+    assert [arm.label for arm in arms] == [
+        "kbeta[alpha=0.85,warmup_steps=0]",
+        "kbeta[alpha=0.85,warmup_steps=5]",
+        "kbeta[alpha=0.9,warmup_steps=0]",
+        "kbeta[alpha=0.9,warmup_steps=5]",
+        "adam95",
+    ]
+    assert arms[1].options == {"alpha": 0.85, "warmup_steps": 5}
+
+
+def test_a_grid_over_a_setting_splits_every_arm(task: Path) -> None:
+    made = study.plan_own(f"{task}:train", optimizers=ARMS, grids={"pause": "0,0.01"})
+    assert [arm.label for arm in made.arms] == [f"{name}[pause={p}]" for name in ARMS for p in ("0", "0.01")]
+    assert [spec.settings["pause"] for spec in made.specs()] == [0, 0.01, 0, 0.01]
+
+
+def test_an_option_of_an_optimizer_that_is_not_in_the_study_names_the_near_one() -> None:
+    with pytest.raises(ValueError, match=r"unknown optimizer in `kbta\.alpha` 'kbta': did you mean 'kbeta'"):
+        study.arms_of(["kbeta", "adam95"], {"kbta.alpha": "0.9"}, {})
+
+
+@pytest.mark.parametrize("text", ["steps", "=3", "steps="])
+def test_an_assignment_without_name_or_value_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must look like NAME=VALUE"):
+        study.parse_assignments("--set", [text])
+
+
+def test_the_same_value_written_in_two_ways_is_the_same_run(task: Path) -> None:
+    def ids(steps: str, alpha: str) -> set[str]:
+        made = study.plan_testbed(
+            "rare_trigger",
+            preset="smoke",
+            engine="mlx",
+            optimizers=["kbeta"],
+            options={"steps": steps},
+            grids={"kbeta.alpha": alpha},
+        )
+        return {spec.id for spec in made.specs()}
+
+    assert ids("100", "0.9,0.90") == ids("1e2", "9e-1")
+    assert ids("100", "0.9") != ids("101", "0.9")
+
+
+def test_an_optimizer_whose_name_holds_a_dot_can_be_given_options() -> None:
+    _, (arm,) = study.arms_of(["torch.SGD"], {"torch.SGD.momentum": "0.9"}, {})
+    assert arm.options == {"momentum": 0.9}
+
+
+def test_edited_code_gives_every_run_another_id(task: Path) -> None:
+    before = {spec.id for spec in plan(task).specs()}
+    task.write_text(TASK + "\n# edited\n")
+    assert before.isdisjoint(spec.id for spec in plan(task).specs())
+
+
+def test_two_arms_with_different_options_have_different_ids(task: Path) -> None:
+    made = study.plan_own(f"{task}:train", optimizers=["kbeta"], grids={"kbeta.alpha": "0.8,0.9"})
+    assert len({spec.id for spec in made.specs()}) == 2
+
+
+def contrasts(*optimizers: str, **grids: str) -> list[tuple[str, str]]:
+    _, arms = study.arms_of(optimizers, {}, {f"kbeta.{name}": values for name, values in grids.items()})
+    record = store.StudyRecord.model_construct(arms=arms)
+    return study.contrasts(record, [arm.label for arm in arms])
+
+
+def test_the_first_optimizer_is_compared_with_the_others_but_not_with_controls() -> None:
+    assert contrasts("kbeta", "adam95", "kbeta-static", "lion") == [("kbeta", "adam95"), ("kbeta", "lion")]
+    assert contrasts("kbeta", "kbeta-static", "adam-mid") == [("kbeta", "kbeta-static"), ("kbeta", "adam-mid")]
+
+
+def test_every_value_of_a_grid_is_compared_with_the_other_optimizers_or_the_first_with_the_rest() -> None:
+    low, high = "kbeta[alpha=0.8]", "kbeta[alpha=0.9]"
+    assert contrasts("kbeta", "adam95", alpha="0.8,0.9") == [(low, "adam95"), (high, "adam95")]
+    assert contrasts("kbeta", alpha="0.8,0.9") == [(low, high)]
+    assert contrasts("kbeta") == []
+
+
+# ------------------------------------------------------------------------------------------------------------- execute
+
+
+def test_all_arms_of_a_seed_are_made_in_a_row_by_one_worker(task: Path, tmp_path: Path) -> None:
+    runs = execute(plan(task, pause="0.02"), tmp_path / "out")
+    makers = {(run.spec.seed, run.spec.optimizer): (run.folder / "made-by").read_text() for run in runs}
+    assert len(set(makers.values())) == 2
+    assert all(makers[seed, "kbeta"] == makers[seed, "adam95"] for seed in range(4))
+
+
+def test_a_worker_without_a_seed_of_its_own_helps_with_another_seed() -> None:
+    queue = study._Queue([RunSpec(testbed="t", optimizer=arm, seed=0) for arm in "abc"])
+    taken = [queue.take(worker) for worker in (0, 1, 0)]
+    assert [spec.optimizer for spec in taken if spec] == ["a", "c", "b"]
+    assert queue.take(1) is None
+
+
+def test_threads_are_divided_before_a_framework_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NPROC", "XLA_FLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    env = study.worker_environment(1, shared=True)
+    assert (env["OMP_NUM_THREADS"], env["MKL_NUM_THREADS"], env["NPROC"]) == ("1", "1", "1")
+    assert env["XLA_FLAGS"] == "--xla_cpu_multi_thread_eigen=false"
+    assert "XLA_FLAGS" not in study.worker_environment(4, shared=False)
+
+
+def test_thread_counts_that_the_user_has_set_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=true")
+    env = study.worker_environment(1, shared=False)
+    assert env["OMP_NUM_THREADS"] == "7"
+    assert env["XLA_FLAGS"] == "--xla_cpu_multi_thread_eigen=true"
+
+
+def test_what_a_run_prints_is_kept_with_the_run_and_it_cannot_read_the_tasks(tmp_path: Path) -> None:
+    file = tmp_path / "task.py"
+    file.write_text("import sys\ndef train(trial):\n    print('hello', repr(sys.stdin.read()))\n    return 1.0\n")
+    runs = execute(plan(file, seeds="0-1"), tmp_path / "out", workers=1)
+    assert [(run.folder / "output.txt").read_text() for run in runs] == ["hello ''\n"] * 4
+
+
+FAILING = """
+import os, signal, time
+
+def train(trial):
+    if trial.seed == 1:
+        raise RuntimeError("no convergence today")
+    if trial.seed == 2:
+        os._exit(3)
+    if trial.seed == 3:
+        import ctypes
+        ctypes.string_at(0)
+    if trial.seed == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if trial.seed == 5:
+        return float("nan")
+    if trial.seed == 6:
+        raise SystemExit(0)
+    return 0.5
+"""
+
+
+def test_runs_that_raise_crash_or_are_killed_are_recorded_and_the_study_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "task.py"
+    file.write_text(FAILING)
+    runs = execute(plan(file, seeds="0-7", optimizers=["kbeta"]), tmp_path / "out")
+    results = {run.spec.seed: run.result for run in runs}
+    assert all(result is not None for result in results.values())
+    assert {seed: r.status for seed, r in results.items() if r} == {
+        0: "ok", 1: "failed", 2: "failed", 3: "failed", 4: "failed", 5: "diverged", 6: "failed", 7: "ok",
+    }  # fmt: skip
+    errors = {seed: r.error or "" for seed, r in results.items() if r}
+    assert errors[1].startswith("Traceback")
+    assert errors[1].rstrip().endswith("RuntimeError: no convergence today")
+    assert f'File "{file}", line 6, in train' in errors[1]
+    assert "exit code 3" in errors[2]
+    assert "signal 11, SIGSEGV" in errors[3]
+    assert f'File "{file}", line 11 in train' in errors[3]
+    assert "signal 9, SIGKILL" in errors[4]
+    assert "SystemExit" in errors[6]
+
+
+def test_failed_runs_wait_until_they_are_to_be_retried(tmp_path: Path) -> None:
+    file = tmp_path / "task.py"
+    file.write_text(
+        "import pathlib\n"
+        "def train(trial):\n"
+        f"    if not pathlib.Path({str(tmp_path / 'fixed')!r}).exists():\n"
+        "        raise OSError('disk full')\n"
+        "    return 0.5\n"
+    )
+    made = plan(file, seeds="0", optimizers=["kbeta"])
+    out = tmp_path / "out"
+    assert [run.result.status for run in execute(made, out) if run.result] == ["failed"]
+    (tmp_path / "fixed").touch()
+    assert [run.result.status for run in execute(made, out) if run.result] == ["failed"]
+    assert [run.result.status for run in execute(made, out, retry_failed=True) if run.result] == ["ok"]
+
+
+def test_code_that_changes_while_the_study_runs_makes_no_result(task: Path, tmp_path: Path) -> None:
+    made = plan(task, seeds="0", optimizers=["kbeta"])
+    task.write_text(TASK + "\n# edited\n")
+    (run,) = execute(made, tmp_path / "out")
+    assert run.result is not None
+    assert run.result.status == "failed"
+    assert "changed while the study was running" in (run.result.error or "")
+
+
+def test_a_single_run_is_kept_in_its_folder_and_not_made_twice(task: Path, tmp_path: Path) -> None:
+    made = plan(task, seeds="3", optimizers=["kbeta"])
+    first = study.single(made, tmp_path / "out", command="test")
+    stamps = finished(tmp_path / "out")
+    assert study.single(made, tmp_path / "out", command="test") == first
+    assert finished(tmp_path / "out") == stamps
+    assert len(execute(plan(task, seeds="3-4", optimizers=["kbeta"]), tmp_path / "out")) == 2
+
+
+class Watch:
+    """An observer that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def planned(self, total: int, kept: int, failed: int, workers: int, threads: int) -> None:
+        self.told.append(("planned", total, kept, failed, workers))
+
+    def started(self, spec: RunSpec) -> None:
+        self.told.append(("started", spec.seed))
+
+    def progress(self, spec: RunSpec, step: int, steps: int | None, loss: float | None) -> None:
+        self.told.append(("progress", spec.seed))
+
+    def finished(self, spec: RunSpec, result: RunResult) -> None:
+        self.told.append(("finished", spec.seed, result.status))
+
+
+def test_more_seeds_are_added_and_finished_runs_are_not_repeated(task: Path, tmp_path: Path) -> None:
+    first = execute(plan(task, seeds="0-1"), tmp_path / "out")
+    stamps = {run.id: (run.folder / "result.json").stat().st_mtime_ns for run in first}
+    watch = Watch()
+    second = execute(plan(task, seeds="0-2"), tmp_path / "out", observer=watch)
+    assert watch.told[0] == ("planned", 6, 4, 0, 2)
+    assert len(second) == 6
+    assert all((run.folder / "result.json").stat().st_mtime_ns == stamps.get(run.id) for run in second[:2])
+    assert {told[1] for told in watch.told[1:]} == {2}
+
+
+# ------------------------------------------------------------------------------------- kills of the study's own process
+
+
+def command(file: Path, out: Path, *more: str) -> list[str]:
+    options = ["--seeds", "0-5", "--optimizers", ",".join(ARMS), "--workers", "2", "--no-report", "--out", str(out)]
+    return [sys.executable, "-m", "kbeta.cli", "study", f"{file}:train", *options, *more]
+
+
+def finished(out: Path) -> dict[str, int]:
+    return {file.parent.name: file.stat().st_mtime_ns for file in out.glob("runs/*/result.json")}
+
+
+def workers_of(out: Path) -> set[int]:
+    return {int(file.read_text() or 0) for file in out.glob("runs/*/made-by")} - {0}
+
+
+def test_after_kill_9_the_same_command_repeats_nothing_and_ends_with_the_same_results(
+    task: Path, tmp_path: Path
+) -> None:
+    whole = execute(plan(task, seeds="0-5", pause="0.02"), tmp_path / "whole")
+    out = tmp_path / "out"
+    with subprocess.Popen(command(task, out, "--set", "pause=0.02"), stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: len(finished(out)) >= 3)
+        process.send_signal(signal.SIGKILL)
+    wait_for(lambda: all(gone(pid) for pid in workers_of(out)), seconds=5)
+    kept = finished(out)
+    assert 3 <= len(kept) < 12
+
+    resumed = execute(plan(task, seeds="0-5", pause="0.02"), out)
+    now = finished(out)
+    assert len(now) == 12
+    assert all(now[run] == stamp for run, stamp in kept.items())
+    assert facts(resumed) == facts(whole)
+
+
+def test_a_worker_killed_from_outside_costs_one_run(task: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with subprocess.Popen(command(task, out, "--set", "pause=0.05", "--json"), stdout=subprocess.PIPE, text=True) as p:
+        wait_for(lambda: bool(workers_of(out)))
+        victim = min(workers_of(out))
+        os.kill(victim, signal.SIGKILL)
+        printed, _ = p.communicate(timeout=120)
+    runs = json.loads(printed)["runs"]
+    failed = [run for run in runs if run["status"] == "failed"]
+    assert p.returncode == 1
+    assert len(runs) == 12
+    assert len(failed) == 1
+    assert "signal 9, SIGKILL" in failed[0]["error"]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_workers_keeps_results_and_says_how_to_resume(
+    task: Path, tmp_path: Path, sent: signal.Signals
+) -> None:
+    out = tmp_path / "with space"
+    call = command(task, out, "--set", "pause=0.05")
+    with subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: bool(finished(out)))
+        process.send_signal(sent)
+        printed, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert printed == ""
+    assert "Traceback" not in errors
+    resume = errors.strip().splitlines()[-1].partition("To resume: ")[2]
+    assert resume.endswith(f"'{out}' --set pause=0.05")
+    assert all(gone(pid) for pid in workers_of(out))
+    kept = finished(out)
+    assert 0 < len(kept) < 12
+    if sent == signal.SIGTERM:
+        return
+    again = subprocess.run(
+        ["bash", "-c", resume.replace("python", sys.executable, 1)], capture_output=True, timeout=120
+    )
+    assert again.returncode == 0
+    assert len(finished(out)) == 12
+    assert all(finished(out)[run] == stamp for run, stamp in kept.items())
