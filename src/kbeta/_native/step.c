@@ -35,7 +35,7 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-enum { BLOCK = 8192, PIECE = 1024, LANES = 16, SAMPLES = 8, MAX_THREADS = 256 };
+enum { BLOCK = 8192, PIECE = 1024, LANES = 32, SAMPLES = 8, MAX_THREADS = 256 };
 enum { WINDOW = 1024 }; /* rows of a trace, as in kbeta/trace.py */
 /* Buckets are taken together until their gradients fill this much, so that pass 2 finds them in cache. */
 enum { WAVE_BYTES = 4 << 20, SERIAL_WORK = 16384 };
