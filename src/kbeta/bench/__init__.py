@@ -46,7 +46,7 @@ def measure(framework: str, shape: str, threads: int, rounds: int, seconds: floa
     peer = Peer(python, SHAPES[shape], threads) if python else None
     try:
         if peer is not None:
-            contestants[peer.name] = Contestant(peer.steps, "K-β", peer.state_bytes)
+            contestants[peer.name] = Contestant(peer.steps, "K-β", peer.state_bytes, elsewhere=True)
         rows = compare(contestants, count(shape), rounds, seconds)
     finally:
         if peer is not None:
