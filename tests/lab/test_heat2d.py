@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from kbeta.lab import engines, testbeds
+from kbeta.lab.figures import png
 from kbeta.lab.spec import RunSpec
-from kbeta.lab.testbeds.heat2d import data, evaluate, model
+from kbeta.lab.testbeds.heat2d import data, evaluate, model, pictures
 from kbeta.lab.testbeds.heat2d.quantize import fake_quantize, int8
 from kbeta.lab.testbeds.heat2d.settings import Settings, learning_rates
 from kbeta.lab.train import run
@@ -425,3 +426,22 @@ def test_kbeta_gives_each_parameter_its_own_bucket(tmp_path):
     with np.load(tmp_path / "trace.npz") as trace:
         names = set(trace["names"].tolist())
     assert names == set(TESTBED.problem(TESTBED.presets["smoke"], 0).params)
+
+
+@pytest.mark.parametrize("mask", ["block", "causal"])
+def test_pictures_are_drawn_from_final_parameters_without_an_engine(mask):
+    s = small(mask=mask)
+    E, params, d = engines.get("torch"), some_params(s), data.cases(s)
+    want = evaluate.one_shot(E, s, on(E, params), d.frames[:2], d.alpha[:2])
+    np.testing.assert_allclose(
+        evaluate.one_shot(pictures.ENGINE, s, params, d.frames[:2], d.alpha[:2]), want, atol=1e-4
+    )
+    drawn = TESTBED.figures(s, {"kbeta": params, "adam95": some_params(s, 1)})
+    assert len(drawn) == {"block": 2, "causal": 1}[mask]
+    first, words = drawn[0]
+    assert "truth first" in words
+    titles = [axes.get_title().partition("\n")[0] for axes in first.axes if axes.get_title()]
+    assert titles == ["truth", "kbeta", "adam95"]
+    for figure, _ in drawn:
+        assert png(figure, dpi=40).startswith(b"\x89PNG")
+    assert TESTBED.figures(s, {}) == []
