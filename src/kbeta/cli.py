@@ -98,6 +98,9 @@ Set = Annotated[
         "--set", metavar="NAME=VALUE", help="A setting (steps=500) or an optimizer's option (kbeta.alpha=0.9)."
     ),
 ]
+Text = Annotated[
+    str | None, typer.Option("--text", metavar="FILE", help="The text of char-lm: a UTF-8 file (.gz too), or enwik8.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 EndpointName = Annotated[
     str | None,
@@ -122,6 +125,7 @@ def run(
     engine: Engine = None,
     preset: Preset = None,
     set_: Set = None,
+    text: Text = None,
     out_: Annotated[Path | None, typer.Option("--out", help="Keep the run in this results folder.")] = None,
     endpoint: EndpointName = None,
     checkpoint_every: Every = None,
@@ -131,7 +135,7 @@ def run(
     """Make one run and print its result."""
     from kbeta.lab import sinks, study
 
-    plan = _plan(target, engine, preset, [optimizer], [seed], set_, None, endpoint)
+    plan = _plan(target, engine, preset, [optimizer], [seed], _with_text(set_, text), None, endpoint)
     sinks.check(sink)
     with _resumable(out_ is not None), _run_status() as on_progress:
         result = study.single(
@@ -168,6 +172,7 @@ def study(
         Path | None, typer.Option("--out", help="Results folder. [default: results/TESTBED]", show_default=False)
     ] = None,
     set_: Set = None,
+    text: Text = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=V1,V2", help="One arm per value: kbeta.alpha=0.85,0.9 or a setting, lr=0.1,0.01."),
@@ -189,9 +194,8 @@ def study(
     from kbeta.lab import study as lab
 
     names = optimizers.split(",") if optimizers is not None else []
-    plan = _plan(
-        target, engine, preset, names, planning.parse_seeds(seeds), set_, grid, endpoint, log, higher_is_better
-    )
+    sets, chosen = _with_text(set_, text), planning.parse_seeds(seeds)
+    plan = _plan(target, engine, preset, names, chosen, sets, grid, endpoint, log, higher_is_better)
     sinks.check(sink)
     folder = out_ or Path("results") / plan.testbed
     with _resumable(True), progress.showing(err) as observer:
@@ -253,6 +257,38 @@ def report(folder: Annotated[Path, typer.Argument(help="A results folder.")]) ->
     out.print(str(page), markup=False, highlight=False, soft_wrap=True)
 
 
+@app.command()
+def data(
+    name: Annotated[str, typer.Argument(help="enwik8: its first 30 MB, checked.")],
+    to: Annotated[Path | None, typer.Option(help="Folder. [default: the cache]", show_default=False)] = None,
+    url: Annotated[str | None, typer.Option(help="Another address of enwik8.zip.", show_default=False)] = None,
+) -> None:
+    """Fetch the text of char-lm; then `--text enwik8`, or the path that is printed."""
+    from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
+
+    from kbeta.lab import corpus
+    from kbeta.lab.spec import unknown
+
+    if name != "enwik8":
+        raise unknown("data", name, ("enwik8",))
+    with Progress(*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn(), console=err) as shown:
+        task = shown.add_task("enwik8.zip", total=None)
+        path = corpus.fetch_enwik8(
+            to or corpus.cache_folder(),
+            (url,) if url else corpus.enwik8.URLS,
+            on_progress=lambda got, total: shown.update(task, completed=got, total=total or None),
+        )
+    out.print(str(path), markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def bench(context: typer.Context) -> None:
+    """Measure step time and memory against each framework's Adam; `kbeta bench --help` lists its options."""
+    from kbeta import bench as benchmark
+
+    benchmark.main(context.args)
+
+
 @app.command("testbeds")
 def list_testbeds(as_json: AsJson = False) -> None:
     """List what can be studied."""
@@ -305,6 +341,15 @@ def doctor(as_json: AsJson = False) -> None:
     for title in ("laboratory", "optional"):
         packages = ", ".join(f"{name} {version or 'not installed'}" for name, version in found[title].items())
         out.print(f"{title}: {packages}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _with_text(sets: list[str] | None, text: str | None) -> list[str]:
+    """`--set` with the text of `--text`, named by its content too, so that a changed file is another configuration."""
+    if text is None:
+        return sets or []
+    from kbeta.lab import corpus
+
+    return [*(sets or []), *(f"{name}={value}" for name, value in corpus.pin(text).items())]
 
 
 def _plan(
@@ -414,6 +459,8 @@ def _print_run(plan: Plan, result: RunResult) -> None:
 
 
 def _print_study(done: Study, compared: dict[str, Comparison]) -> None:
+    from rich.markup import escape  # a label may hold brackets: kbeta[alpha=0.9]
+
     from kbeta.lab import study, tables
     from kbeta.lab.progress import outcome
 
@@ -423,7 +470,7 @@ def _print_study(done: Study, compared: dict[str, Comparison]) -> None:
     counts = _table("optimizer", "runs", *ends, "median", "mean")
     for arm in rows:
         numbers = [str(arm[key]) for key in ("runs", *ends)]
-        counts.add_row(arm["optimizer"], *numbers, tables.show(arm["median"]), tables.show(arm["mean"]))
+        counts.add_row(escape(arm["optimizer"]), *numbers, tables.show(arm["median"]), tables.show(arm["mean"]))
     out.print(counts)
     for stored in runs:
         if stored.result is not None and stored.result.status == "failed":

@@ -432,3 +432,10 @@ def test_a_missing_folder_or_binary_table_is_named(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_bytes(b"seed\xff")
     with pytest.raises(ValueError, match="byte 4 is not UTF-8"):
         tables.read_table(tmp_path / "b.csv")
+
+
+def test_labels_with_brackets_are_printed_whole() -> None:
+    values = {"kbeta[alpha=0.85]": {0: 1.0, 1: 2.0}, "kbeta[alpha=0.9]": {0: 1.5, 1: 2.5}}
+    text = printed(stats.compare(values, baseline="kbeta[alpha=0.9]", **QUICK), width=200)
+    assert "kbeta[alpha=0.85] vs kbeta[alpha=0.9]" in text
+    assert text.count("kbeta[alpha=0.85]") > 3

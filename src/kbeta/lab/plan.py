@@ -164,6 +164,8 @@ def plan_testbed(
         resolved = testbeds.settings_of(testbed, preset, {**settings, **arm.settings})
         recipe = recipes.recipe(arm.label, testbed.kbeta, arm.options)
         recipes.check(recipe, engine)
+        # A text or other data that cannot be used is an error here too, before anything is written.
+        testbed.problem(resolved, min(seeds, default=0))
         own = _canonical({name: getattr(resolved, name) for name in arm.settings})
         checked.append(_checked(arm, recipe).model_copy(update={"settings": own}))
     shared = testbeds.settings_of(testbed, preset, settings)

@@ -109,6 +109,7 @@ def render(comparison: Comparison, *, seeds: bool = True) -> RenderableType:
     """Tables for a rich console: every seed, each optimizer, effect sizes, then tests and notes."""
     from rich import box
     from rich.console import Group
+    from rich.markup import escape  # a label may hold brackets: kbeta[alpha=0.9]
     from rich.table import Table
     from rich.text import Text
 
@@ -122,7 +123,7 @@ def render(comparison: Comparison, *, seeds: bool = True) -> RenderableType:
     digits = 5 if log else 3
     parts: list[RenderableType] = []
     if seeds:
-        every = table("Every seed", "seed", *comparison.values)
+        every = table("Every seed", "seed", *map(escape, comparison.values))
         for seed in comparison.seeds:
             row = [show(by[seed], 6) if seed in by else "missing" for by in comparison.values.values()]
             every.add_row(str(seed), *row)
@@ -133,16 +134,18 @@ def render(comparison: Comparison, *, seeds: bool = True) -> RenderableType:
     robust = table("", "", f"IQM [{level}]", *([f"success [{level}]"] if comparison.threshold is not None else []))
     for s in comparison.summaries:
         mean = show(s.geometric_mean) if log else show(s.mean) + (f" ± {show(s.sd, 2)}" if s.sd is not None else "")
-        arms.add_row(s.optimizer, str(s.n), str(s.diverged), f"{show(s.median)} [{show(s.q1)}, {show(s.q3)}]", mean)
+        arms.add_row(
+            escape(s.optimizer), str(s.n), str(s.diverged), f"{show(s.median)} [{show(s.q1)}, {show(s.q3)}]", mean
+        )
         rate = [f"{s.success.successes}/{s.success.n}: {show_ci(s.success.rate, s.success.ci, 3)}"] if s.success else []
-        robust.add_row(s.optimizer, show_ci(s.iqm, s.iqm_ci, 4), *rate)
+        robust.add_row(escape(s.optimizer), show_ci(s.iqm, s.iqm_ci, 4), *rate)
 
     title = f"Effect sizes: {effect_name(comparison)}; {'> 1' if log else '> 0'} speaks for the first named"
     effects = table(title, "", "w/t/l", f"P(better) [{level}]", f"{'ratio' if log else 'difference'} [{level}]")
     sizes = table("", "", f"BCa [{level}]", "median", "d_z", "r", "rank-bis.")
     tests = table(f"Tests, two-sided, paired by seed{' on log10' if log else ''}", "", "test", "", "p", "Holm p")
     for c in comparison.contrasts:
-        label, size = f"{c.treatment} vs {c.baseline}", c.ratio if log else c.difference
+        label, size = escape(f"{c.treatment} vs {c.baseline}"), c.ratio if log else c.difference
         effects.add_row(
             label,
             f"{c.wins}/{c.ties}/{c.losses}",
