@@ -32,9 +32,6 @@ def made(tmp_path: Path, source: str, endpoint: str | None = None, **options: st
     return study.single(plan, None, command="test")
 
 
-# ----------------------------------------------------------------------------------------------------------- optimizers
-
-
 def test_torch_arms_are_the_optimizers_they_are_named_after(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from kbeta.torch import KourkoutasBeta
@@ -140,9 +137,6 @@ def test_what_no_framework_knows_is_refused(tmp_path: Path, given: Any) -> None:
         trial_of(tmp_path).optimizer(given)
 
 
-# ------------------------------------------------------------------------------------------------ endpoints and metrics
-
-
 def test_the_returned_number_is_the_endpoint(tmp_path: Path) -> None:
     result = made(tmp_path, "def train(trial):\n    trial.log(1, loss=2.0)\n    return 0.5\n")
     assert (result.status, result.endpoint, result.metrics) == ("ok", 0.5, {"loss": 2.0})
@@ -214,9 +208,6 @@ def test_a_target_that_names_no_function_of_a_file_is_refused(tmp_path: Path, ta
         planning.plan_own(target.format(file=tmp_path / "task.py"))
 
 
-# --------------------------------------------------------------------------------------------------------------- sinks
-
-
 def test_metrics_go_to_a_sink_while_the_run_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[tuple[int, dict[str, float]]] = []
     ended: list[bool] = []
@@ -241,9 +232,6 @@ def test_an_unknown_or_uninstalled_sink_is_refused_before_anything_runs(monkeypa
     monkeypatch.setattr(sinks.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="--sink wandb needs wandb: pip install wandb"):
         sinks.check("wandb")
-
-
-# ------------------------------------------------------------------------------------------------------------- examples
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax", "mlx"])

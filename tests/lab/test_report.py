@@ -125,9 +125,6 @@ def text_of(page: str) -> str:
     return re.sub(r"\s+", " ", Reader(page).text)
 
 
-# -------------------------------------------------------------------------------------------------------------- content
-
-
 def test_the_page_is_well_formed(page: str) -> None:
     assert Reader(page).open == []
 
@@ -222,9 +219,6 @@ def test_a_result_that_holm_takes_back_is_flagged() -> None:
     assert "After Holm's adjustment for 8 comparisons p = " in sentence
 
 
-# ---------------------------------------------------------------------------------------------------------- attribution
-
-
 def test_attribution_names_the_cause_that_the_controls_show(page: str) -> None:
     # kbeta-static and adam95-warm end as kbeta does, adam-mid and kbeta-exact about as much higher as adam95
     text = text_of(page)
@@ -272,9 +266,6 @@ def test_without_a_difference_there_is_nothing_to_attribute() -> None:
     found = report.attribute(report.Judged(HELD_OUT, data, log=False, comparison=None, notes=()))
     assert found is not None
     assert "the data support no difference that needs a cause" in found.summaries[0]
-
-
-# ----------------------------------------------------------------------------------------------------------- hard cases
 
 
 def test_a_study_without_finished_runs_still_has_a_page() -> None:
@@ -357,9 +348,6 @@ def test_a_results_folder_becomes_a_page_inside_it(tmp_path: Path) -> None:
     assert "Density of sun and β2 over training, all buckets: kbeta, 3 runs" in text
 
 
-# ------------------------------------------------------------------------------------------------------- self-contained
-
-
 def test_the_page_refers_to_nothing_outside_itself(page: str) -> None:
     tags = Reader(page).tags
     links = [a[key] for _, a in tags for key in ("src", "href", "data", "action", "srcset", "poster") if a.get(key)]
@@ -380,8 +368,6 @@ def test_every_picture_is_a_whole_svg_with_a_description(page: str) -> None:
         assert root.tag.endswith("svg")
         assert len(list(root.iter("{http://www.w3.org/2000/svg}path"))) > 20
 
-
-# -------------------------------------------------------------------------------------------------------------- browser
 
 FLAGS = (
     "--headless",

@@ -34,9 +34,6 @@ def against(treatment: list[float], baseline: list[float], **options: object) ->
     return stats.contrast(values, "new", "old", **{**QUICK, **options})  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------------------------------------------- published figures
-
-
 @pytest.mark.parametrize(
     ("baseline", "t", "p", "ratio", "low", "high"),
     [("adam95", 4.288, 0.00203, 1.0987, 1.0455, 1.1546), ("adam999", 4.805, 0.000968, 4.127, 2.117, 8.043)],
@@ -79,9 +76,6 @@ def test_the_printed_tables_hold_every_seed_and_the_figures_and_fit_80_columns()
         assert expected in text
     assert text.index("Effect sizes") < text.index("Tests, two-sided")
     assert max(map(len, text.splitlines())) <= 80
-
-
-# ------------------------------------------------------------------------------------------------- independent formulas
 
 
 def test_paired_t_matches_hand_arithmetic() -> None:
@@ -208,8 +202,6 @@ def test_bootstrap_intervals_are_the_same_every_time() -> None:
     assert stats.bootstrap_ci(x, np.median) == stats.bootstrap_ci(x, np.median)
 
 
-# ---------------------------------------------------------------------------------------------------------- invariances
-
 positive = st.floats(1e-6, 1e3)
 pairs = st.lists(st.tuples(positive, positive), min_size=2, max_size=12)
 
@@ -267,9 +259,6 @@ def test_higher_is_better_mirrors_the_analysis() -> None:
     accuracy = against([0.9, 0.8, 0.95], [0.7, 0.75, 0.6], higher_is_better=True)
     loss = against([0.7, 0.75, 0.6], [0.9, 0.8, 0.95])
     assert (accuracy.wins, accuracy.t.t) == (loss.wins, pytest.approx(loss.t.t)) == (3, pytest.approx(loss.t.t))
-
-
-# ----------------------------------------------------------------------------------------------------------- hard cases
 
 
 def test_diverged_runs_are_counted_ranked_worst_and_left_out_of_t_with_a_note() -> None:
@@ -389,9 +378,6 @@ def test_json_is_strict_and_complete() -> None:
     assert back["contrasts"][0]["verdict"] == "unclear"
     assert back["contrasts"][0]["mcnemar"]["only_treatment"] == 1
     assert {"d_z", "r", "t", "p", "p_holm", "df"} <= back["contrasts"][0]["t"].keys()
-
-
-# ----------------------------------------------------------------------------------------------------------- read_table
 
 
 def test_a_table_may_have_other_columns_separators_and_a_byte_order_mark(tmp_path: Path) -> None:

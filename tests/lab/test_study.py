@@ -321,9 +321,6 @@ def test_more_seeds_are_added_and_finished_runs_are_not_repeated(task: Path, tmp
     assert {told[1] for told in watch.told[1:]} == {2}
 
 
-# ------------------------------------------------------------------------------------- kills of the study's own process
-
-
 def command(file: Path, out: Path, *more: str) -> list[str]:
     options = ["--seeds", "0-5", "--optimizers", ",".join(ARMS), "--workers", "2", "--no-report", "--out", str(out)]
     return [sys.executable, "-m", "kbeta.cli", "study", f"{file}:train", *options, *more]

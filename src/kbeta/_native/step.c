@@ -40,7 +40,6 @@ enum { WINDOW = 1024 }; /* rows of a trace, as in kbeta/trace.py */
 /* Buckets are taken together until their gradients fill this much, so that pass 2 finds them in cache. */
 enum { WAVE_BYTES = 4 << 20, SERIAL_WORK = 16384 };
 
-/* ---- element types -------------------------------------------------------------------------------------------- */
 
 typedef enum { F32, F64, BF16, F16, OTHER } Kind;
 static const int KIND_BYTES[] = {4, 8, 2, 2};
@@ -88,7 +87,6 @@ CLONES static void narrow(void *out, const float *restrict in, Kind kind, long n
         for (long i = 0; i < n; i++) h[i] = to_f16(in[i]);
 }
 
-/* ---- arithmetic on one piece ---------------------------------------------------------------------------------- */
 
 typedef struct {
     double beta1, c1, beta2, c2; /* c = 1 - β */
@@ -163,7 +161,6 @@ typedef struct {
 ARITHMETIC(float, sqrtf, fabsf)
 ARITHMETIC(double, sqrt, fabs)
 
-/* ---- one group's step ----------------------------------------------------------------------------------------- */
 
 typedef struct { /* hyper-parameters, packed by kbeta/torch/native.py in this order */
     double beta1, beta2_min, beta2_max, alpha, eps, tiny_spike, tiny_denom;
@@ -509,7 +506,6 @@ static void step_group(Plan *plan, double lr, int threads) {
     }
 }
 
-/* ---- tensors -------------------------------------------------------------------------------------------------- */
 
 typedef struct { /* DLPack's DLTensor */
     void *data;
@@ -620,7 +616,6 @@ static PyObject *hold(Plan *plan, PyObject *x) {
     return plan->held[plan->n_held++] = x;
 }
 
-/* ---- from Python ---------------------------------------------------------------------------------------------- */
 
 static void release_held(Plan *plan) {
     while (plan->n_held) Py_DECREF(plan->held[--plan->n_held]);
