@@ -48,9 +48,10 @@ def contestants(shapes: list[Shape], threads: int) -> dict[str, Contestant]:
     grads = {f"p{i}": jnp.full(shape, 1e-3) for i, shape in enumerate(shapes)}
     base = "optax.adam"
     makers = {
-        base: optax.adam(1e-3),
-        "optax.amsgrad": optax.amsgrad(1e-3),
-        "K-β": kourkoutas_beta(1e-3),
-        "K-β full": kourkoutas_beta(1e-3, **FULL),
+        base: (optax.adam(1e-3), base),
+        "optax.amsgrad": (optax.amsgrad(1e-3), base),
+        "K-β": (kourkoutas_beta(1e-3), base),
+        "K-β full": (kourkoutas_beta(1e-3, **FULL), base),
+        "K-β traced": (kourkoutas_beta(1e-3, diagnostics=True), "K-β"),
     }
-    return {name: _contestant(optimizer, shapes, grads, base) for name, optimizer in makers.items()}
+    return {name: _contestant(optimizer, shapes, grads, against) for name, (optimizer, against) in makers.items()}

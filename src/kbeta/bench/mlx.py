@@ -53,4 +53,6 @@ def contestants(shapes: list[Shape], threads: int) -> dict[str, Contestant]:
         out[base] = _contestant(mlx.optimizers.Adam(1e-3), compiled, grads, base)
         out[f"K-β {mode}"] = _contestant(KourkoutasBeta(1e-3), compiled, grads, base)
         out[f"K-β full {mode}"] = _contestant(KourkoutasBeta(1e-3, **FULL), compiled, grads, base)
+        traced = KourkoutasBeta(1e-3, diagnostics=True)
+        out[f"K-β traced {mode}"] = _contestant(traced, compiled, grads, f"K-β {mode}")
     return out
