@@ -66,14 +66,6 @@ class Partition:
     names: tuple[str, ...]
     index: tuple[int, ...]
 
-    @property
-    def members(self) -> tuple[tuple[int, ...], ...]:
-        """For each bucket, the numbers of its parameters."""
-        out: list[list[int]] = [[] for _ in self.names]
-        for i, b in enumerate(self.index):
-            out[b].append(i)
-        return tuple(tuple(m) for m in out)
-
 
 def partition(buckets: Buckets, names: Sequence[str], arrays: Iterable[Any]) -> Partition:
     """Sort parameters into buckets.
