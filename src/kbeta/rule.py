@@ -173,7 +173,7 @@ def sunspike(hyper: Hyper, ema: Any, norm: Any, step: Any, xp: Any) -> Any:
     raw = n / (r + tiny_spike), sun = raw / (1 + raw) = n / (n + r + tiny_spike); zero while step ≤ warmup_steps.
     """
     sun = norm / (norm + ema + hyper.tiny_spike)
-    if _is_number(hyper.warmup_steps) and hyper.warmup_steps == 0:
+    if isinstance(hyper.warmup_steps, int) and hyper.warmup_steps == 0:
         return sun
     return xp.where(step > hyper.warmup_steps, sun, xp.zeros_like(sun))
 
@@ -181,7 +181,7 @@ def sunspike(hyper: Hyper, ema: Any, norm: Any, step: Any, xp: Any) -> Any:
 def forgetting(hyper: Hyper, sun: Any, step: Any, xp: Any) -> Any:
     """c2 = 1 - β2_t, with β2_t = β2_max - (β2_max - β2_min)·sun, or ½(β2_min + β2_max) while step ≤ warmup_steps."""
     c2 = (1 - hyper.beta2_max) + (hyper.beta2_max - hyper.beta2_min) * sun
-    if _is_number(hyper.warmup_steps) and hyper.warmup_steps == 0:
+    if isinstance(hyper.warmup_steps, int) and hyper.warmup_steps == 0:
         return c2
     middle = 1 - (hyper.beta2_min + hyper.beta2_max) / 2
     return xp.where(step > hyper.warmup_steps, c2, xp.zeros_like(c2) + middle)
@@ -189,9 +189,9 @@ def forgetting(hyper: Hyper, sun: Any, step: Any, xp: Any) -> Any:
 
 def _one_minus_power(beta: Any, step: Any, xp: Any) -> Any:
     """1 - β^t as -expm1(t·log β), which keeps its digits in float32 when β is near 1."""
-    if not _is_number(beta):
-        return -xp.expm1(step * xp.log(beta))
-    return -xp.expm1(step * (math.log(beta) if beta > 0 else -math.inf))
+    if isinstance(beta, (int, float, np.number)):
+        return -xp.expm1(step * (math.log(beta) if beta > 0 else -math.inf))
+    return -xp.expm1(step * xp.log(beta))
 
 
 def bias_corrections(hyper: Hyper, step: Any, log_beta2: Any, xp: Any) -> tuple[Any, Any]:

@@ -45,7 +45,8 @@ def test_a_study_is_not_continued_on_a_text_that_was_changed(kbeta, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 400)
     sizes = ["--set", "steps=10", "--set", "width=8", "--set", "layers=1", "--set", "eval_windows=2"]
-    call = ["study", "char-lm", "--text", "text.txt", "--seeds", "0", "--optimizers", "kbeta", "--no-report", *sizes]
+    arms = ["--seeds", "0", "--optimizers", "kbeta", "--engine", "mlx", "--no-report"]
+    call = ["study", "char-lm", "--text", "text.txt", *arms, *sizes]
     first = kbeta(*call, "--out", "out")
     assert first.returncode == 0, first.stderr
     text.write_text("the quick brown fox jumps over the lazy cat\n" * 400)

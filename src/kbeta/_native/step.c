@@ -87,6 +87,33 @@ CLONES static void narrow(void *out, const float *restrict in, Kind kind, long n
         for (long i = 0; i < n; i++) h[i] = to_f16(in[i]);
 }
 
+/* A hash of 32 bits; kbeta/torch/update.py has the same. */
+INLINE uint32_t mixed(uint32_t h) {
+    h ^= h >> 16;
+    h *= 0x45d9f3b5u;
+    h ^= h >> 13;
+    h *= 0x3c6ef373u;
+    return h ^ h >> 16;
+}
+
+INLINE uint16_t to_bf16_noisy(float f, uint32_t noise) { /* up with the probability of what is cut off */
+    uint32_t u = float_bits(f);
+    return (u & 0x7f800000) == 0x7f800000 ? to_bf16(f) : (uint16_t)((u + noise) >> 16);
+}
+
+/* One hash per element: its low half for m, its high half for v and v_max. */
+CLONES static void narrow_noisy(void *m, void *v, void *v_max, const float *restrict wide_m, const float *restrict wide_v,
+                                const float *restrict wide_max, uint32_t seed, uint32_t first, long n) {
+    uint16_t *restrict hm = m, *restrict hv = v, *restrict hx = v_max;
+    for (long i = 0; i < n; i++) {
+        uint32_t noise = mixed((first + (uint32_t)i) * 0x1e3779b1u + seed);
+        hm[i] = to_bf16_noisy(wide_m[i], noise & 0xffff);
+        hv[i] = to_bf16_noisy(wide_v[i], noise >> 16);
+    }
+    for (long i = 0; hx && i < n; i++)
+        hx[i] = to_bf16_noisy(wide_max[i], mixed((first + (uint32_t)i) * 0x1e3779b1u + seed) >> 16);
+}
+
 
 typedef struct {
     double beta1, c1, beta2, c2; /* c = 1 - β */
@@ -166,7 +193,7 @@ typedef struct { /* hyper-parameters, packed by kbeta/torch/native.py in this or
     double beta1, beta2_min, beta2_max, alpha, eps, tiny_spike, tiny_denom;
     double leak, max_ratio; /* negative: None */
     double warmup_steps, weight_decay;
-    double adaptive_tiny, exact, corrected, skip, maximize; /* 0 or 1 */
+    double adaptive_tiny, exact, corrected, skip, maximize, noisy; /* 0 or 1 */
 } Hyper;
 
 typedef struct {
@@ -184,7 +211,8 @@ typedef struct {
     char *theta, *g, *m, *v, *v_max;
     int64_t n;
     int64_t block; /* the first of its blocks */
-    Kind kind, g_kind;
+    Kind kind, g_kind, s_kind; /* of θ, of the gradient, of m, v and v_max */
+    uint32_t seed;             /* of the noise, where states are rounded with noise */
     Scalar step, log_beta2;
     int bucket, place; /* place: its number in the group */
     int64_t version;
@@ -257,33 +285,44 @@ static double abs_piece(const Item *it, int64_t first, long n) {
     return abs_sum_float(wide, n);
 }
 
-static void update_piece(const Item *it, int64_t first, long n, int clipped) {
-    int64_t at = first * KIND_BYTES[it->kind];
-    char *theta = it->theta + at, *m = it->m + at, *v = it->v + at, *v_max = it->v_max ? it->v_max + at : NULL;
+static void update_piece(const Item *it, int64_t first, long n, int clipped, int noisy) {
+    int64_t s_at = first * KIND_BYTES[it->s_kind];
+    char *theta = it->theta + first * KIND_BYTES[it->kind];
+    char *m = it->m + s_at, *v = it->v + s_at, *v_max = it->v_max ? it->v_max + s_at : NULL;
     const char *g = it->g + first * KIND_BYTES[it->g_kind];
-    if (it->kind == F64) { /* then the gradient is float64 too */
+    if (it->kind == F64) { /* then all are */
         update_double((double *)theta, (const double *)g, (double *)m, (double *)v, (double *)v_max, n, &it->k, clipped);
         return;
     }
     float wide[5][PIECE];
+    float *wide_theta = (float *)theta, *wide_m = (float *)m, *wide_v = (float *)v, *wide_max = (float *)v_max;
     const float *wide_g = (const float *)g;
     if (it->g_kind != F32) {
         widen(wide[4], g, it->g_kind, n);
         wide_g = wide[4];
     }
-    if (it->kind == F32) {
-        update_float((float *)theta, wide_g, (float *)m, (float *)v, (float *)v_max, n, &it->k, clipped);
+    if (it->kind != F32) {
+        widen(wide[0], theta, it->kind, n);
+        wide_theta = wide[0];
+    }
+    if (it->s_kind != F32) {
+        widen(wide[1], m, it->s_kind, n);
+        widen(wide[2], v, it->s_kind, n);
+        if (v_max) widen(wide[3], v_max, it->s_kind, n);
+        wide_m = wide[1];
+        wide_v = wide[2];
+        wide_max = v_max ? wide[3] : NULL;
+    }
+    update_float(wide_theta, wide_g, wide_m, wide_v, wide_max, n, &it->k, clipped);
+    if (it->kind != F32) narrow(theta, wide_theta, it->kind, n);
+    if (it->s_kind == F32) return;
+    if (noisy && it->s_kind == BF16) {
+        narrow_noisy(m, v, v_max, wide_m, wide_v, wide_max, it->seed, (uint32_t)first, n);
         return;
     }
-    widen(wide[0], theta, it->kind, n);
-    widen(wide[1], m, it->kind, n);
-    widen(wide[2], v, it->kind, n);
-    if (v_max) widen(wide[3], v_max, it->kind, n);
-    update_float(wide[0], wide_g, wide[1], wide[2], v_max ? wide[3] : NULL, n, &it->k, clipped);
-    narrow(theta, wide[0], it->kind, n);
-    narrow(m, wide[1], it->kind, n);
-    narrow(v, wide[2], it->kind, n);
-    if (v_max) narrow(v_max, wide[3], it->kind, n);
+    narrow(m, wide_m, it->s_kind, n);
+    narrow(v, wide_v, it->s_kind, n);
+    if (v_max) narrow(v_max, wide_max, it->s_kind, n);
 }
 
 typedef struct {
@@ -305,7 +344,7 @@ static void do_block(const Job *job, const Item *it, int64_t block) {
     }
     for (long i = 0; i < n; i += PIECE) {
         long piece = n - i < PIECE ? n - i : PIECE;
-        if (job->pass == UPDATE) update_piece(it, start + i, piece, plan->h.max_ratio > 0);
+        if (job->pass == UPDATE) update_piece(it, start + i, piece, plan->h.max_ratio > 0, plan->h.noisy > 0);
         if (job->pass == MEANS || plan->h.adaptive_tiny) sum += abs_piece(it, start + i, piece);
     }
     plan->sums[block] = sum;
@@ -438,6 +477,7 @@ static void scalars(Plan *plan, int first_item, int last_item, double lr) {
             Coefficients *k = &it->k;
             double t = get(it->step) + 1, a1 = 1, b2 = 1;
             set(it->step, t);
+            it->seed = mixed(mixed((uint32_t)(int64_t)t) + (uint32_t)it->place);
             if (h->corrected) {
                 /* a1 = 1 - β1^t,  b2 = 1 - β2_max^t, or 1 - Π β2 when exact */
                 a1 = -expm1(t * (h->beta1 > 0 ? log(h->beta1) : -INFINITY));
@@ -692,10 +732,10 @@ static int gather_item(Plan *plan, PyObject *p, PyObject *g, PyObject *state, in
     if (!read_tensor(p, &theta) || theta.kind == OTHER || !dense(&theta)) return 0;
     if (!read_tensor(g, &grad) || grad.kind == OTHER || !same_layout(&theta, &grad)) return 0;
     if ((theta.kind == F64) != (grad.kind == F64)) return 0;
-    if (!read_tensor(m_object, &m) || m.kind != theta.kind || !same_layout(&theta, &m)) return 0;
-    if (!read_tensor(v_object, &v) || v.kind != theta.kind || !same_layout(&theta, &v)) return 0;
-    if (max_object && (!read_tensor(max_object, &v_max) || v_max.kind != theta.kind || !same_layout(&theta, &v_max)))
-        return 0;
+    if (!read_tensor(m_object, &m) || !same_layout(&theta, &m)) return 0;
+    if (m.kind != theta.kind && (theta.kind == F64 || (m.kind != F32 && m.kind != BF16))) return 0;
+    if (!read_tensor(v_object, &v) || v.kind != m.kind || !same_layout(&theta, &v)) return 0;
+    if (max_object && (!read_tensor(max_object, &v_max) || v_max.kind != m.kind || !same_layout(&theta, &v_max))) return 0;
     if (!read_scalar(plan, entry(state, s_step), &it->step)) return 0;
     if (h->exact && !read_scalar(plan, entry(state, s_log_beta2), &it->log_beta2)) return 0;
 
@@ -723,6 +763,7 @@ static int gather_item(Plan *plan, PyObject *p, PyObject *g, PyObject *state, in
     it->n = theta.n;
     it->kind = theta.kind;
     it->g_kind = grad.kind;
+    it->s_kind = m.kind;
     it->bucket = b;
     it->place = place;
     it->version = -1;

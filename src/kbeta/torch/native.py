@@ -38,12 +38,13 @@ def connect(*, dlpack: bool = True, pool: bool = True) -> Any:
 kernel: Any = connect()
 
 
-def pack(hyper: Hyper, maximize: bool) -> bytes | None:
+def pack(hyper: Hyper, maximize: bool, state_dtype: torch.dtype | None) -> bytes | None:
     """The hyper-parameters as the kernel's struct, or None if one is an array or the update is plain Adam.
 
     A fixed β2 without the extras goes to torch's own kernel, whose bits it shares.
     """
-    if hyper.fixed and hyper.bias_correction == "beta2max" and not hyper.adaptive_tiny and hyper.max_ratio is None:
+    extras = hyper.adaptive_tiny or hyper.max_ratio is not None or state_dtype is not None
+    if hyper.fixed and hyper.bias_correction == "beta2max" and not extras:
         return None
     values = (
         hyper.beta1,
@@ -62,6 +63,7 @@ def pack(hyper: Hyper, maximize: bool) -> bytes | None:
         hyper.bias_correction != "none",
         hyper.nonfinite == "skip",
         maximize,
+        state_dtype is torch.bfloat16,
     )
     if any(isinstance(x, Tensor) for x in values):
         return None

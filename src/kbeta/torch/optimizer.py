@@ -14,12 +14,14 @@ from kbeta import rule
 from kbeta.buckets import check_buckets, partition
 from kbeta.rule import Buckets, Hyper, NonFiniteGradient
 from kbeta.torch import host, native
-from kbeta.torch.update import Coefficients, Tensors, fused, multi_tensor, single_tensor, wide
+from kbeta.torch.update import LOW_PRECISION, Coefficients, Noise, Tensors, fused, multi_tensor, single_tensor, wide
 from kbeta.trace import WINDOW, Trace
 
+_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 _BUCKET_STATE = ("norm_ema", "skipped")
 _SCALAR_STATE = ("step", "log_beta2", *_BUCKET_STATE)
-_OPTIONS = itemgetter(*rule.HYPER_NAMES, "maximize", "foreach", "fused", "capturable")
+_SMALL = 65_536
+_OPTIONS = itemgetter(*rule.HYPER_NAMES, "maximize", "foreach", "fused", "capturable", "state_dtype")
 
 
 class KourkoutasBeta(Optimizer):
@@ -54,6 +56,9 @@ class KourkoutasBeta(Optimizer):
         `f(name, tensor)`. Buckets never reach across param groups.
       diagnostics: record sun and β2 of every bucket at every step; read them with :meth:`pull`.
       maximize: maximize the objective.
+      state_dtype: None keeps m, v and v_max in the parameter's dtype. torch.bfloat16 halves the state of float32
+        parameters: arithmetic stays float32, and results are rounded stochastically, so that small changes are kept on
+        average. torch.float32 gives float32 state to bfloat16 and float16 parameters.
       foreach, fused, capturable: as in `torch.optim.Adam`. By default the fastest that applies: `fused` on the CPU
         (this package's own kernel if it was built, else torch's fused Adam kernel), `foreach` elsewhere.
 
@@ -70,8 +75,9 @@ class KourkoutasBeta(Optimizer):
     `Hyper.leak` is set), `log_beta2` (Σ log β2, for "exact"). Per bucket, one tensor shared by its members: `norm_ema`
     (r), `skipped` (for nonfinite="skip"). An Adam checkpoint loads: r then starts afresh.
 
-    NOTE: dtypes. m and v have the parameter's dtype, as in Adam; r, Σ log β2 and the norms are float32, or float64 for
-    float64 parameters. float16 and bfloat16 parameters are updated in float32 arithmetic and rounded once.
+    NOTE: dtypes. m and v have the parameter's dtype, as in Adam, unless `state_dtype` is set; r, Σ log β2 and the norms
+    are float32, or float64 for float64 parameters. float16 and bfloat16 parameters are updated in float32 arithmetic
+    and rounded once.
 
     NOTE: where scalars live. On the CPU the coefficients of a step are Python floats. With `capturable=True`, under
     `torch.compile` and on accelerators they stay 0-dim tensors, so that nothing waits for the device and nothing is
@@ -102,6 +108,7 @@ class KourkoutasBeta(Optimizer):
         nonfinite: str = "propagate",
         diagnostics: bool = False,
         maximize: bool = False,
+        state_dtype: torch.dtype | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
         capturable: bool = False,
@@ -122,6 +129,7 @@ class KourkoutasBeta(Optimizer):
         """What is derived from the state and the groups, and not saved."""
         self._hypers: dict[int, tuple[tuple[Any, ...], Hyper, bytes | None]] = {}
         self._plans: dict[int, Any] = {}
+        self._scalars: dict[int, host.Scalars] = {}
         self._shared: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._ring: Tensor | None = None
         self._rows: Tensor | None = None
@@ -170,8 +178,12 @@ class KourkoutasBeta(Optimizer):
             for key, value in old.items():
                 group.setdefault(key, value)
         saved = [i for g in state_dict["param_groups"] for i in g["params"]]
-        params = [p for g in self.param_groups for p in g["params"]]
-        for i, p in zip(saved, params, strict=True):
+        params = [(p, g["state_dtype"]) for g in self.param_groups for p in g["params"]]
+        for i, (p, dtype) in zip(saved, params, strict=True):
+            for name in _MOMENTS if dtype is not None else ():
+                if name in state_dict["state"].get(i, {}):
+                    value = state_dict["state"][i][name].detach()
+                    self.state[p][name] = value.to(p.device, dtype, copy=True)
             for name in _SCALAR_STATE:
                 if name in state_dict["state"].get(i, {}):
                     value = torch.as_tensor(state_dict["state"][i][name])
@@ -203,7 +215,7 @@ class KourkoutasBeta(Optimizer):
         if cached is None or cached[0] != key:
             hyper = Hyper.pick(group)
             elsewhere = group["foreach"] or group["fused"] is False or group["capturable"]
-            packed = None if elsewhere else native.pack(hyper, group["maximize"])
+            packed = None if elsewhere else native.pack(hyper, group["maximize"], group["state_dtype"])
             cached = self._hypers[number] = (key, hyper, packed)
         return cached[1]
 
@@ -224,6 +236,7 @@ class KourkoutasBeta(Optimizer):
         skipped: list[Tensor],
         bucket_of: list[int],
         present: list[int],
+        places: list[int],
     ) -> None:
         hyper = self._hyper(number, group)
         if group["diagnostics"] and self._ring is None:
@@ -231,40 +244,45 @@ class KourkoutasBeta(Optimizer):
             device = group["params"][0].device
             self._ring = torch.full((WINDOW, 2, count), torch.nan, dtype=torch.float32, device=device)
             self._rows = torch.zeros((), dtype=torch.int64, device=self._ring.device)
-        place: dict[int, int] = {}
-        exact, skip, leak = hyper.bias_correction == "exact", hyper.nonfinite == "skip", hyper.leak
-        for p, b in zip(group["params"], group["bucket_index"], strict=True):
-            g = p.grad
-            if g is None:
-                continue
+        for i, (p, b) in enumerate(zip(group["params"], group["bucket_index"], strict=True)):
+            if (g := p.grad) is not None:
+                params.append(p)
+                grads.append(g)
+                bucket_of.append(b)
+                places.append(i)
+        for g in grads:
             if g.layout is not torch.strided:
                 raise RuntimeError(
                     f"KourkoutasBeta does not support sparse gradients; got layout {g.layout}: make the layer dense "
                     "(sparse=False) or give its parameters to torch.optim.SparseAdam"
                 )
-            state = self.state[p]
+        exact, skip, leak = hyper.bias_correction == "exact", hyper.nonfinite == "skip", hyper.leak is not None
+        states = [self.state[p] for p in params]
+        for p, b, state in zip(params, bucket_of, states, strict=True):
             if "norm_ema" not in state:
                 self._init_state(p, (number, b), group)
-            if leak is not None:
-                if "max_exp_avg_sq" not in state:
-                    state["max_exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-                max_exp_avg_sqs.append(state["max_exp_avg_sq"])
-            if exact:
-                if "log_beta2" not in state:
-                    state["log_beta2"] = torch.zeros((), dtype=_stat(p), device=p.device)
-                log_beta2s.append(state["log_beta2"])
-            if b not in place:
-                place[b] = len(place)
-                present.append(b)
-                norm_emas.append(state["norm_ema"])
-                if skip:
-                    skipped.append(self._shared_state(p, (number, b), "skipped", torch.int64))
-            bucket_of.append(place[b])
-            params.append(p)
-            grads.append(g)
-            exp_avgs.append(state["exp_avg"])
-            exp_avg_sqs.append(state["exp_avg_sq"])
-            steps.append(state["step"])
+            if leak and "max_exp_avg_sq" not in state:
+                state["max_exp_avg_sq"] = _zeros(p, group["state_dtype"])
+            if exact and "log_beta2" not in state:
+                state["log_beta2"] = torch.zeros((), dtype=_stat(p), device=p.device)
+            if skip and "skipped" not in state:
+                self._shared_state(p, (number, b), "skipped", torch.int64)
+        exp_avgs += [state["exp_avg"] for state in states]
+        exp_avg_sqs += [state["exp_avg_sq"] for state in states]
+        steps += [state["step"] for state in states]
+        if leak:
+            max_exp_avg_sqs += [state["max_exp_avg_sq"] for state in states]
+        if exact:
+            log_beta2s += [state["log_beta2"] for state in states]
+        # One member speaks for its bucket.
+        leaders = dict(zip(reversed(bucket_of), reversed(states), strict=True))
+        present += dict.fromkeys(bucket_of)
+        norm_emas += [leaders[b]["norm_ema"] for b in present]
+        if skip:
+            skipped += [leaders[b]["skipped"] for b in present]
+        if len(present) < len(params):
+            place = {b: i for i, b in enumerate(present)}
+            bucket_of[:] = [place[b] for b in bucket_of]
 
     def _init_state(self, p: Tensor, bucket: tuple[int, int], group: dict[str, Any]) -> None:
         state = self.state[p]
@@ -273,9 +291,14 @@ class KourkoutasBeta(Optimizer):
                 f"`fused=True` needs floating-point parameters on the CPU; got {p.dtype} on {p.device}: "
                 "use foreach=True"
             )
+        if group["state_dtype"] is not None and p.dtype not in (torch.float32, *LOW_PRECISION):
+            raise RuntimeError(
+                f"`state_dtype` needs float32, bfloat16 or float16 parameters; got {p.dtype}: "
+                "put this parameter in a group with state_dtype=None"
+            )
         for name in ("exp_avg", "exp_avg_sq"):
             if name not in state:
-                state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                state[name] = _zeros(p, group["state_dtype"])
         if "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
         self._shared_state(p, bucket, "norm_ema", _stat(p))
@@ -347,7 +370,7 @@ class KourkoutasBeta(Optimizer):
     def _step(self) -> None:
         gathered = []
         for number, group in enumerate(self.param_groups):
-            work = _Work([], [], [], [], [], [], [], [], [], [], [])
+            work = _Work([], [], [], [], [], [], [], [], [], [], [], [])
             self._init_group(group, number, *work)
             if work.params:
                 gathered.append((number, work))
@@ -355,10 +378,14 @@ class KourkoutasBeta(Optimizer):
         if self._native_step():
             return
         works = []
+        compiling = torch.compiler.is_compiling()
         for number, work in gathered:
-            on_host = not self.param_groups[number]["capturable"] and _on_host(work)
-            scalars = host.Scalars(work.bucket_of, len(work.present)) if on_host else None
-            norm = _pooled_norms(work) if scalars is None else scalars.pool([_square_sum(g).item() for g in work.grads])
+            scalars = None
+            if not (compiling or self.param_groups[number]["capturable"]):
+                scalars = self._scalars.get(number) or self._scalars.setdefault(number, host.Scalars())
+                if not scalars.look(work.bucket_of, work.norm_emas, work.steps, work.log_beta2s):
+                    scalars = None
+            norm = _pooled_norms(work) if scalars is None else scalars.pool(_square_sums(work.grads))
             works.append((number, work, scalars, norm))
 
         # Every norm is looked at before the first parameter moves.
@@ -401,6 +428,7 @@ class _Work(NamedTuple):
     skipped: list[Tensor]  # per bucket
     bucket_of: list[int]  # per parameter: the place of its bucket in `norm_emas`
     present: list[int]  # per bucket: its number in the group
+    places: list[int]  # per parameter: its number in the group
 
 
 def _check_group(options: dict[str, Any]) -> None:
@@ -422,6 +450,8 @@ def _check_group(options: dict[str, Any]) -> None:
         raise ValueError(
             "`nonfinite` is 'raise' but `capturable` is True, and a captured step cannot raise: use 'skip'"
         )
+    if not any(options["state_dtype"] is x for x in (None, torch.float32, torch.bfloat16)):
+        raise ValueError(f"`state_dtype` must be None, torch.bfloat16 or torch.float32; got {options['state_dtype']!r}")
     lr = options["lr"]
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError(f"`lr` must be a float or a tensor of one element; got shape {tuple(lr.shape)}")
@@ -456,6 +486,14 @@ def _stat(p: Tensor) -> torch.dtype:
     return torch.float64 if p.dtype in (torch.float64, torch.complex128) else torch.float32
 
 
+def _zeros(p: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
+
+
+def _noise(group: dict[str, Any], work: _Work) -> Noise | None:
+    return Noise(work.steps, work.places) if group["state_dtype"] is torch.bfloat16 else None
+
+
 def _fusable(p: Tensor) -> bool:
     return p.device.type == "cpu" and (p.is_floating_point() or p.is_complex())
 
@@ -471,13 +509,23 @@ def _pooled_norms(work: _Work) -> Tensor:
     return torch.zeros(len(work.present), dtype=dtype, device=device).index_add_(0, index, squares).sqrt()
 
 
+def _square_sums(grads: list[Tensor]) -> list[float]:
+    """||g||² of each gradient, as floats."""
+    # One call for many small tensors; for large ones dot products are several times faster.
+    if len(grads) > 1 and sum(g.numel() for g in grads) < _SMALL * len(grads):
+        dtype = grads[0].dtype
+        if dtype in (torch.float32, torch.float64) and all(g.dtype is dtype for g in grads):
+            return [x * x for x in torch.stack(torch._foreach_norm(grads)).tolist()]
+    return [_square_sum(g).item() for g in grads]
+
+
 def _square_sum(g: Tensor) -> Tensor:
     """||g||² in at least float32."""
     if g.dtype is not torch.float32:
         g = wide(torch.view_as_real(g) if g.is_complex() else g)
     # A dot product is several times faster than a norm on large tensors, but wants a flat view.
     if g.is_contiguous():
-        flat = g.view(-1)
+        flat = g if g.dim() == 1 else g.view(-1)
         return flat.dot(flat)
     norm: Tensor = torch.linalg.vector_norm(g)
     return norm.square()
@@ -490,30 +538,24 @@ def _mean_abs(p: Tensor) -> Tensor:
     return total / max(p.numel(), 1)
 
 
-def _on_host(work: _Work) -> bool:
-    """Whether the scalars of the step may be Python floats: eager, and on the CPU."""
-    return work.norm_emas[0].is_cpu and not torch.compiler.is_compiling()
-
-
 def _apply_on_host(
     group: dict[str, Any], hyper: Hyper, work: _Work, scalars: host.Scalars, norm: Any, traced: bool
 ) -> Tensor | None:
     """`_apply` with floats for scalars; it returns (sun, β2) only if they are traced."""
     lr = float(group["lr"])
-    means = [_mean_abs(p) for p in work.params] if hyper.adaptive_tiny else []
-    k, stats, good = host.move(
-        scalars, hyper, lr, norm, work.norm_emas, work.steps, work.log_beta2s, work.skipped, means, traced
-    )
+    means = [_mean_abs(p).item() for p in work.params] if hyper.adaptive_tiny else []
+    k, stats, good = scalars.move(hyper, lr, norm, work.skipped, means, traced)
     grads = work.grads
     if good is not None:
         grads = [g if ok else torch.zeros_like(g) for ok, g in zip(good, grads, strict=True)]
     x = _real(work, grads)
+    noise = _noise(group, work)
     if group["fused"] is not False and not group["foreach"]:
-        fused(x, k, hyper, group["maximize"], work.steps, lr)
+        fused(x, k, hyper, group["maximize"], work.steps, lr, noise)
     elif group["foreach"]:
-        multi_tensor(x, k, hyper, group["maximize"])
+        multi_tensor(x, k, hyper, group["maximize"], noise)
     else:
-        single_tensor(x, k, hyper, group["maximize"])
+        single_tensor(x, k, hyper, group["maximize"], noise)
     return None if stats is None else torch.from_numpy(stats)
 
 
@@ -584,9 +626,9 @@ def _apply(group: dict[str, Any], hyper: Hyper, work: _Work, norm: Tensor) -> Te
     k = Coefficients(*(x.unbind() for x in vectors))
     x = _real(work, grads)
     if group["foreach"] or (group["foreach"] is None and norm.device.type != "cpu"):
-        multi_tensor(x, k, hyper, group["maximize"])
+        multi_tensor(x, k, hyper, group["maximize"], _noise(group, work))
     else:
-        single_tensor(x, k, hyper, group["maximize"])
+        single_tensor(x, k, hyper, group["maximize"], _noise(group, work))
     return stats
 
 

@@ -52,6 +52,47 @@ class Coefficients(NamedTuple):
         return Coefficients(*([x[i] for i in chosen] for x in self))
 
 
+class Noise(NamedTuple):
+    """What the noise of stochastic rounding comes from, per parameter: so it is the same on every route and machine."""
+
+    steps: Sequence[Tensor]
+    places: Sequence[int]  # in the param group
+
+    def pick(self, chosen: Sequence[int]) -> Noise:
+        return Noise([self.steps[i] for i in chosen], [self.places[i] for i in chosen])
+
+    def bits(self, i: int, like: Tensor) -> Tensor:
+        """32 bits for every element of `like`, as int64."""
+        seed = _mixed(_mixed(self.steps[i].to(torch.int64)) + self.places[i] & _WORD)
+        # Elements are counted in the order of memory, as the native kernel does.
+        count = torch.arange(like.numel(), device=like.device).as_strided(like.shape, like.stride())
+        return _mixed(count * 0x1E3779B1 + seed.to(like.device) & _WORD)
+
+
+_WORD = 0xFFFFFFFF
+
+
+def _mixed(h: Tensor) -> Tensor:
+    """A hash of 32 bits held in int64; _native/step.c has the same."""
+    h = (h ^ h >> 16) * 0x45D9F3B5 & _WORD
+    h = (h ^ h >> 13) * 0x3C6EF373 & _WORD
+    return h ^ h >> 16
+
+
+def round_noisily(x: Tensor, bits: Tensor) -> Tensor:
+    """float32 → bfloat16, up with the probability of what is cut off; `bits` are 16 random ones per element."""
+    up = x.view(torch.int32) + bits.to(torch.int32) & -0x10000
+    return torch.where(x.isfinite(), up.view(torch.float32), x).bfloat16()
+
+
+def _keep(x: Tensors, i: int, m: Tensor, v: Tensor, v_max: Tensor | None, noise: Noise | None) -> None:
+    """Write back what `wide` made copies of, rounded as the group asks."""
+    bits = noise.bits(i, x.m[i]) if noise is not None and x.m[i].dtype is torch.bfloat16 else None
+    for new, kept, shift in ((m, x.m[i], 0), (v, x.v[i], 16), (v_max, x.v_max[i] if x.v_max else None, 16)):
+        if new is not None and kept is not None and kept is not new:
+            kept.copy_(new if bits is None else round_noisily(new, bits >> shift & 0xFFFF))
+
+
 def wide(x: Tensor) -> Tensor:
     """`x` in the dtype of its arithmetic: float32 for float16 and bfloat16."""
     return x.float() if x.dtype in LOW_PRECISION else x
@@ -64,7 +105,7 @@ def _cast(x: float | Tensor, p: Tensor) -> Any:
     return x
 
 
-def single_tensor(x: Tensors, k: Coefficients, hyper: Hyper, maximize: bool) -> None:
+def single_tensor(x: Tensors, k: Coefficients, hyper: Hyper, maximize: bool, noise: Noise | None = None) -> None:
     """The update, one tensor at a time."""
     for i, p in enumerate(x.theta):
         c1, c2, root, eps, gain, limit, keep, leak = (_cast(scalars[i], p) for scalars in k)
@@ -81,11 +122,10 @@ def single_tensor(x: Tensors, k: Coefficients, hyper: Hyper, maximize: bool) -> 
             v.mul_(1 - c2).addcmul_(g, g, value=c2)
         else:
             v.lerp_(g * g, c2)
-        v_hat = v
+        v_hat, v_max = v, None
         if hyper.leak is not None:
             # v̂ = v_max ← max(δ·v_max, v)
-            v_hat = torch.maximum(wide(x.v_max[i]) * leak, v)
-            x.v_max[i].copy_(v_hat)
+            v_hat = v_max = torch.maximum(wide(x.v_max[i]) * leak, v)
         # θ ← θ - Δ with Δ = γ/a1 · m / (√(v̂/b2) + ε), clipped to ±γ·max_ratio
         denom = (v_hat.sqrt() / root).add_(eps)
         if hyper.max_ratio is None and isinstance(gain, float):
@@ -94,12 +134,12 @@ def single_tensor(x: Tensors, k: Coefficients, hyper: Hyper, maximize: bool) -> 
             delta = m / denom * gain
             theta.sub_(delta if hyper.max_ratio is None else delta.clamp_(-limit, limit))
 
-        if p.dtype in LOW_PRECISION:
-            for new, kept in ((theta, p), (m, x.m[i]), (v, x.v[i])):
-                kept.copy_(new)
+        if theta is not p:
+            p.copy_(theta)
+        _keep(x, i, m, v, v_max, noise)
 
 
-def multi_tensor(x: Tensors, k: Coefficients, hyper: Hyper, maximize: bool) -> None:
+def multi_tensor(x: Tensors, k: Coefficients, hyper: Hyper, maximize: bool, noise: Noise | None = None) -> None:
     """The update of `single_tensor` on lists, one list per device and dtype."""
     kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, p in enumerate(x.theta):
@@ -138,13 +178,27 @@ def multi_tensor(x: Tensors, k: Coefficients, hyper: Hyper, maximize: bool) -> N
                 torch._foreach_clamp_min_(delta, [-bound for bound in limit])
             torch._foreach_sub_(theta, delta)
 
-        if part.theta[0].dtype in LOW_PRECISION:
-            for new, kept in ((theta, part.theta), (m, part.m), (v, part.v), (v_max, part.v_max)):
-                if kept:
-                    torch._foreach_copy_(kept, new)
+        if theta[0] is not part.theta[0]:
+            torch._foreach_copy_(part.theta, theta)
+        if m[0] is part.m[0]:
+            continue
+        if noise is None:
+            torch._foreach_copy_([*part.m, *part.v, *part.v_max], [*m, *v, *v_max])
+        else:
+            chosen_noise = noise.pick(chosen)
+            for i in range(len(chosen)):
+                _keep(part, i, m[i], v[i], v_max[i] if v_max else None, chosen_noise)
 
 
-def fused(x: Tensors, k: Coefficients, hyper: Hyper, maximize: bool, steps: list[Tensor], lr: float) -> None:
+def fused(
+    x: Tensors,
+    k: Coefficients,
+    hyper: Hyper,
+    maximize: bool,
+    steps: list[Tensor],
+    lr: float,
+    noise: Noise | None = None,
+) -> None:
     """The update folded into torch's fused Adam kernel on the CPU: one pass over memory per tensor.
 
     The kernel computes θ ← (1 - γ'λ')·θ - γ'·m/(√v̂ + ε') once a huge step count has made its own bias correction 1.
@@ -152,41 +206,42 @@ def fused(x: Tensors, k: Coefficients, hyper: Hyper, maximize: bool, steps: list
     does not take goes the plain way. With a fixed β2 it is called just as Adam calls it, and gives Adam's bits.
     """
     as_adam = hyper.fixed and hyper.bias_correction == "beta2max" and not hyper.adaptive_tiny
+    amsgrad, other = hyper.leak is not None, hyper.max_ratio is not None or noise is not None
+    beta1, decay = hyper.beta1, hyper.weight_decay
     plain: list[int] = []
-    calls: dict[tuple[Any, ...], list[int]] = {}
-    clipped = hyper.max_ratio is not None
-    for i, (p, g, c1, *key) in enumerate(zip(x.theta, x.g, k.c1, k.c2, k.root, k.eps, k.gain, strict=True)):
-        if c1 == 0 or not p.numel():
+    v_max: list[Tensor] = []
+    late = [_LATE]
+    rows = zip(x.theta, x.g, x.m, x.v, k.c1, k.c2, k.root, k.eps, k.gain, strict=True)
+    for i, (theta, g, m, v, c1, c2, root, eps, gain) in enumerate(rows):
+        if c1 == 0 or not theta.numel():
             continue
-        dtype = p.dtype
-        if clipped or dtype is not g.dtype or not (p.is_contiguous() and g.is_contiguous()):
+        dtype = theta.dtype
+        if other or not (dtype is g.dtype is m.dtype and theta.is_contiguous() and g.is_contiguous()):
             plain.append(i)
+            continue
+        if hyper.leak is not None:
+            v_max = [x.v_max[i]]
+            if hyper.leak != 1:
+                v_max[0].mul_(hyper.leak)
+        if as_adam:
+            late, rate, beta2, fade = [steps[i]], lr, hyper.beta2_max, decay
         else:
-            calls.setdefault((dtype,) if as_adam else (dtype, *key), []).append(i)
-    if plain:
-        single_tensor(x.pick(plain), k.pick(plain), hyper, maximize)
-
-    fade = 1.0 if hyper.leak is None else hyper.leak
-    theta, grad, m, v, v_max = x
-    for chosen in calls.values():
-        i, *more = chosen
-        c2, root, eps = float(k.c2[i]), float(k.root[i]), float(k.eps[i])
-        rate = float(k.gain[i]) * root
-        kept = [v_max[j] for j in chosen] if v_max else []
-        if kept and fade != 1:
-            torch._foreach_mul_(kept, fade)
+            rate, beta2, eps = gain * root, 1 - c2, eps * root
+            fade = decay * lr / rate if decay and rate else 0.0
         torch._fused_adamw_(
-            [theta[j] for j in chosen] if more else [theta[i]],
-            [grad[j] for j in chosen] if more else [grad[i]],
-            [m[j] for j in chosen] if more else [m[i]],
-            [v[j] for j in chosen] if more else [v[i]],
-            kept,
-            [steps[j] for j in chosen] if as_adam else [_LATE] * len(chosen),
-            amsgrad=hyper.leak is not None,
-            lr=lr if as_adam else rate,
-            beta1=hyper.beta1,
-            beta2=hyper.beta2_max if as_adam else 1 - c2,
-            weight_decay=hyper.weight_decay * (1.0 if as_adam or not rate else lr / rate),
-            eps=eps if as_adam else eps * root,
+            [theta],
+            [g],
+            [m],
+            [v],
+            v_max,
+            late,
+            amsgrad=amsgrad,
+            lr=rate,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=fade,
+            eps=eps,
             maximize=maximize,
         )
+    if plain:
+        single_tensor(x.pick(plain), k.pick(plain), hyper, maximize, noise and noise.pick(plain))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from kbeta.lab.engines import Array, Axis, Batches, Loss, Params, Trainer
-from kbeta.lab.engines.torch_taylor import TaylorLayer
+from kbeta.lab.engines.torch_taylor import TaylorLayer, compiled
 from kbeta.lab.optimizers import Recipe, build_torch
 from kbeta.trace import Trace
 
@@ -77,7 +77,7 @@ def _unpack(node: Any, arrays: Mapping[str, NDArray[Any]], current: Any) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _compiled(loss: Loss) -> Callable[..., torch.Tensor]:
-    return torch.compile(functools.partial(loss, ENGINE), dynamic=False)
+    return compiled(functools.partial(loss, ENGINE))
 
 
 class _Shifted:

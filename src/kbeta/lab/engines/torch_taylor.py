@@ -66,6 +66,18 @@ def has_compiler() -> bool:
     return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++", "cl") if name)
 
 
+def compiled(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`f` through torch.compile, or as it is, with a warning, where there is no compiler."""
+    if has_compiler():
+        return torch.compile(f, dynamic=False)
+    warnings.warn(
+        "no C++ compiler found, so torch.compile cannot fuse the steps of this testbed: they take up to twice as long. "
+        "Install g++ or clang++, or use --engine jax",
+        stacklevel=2,
+    )
+    return f
+
+
 @functools.lru_cache(maxsize=16)
 def passes(counts: Counts, fused: bool) -> Passes:
     """The elementwise parts of a layer: (z, b) → h and (z, b, G) → ∂loss/∂z."""
@@ -75,14 +87,7 @@ def passes(counts: Counts, fused: bool) -> Passes:
     backward = functools.partial(pull_back, counts)
     if not fused:
         return forward, backward
-    if not has_compiler():
-        warnings.warn(
-            "no C++ compiler found, so torch.compile cannot fuse the layers of this testbed: the results are the same, "
-            "the steps take about twice as long. Install g++ or clang++, or use --engine jax",
-            stacklevel=2,
-        )
-        return forward, backward
-    return torch.compile(forward, dynamic=False), torch.compile(backward, dynamic=False)
+    return compiled(forward), compiled(backward)
 
 
 class TaylorLayer(torch.autograd.Function):
