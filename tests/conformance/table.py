@@ -61,28 +61,7 @@ class Case:
 
     def grads(self) -> list[dict[str, np.ndarray | None]]:
         """Calm stretches, spikes up to 300×, zero gradients, all-zero steps, and gradients that come and go."""
-        rng = np.random.default_rng([12, self.seed])
-        steps: list[dict[str, np.ndarray | None]] = []
-        for t in range(STEPS):
-            g: dict[str, np.ndarray | None] = {
-                name: _round(rng.normal(size=shape)).astype(self.dtype) for name, shape in SHAPES.items()
-            }
-            scale = {4: 100.0, 13: 300.0}.get(t, 1.0) * (1e-6 if 16 <= t < 18 else 1.0)
-            g = {name: None if x is None else (x * scale).astype(self.dtype) for name, x in g.items()}
-            if t in (6, 19):  # one layer sees a zero gradient, then every layer does
-                for name in ("enc.weight", "enc.bias") if t == 6 else tuple(SHAPES):
-                    g[name] = np.zeros(SHAPES[name], self.dtype)
-            if self.missing:
-                if t == 0 or 8 <= t < 11:
-                    g["dec.weight"] = None
-                if 9 <= t < 12:
-                    g["enc.bias"] = None
-                if t in (2, 15):
-                    g["out.gain"] = None
-                if t == 21:
-                    g = dict.fromkeys(SHAPES)
-            steps.append(g)
-        return steps
+        return _gradients(self.dtype, self.missing, self.seed)
 
     @functools.cached_property
     def expected(self) -> Oracle:
@@ -90,6 +69,33 @@ class Case:
         for g in self.grads():
             oracle.step(g)
         return oracle
+
+
+@functools.cache
+def _gradients(dtype: str, missing: bool, seed: int) -> list[dict[str, np.ndarray | None]]:
+    rng = np.random.default_rng([12, seed])
+    steps: list[dict[str, np.ndarray | None]] = []
+    for t in range(STEPS):
+        scale = {4: 100.0, 13: 300.0}.get(t, 1.0) * (1e-6 if 16 <= t < 18 else 1.0)
+        normal = {name: _round(rng.normal(size=shape)).astype(dtype) for name, shape in SHAPES.items()}
+        g: dict[str, np.ndarray | None] = {name: (x * scale).astype(dtype) for name, x in normal.items()}
+        if t in (6, 19):  # one layer sees a zero gradient, then every layer does
+            for name in ("enc.weight", "enc.bias") if t == 6 else tuple(SHAPES):
+                g[name] = np.zeros(SHAPES[name], dtype)
+        if missing:
+            if t == 0 or 8 <= t < 11:
+                g["dec.weight"] = None
+            if 9 <= t < 12:
+                g["enc.bias"] = None
+            if t in (2, 15):
+                g["out.gain"] = None
+            if t == 21:
+                g = dict.fromkeys(SHAPES)
+        for x in g.values():
+            if x is not None:
+                x.setflags(write=False)  # shared by all cases
+        steps.append(g)
+    return steps
 
 
 def _round(x: Any) -> np.ndarray:

@@ -108,9 +108,7 @@ def test_rounding_is_right_on_average_and_leaves_bfloat16_numbers_and_what_is_no
 
 def test_the_noise_of_a_step_is_not_that_of_another_step_place_or_moment():
     like = torch.zeros(100_000)
-    one, step, place = (
-        Noise([torch.tensor(t)], [i]).bits(0, like) for t, i in ((1.0, 0), (2.0, 0), (1.0, 1))
-    )
+    one, step, place = (Noise([torch.tensor(t)], [i]).bits(0, like) for t, i in ((1.0, 0), (2.0, 0), (1.0, 1)))
     columns = torch.stack([one & 0xFFFF, one >> 16, step & 0xFFFF, place & 0xFFFF]).double()
     correlation = torch.corrcoef(columns) - torch.eye(4)
     assert correlation.abs().max() < 5 / len(like) ** 0.5
@@ -195,7 +193,9 @@ def test_float32_states_of_bfloat16_parameters_are_those_of_float32_arithmetic(r
 
 
 def test_bad_values_are_named():
-    with pytest.raises(ValueError, match=r"`state_dtype` must be None, torch.bfloat16 or torch.float32; got torch.int8"):
+    with pytest.raises(
+        ValueError, match=r"`state_dtype` must be None, .* got torch.int8"
+    ):
         KourkoutasBeta(parameters(), state_dtype=torch.int8)
     params = parameters(dtype=torch.float64)
     set_grads(params, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ class Cells:
 
     def look(self, tensors: list[Tensor]) -> bool:
         """Turn to these tensors; False if one is not on the CPU."""
-        at = [t.data_ptr() for t in tensors]
+        at = list(map(Tensor.data_ptr, tensors))
         if at != self._at:
             self._at = []
             if not all(t.is_cpu for t in tensors):
@@ -62,6 +62,19 @@ class Cells:
         for view, ok, x in zip(self._views, chosen, values, strict=True):
             if ok:
                 view[()] = x
+
+
+class Advance(NamedTuple):
+    """What a step makes of the scalars: numbers where all share one, else arrays."""
+
+    r: Any  # per bucket
+    step: Any  # per parameter
+    log_beta2: Any  # per parameter, or None
+    sun: Any  # per bucket
+    bucket_c2: Any
+    c2: Any  # per parameter
+    a1: Any
+    b2: Any
 
 
 class Scalars:
@@ -84,7 +97,7 @@ class Scalars:
           emas, steps, log_beta2s: 0-dim tensors per bucket, per parameter, and per parameter or none.
         """
         self.exact = bool(log_beta2s)
-        self.buckets = len(emas)
+        self.buckets, self.parameters = len(emas), len(steps)
         self.lone = len(steps) == 1
         self.index = None if self.buckets == len(steps) else np.asarray(bucket_of)
         self.xp: Any = _Floats if self.lone else np
@@ -106,6 +119,35 @@ class Scalars:
         np.maximum.at(out, self.index, x)
         return out
 
+    def advance(self, hyper: Hyper, norm: Any) -> Advance:
+        """One step of the rule; nothing is written yet."""
+        if self.lone:
+            return self._advance(hyper, norm)
+        # A NaN norm is the caller's to see, not a warning; floats give none.
+        with np.errstate(all="ignore"):
+            return self._advance(hyper, norm)
+
+    def _advance(self, hyper: Hyper, norm: Any) -> Advance:
+        steps, emas = self._steps.read(), self._emas.read()
+        # Mostly all have taken the same number of steps, and share their bias corrections.
+        same = not self.exact and steps.count(steps[0]) == len(steps)
+        step: Any = steps[0] + 1 if same else np.array(steps) + 1
+        bucket_step = step if same or not hyper.warmup_steps else self._largest(step)
+        r = rule.moving_average(hyper, emas[0] if self.lone else np.array(emas), norm)
+        sun = rule.sunspike(hyper, r, norm, bucket_step, self.xp)
+        c2 = rule.forgetting(hyper, sun, bucket_step, self.xp)
+        spread = c2 if self.index is None else c2[self.index]
+        log_beta2 = np.array(self._logs.read()) + np.log1p(-spread) if self.exact else None
+        a1, b2 = rule.bias_corrections(hyper, step, log_beta2, _Floats if same else np)
+        return Advance(r, step, log_beta2, sun, c2, spread, a1, b2)
+
+    def write(self, new: Advance) -> None:
+        n = self.parameters
+        self._emas.write(listed(new.r, self.buckets))
+        self._steps.write(listed(new.step, n))
+        if new.log_beta2 is not None:
+            self._logs.write(listed(new.log_beta2, n))
+
     def move(
         self, hyper: Hyper, lr: float, norm: Any, skipped: list[Tensor], mean_abs: list[float], traced: bool
     ) -> tuple[Coefficients, NDArray[Any] | None, list[bool] | None]:
@@ -115,47 +157,24 @@ class Scalars:
           The coefficients of each parameter, (sun, β2) of each bucket if `traced`, and which parameters go on (None:
           all).
         """
-        if self.lone:
-            return self._move(hyper, lr, norm, skipped, mean_abs, traced)
-        # A NaN norm is the caller's to see, not a warning; floats give none.
-        with np.errstate(all="ignore"):
-            return self._move(hyper, lr, norm, skipped, mean_abs, traced)
-
-    def _move(
-        self, hyper: Hyper, lr: float, norm: Any, skipped: list[Tensor], mean_abs: list[float], traced: bool
-    ) -> tuple[Coefficients, NDArray[Any] | None, list[bool] | None]:
-        steps = self._steps.read()
-        n = len(steps)
-        # Mostly all have taken the same number of steps, and share their bias corrections.
-        same = not self.exact and steps.count(steps[0]) == n
-        step: Any = steps[0] + 1 if same else np.array(steps) + 1
-        bucket_step = step if same or not hyper.warmup_steps else self._largest(step)
-        r = rule.moving_average(hyper, self._emas.read()[0] if self.lone else np.array(self._emas.read()), norm)
-        sun = rule.sunspike(hyper, r, norm, bucket_step, self.xp)
-        c2 = rule.forgetting(hyper, sun, bucket_step, self.xp)
-        stats = np.array([sun, 1 - c2]).reshape(2, self.buckets) if traced else None
-        c2 = c2 if self.index is None else c2[self.index]
-        log_beta2 = np.array(self._logs.read()) + np.log1p(-c2) if self.exact else None
-        a1, b2 = rule.bias_corrections(hyper, step, log_beta2, _Floats if same else np)
+        new, n = self.advance(hyper, norm), self.parameters
+        stats = np.array([new.sun, 1 - new.bucket_c2]).reshape(2, self.buckets) if traced else None
         eps: Any = hyper.eps
         if hyper.adaptive_tiny:
             eps = hyper.eps + hyper.tiny_denom * np.maximum(mean_abs, 1.0)
         k = Coefficients(
             c1=[1 - hyper.beta1] * n,
-            c2=_listed(c2, n),
-            root=_listed(b2**0.5, n),
-            eps=_listed(eps, n),
-            gain=_listed(lr / a1, n),
+            c2=listed(new.c2, n),
+            root=listed(new.b2**0.5, n),
+            eps=listed(eps, n),
+            gain=listed(lr / new.a1, n),
             limit=[lr * (hyper.max_ratio or 0.0)] * n,
             keep=[1 - lr * hyper.weight_decay] * n,
             leak=[1.0 if hyper.leak is None else hyper.leak] * n,
         )
         if hyper.nonfinite == "skip" and not np.all(fine := np.isfinite(norm)):
-            return self._skip(np.atleast_1d(fine), k, stats, r, step, log_beta2, skipped)
-        self._emas.write(_listed(r, self.buckets))
-        self._steps.write(_listed(step, n))
-        if log_beta2 is not None:
-            self._logs.write(_listed(log_beta2, n))
+            return self._skip(np.atleast_1d(fine), k, stats, new, skipped)
+        self.write(new)
         return k, stats, None
 
     def _skip(
@@ -163,9 +182,7 @@ class Scalars:
         fine: NDArray[np.bool_],
         k: Coefficients,
         stats: NDArray[Any] | None,
-        r: Any,
-        step: Any,
-        log_beta2: Any,
+        new: Advance,
         skipped: list[Tensor],
     ) -> tuple[Coefficients, NDArray[Any] | None, list[bool]]:
         """The end of `move` when some buckets must stay as they are."""
@@ -180,13 +197,13 @@ class Scalars:
         k = Coefficients(
             *([a if ok else b for ok, a, b in zip(good, x, y, strict=True)] for x, y in zip(k, still, strict=True))
         )
-        self._emas.write_where(fine.tolist(), _listed(r, self.buckets))
-        self._steps.write_where(good, _listed(step, n))
-        if log_beta2 is not None:
-            self._logs.write_where(good, _listed(log_beta2, n))
+        self._emas.write_where(fine.tolist(), listed(new.r, self.buckets))
+        self._steps.write_where(good, listed(new.step, n))
+        if new.log_beta2 is not None:
+            self._logs.write_where(good, listed(new.log_beta2, n))
         return k, np.where(fine, stats, np.nan) if stats is not None else None, good
 
 
-def _listed(x: Any, n: int) -> list[float]:
+def listed(x: Any, n: int) -> list[float]:
     """One float per entry of an array, or a number n times."""
     return x.tolist() if isinstance(x, np.ndarray) else [x] * n

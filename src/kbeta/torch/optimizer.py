@@ -8,20 +8,25 @@ from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.autograd import profiler
+from torch.optim.optimizer import (
+    Optimizer,
+    ParamsT,
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+)
 
 from kbeta import rule
 from kbeta.buckets import check_buckets, partition
 from kbeta.rule import Buckets, Hyper, NonFiniteGradient
-from kbeta.torch import host, native
+from kbeta.torch import folded, host, native
 from kbeta.torch.update import LOW_PRECISION, Coefficients, Noise, Tensors, fused, multi_tensor, single_tensor, wide
 from kbeta.trace import WINDOW, Trace
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 _BUCKET_STATE = ("norm_ema", "skipped")
 _SCALAR_STATE = ("step", "log_beta2", *_BUCKET_STATE)
-_SMALL = 65_536
-_OPTIONS = itemgetter(*rule.HYPER_NAMES, "maximize", "foreach", "fused", "capturable", "state_dtype")
+_OPTIONS = itemgetter(*rule.HYPER_NAMES, "maximize", "foreach", "fused", "capturable", "diagnostics", "state_dtype")
 
 
 class KourkoutasBeta(Optimizer):
@@ -127,7 +132,7 @@ class KourkoutasBeta(Optimizer):
 
     def _reset(self) -> None:
         """What is derived from the state and the groups, and not saved."""
-        self._hypers: dict[int, tuple[tuple[Any, ...], Hyper, bytes | None]] = {}
+        self._hypers: dict[int, tuple[tuple[Any, ...], Hyper, bytes | None, folded.Folded | None]] = {}
         self._plans: dict[int, Any] = {}
         self._scalars: dict[int, host.Scalars] = {}
         self._shared: dict[tuple[int, int], dict[str, Tensor]] = {}
@@ -216,7 +221,8 @@ class KourkoutasBeta(Optimizer):
             hyper = Hyper.pick(group)
             elsewhere = group["foreach"] or group["fused"] is False or group["capturable"]
             packed = None if elsewhere else native.pack(hyper, group["maximize"], group["state_dtype"])
-            cached = self._hypers[number] = (key, hyper, packed)
+            work = folded.Folded() if folded.suits(hyper, group) else None
+            cached = self._hypers[number] = (key, hyper, packed, work)
         return cached[1]
 
     # NOTE: torch.compile runs `_init_group` as plain Python while it traces `step`, and hands the lists that it filled
@@ -317,14 +323,33 @@ class KourkoutasBeta(Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Perform one optimization step; `closure` re-evaluates the model and returns the loss."""
+        return self._watched_step(closure) if self._watched() else self._plain_step(closure)
+
+    # NOTE: torch would wrap `step` to run hooks and tell the profiler, which costs a small model as much as the step.
+    # `hooked` says that this is taken care of: the wrapper is gone through when somebody watches.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _watched(self) -> bool:
+        return bool(
+            profiler._is_profiler_enabled
+            or self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or _global_optimizer_pre_hooks
+            or _global_optimizer_post_hooks
+        )
+
+    def _plain_step(self, closure: Callable[[], float] | None) -> float | None:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         if not self._native_step():
             with torch.no_grad():
-                self._step()
+                if not self._folded_step():
+                    self._step()
         return loss
+
+    _watched_step = Optimizer.profile_hook_step(_plain_step)
 
     def _native_step(self) -> bool:
         """The step through the C kernel; False, with nothing changed, if it must go another way."""
@@ -367,6 +392,21 @@ class KourkoutasBeta(Optimizer):
             first += len(group["bucket_names"])
         return True
 
+    def _folded_step(self) -> bool:
+        """The usual step through torch's fused Adam kernel; False, with nothing changed, if it must go another way."""
+        if torch.compiler.is_compiling():
+            return False
+        works = []
+        for number, group in enumerate(self.param_groups):
+            hyper = self._hyper(number, group)
+            work = self._hypers[number][3]
+            if work is None or not group["params"] or not work.gather(group, self.state):
+                return False
+            works.append((work, hyper, group))
+        for work, hyper, group in works:
+            work.apply(hyper, float(group["lr"]), group["maximize"])
+        return True
+
     def _step(self) -> None:
         gathered = []
         for number, group in enumerate(self.param_groups):
@@ -385,7 +425,7 @@ class KourkoutasBeta(Optimizer):
                 scalars = self._scalars.get(number) or self._scalars.setdefault(number, host.Scalars())
                 if not scalars.look(work.bucket_of, work.norm_emas, work.steps, work.log_beta2s):
                     scalars = None
-            norm = _pooled_norms(work) if scalars is None else scalars.pool(_square_sums(work.grads))
+            norm = _pooled_norms(work) if scalars is None else scalars.pool([_square_sum(g).item() for g in work.grads])
             works.append((number, work, scalars, norm))
 
         # Every norm is looked at before the first parameter moves.
@@ -507,16 +547,6 @@ def _pooled_norms(work: _Work) -> Tensor:
         return squares.sqrt()
     index = torch.tensor(work.bucket_of, device=device)
     return torch.zeros(len(work.present), dtype=dtype, device=device).index_add_(0, index, squares).sqrt()
-
-
-def _square_sums(grads: list[Tensor]) -> list[float]:
-    """||g||² of each gradient, as floats."""
-    # One call for many small tensors; for large ones dot products are several times faster.
-    if len(grads) > 1 and sum(g.numel() for g in grads) < _SMALL * len(grads):
-        dtype = grads[0].dtype
-        if dtype in (torch.float32, torch.float64) and all(g.dtype is dtype for g in grads):
-            return [x * x for x in torch.stack(torch._foreach_norm(grads)).tolist()]
-    return [_square_sum(g).item() for g in grads]
 
 
 def _square_sum(g: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 Scalars = Sequence[float | Tensor]
 
-_LATE = torch.tensor(1e30)  # a step count at which bias correction is 1; kernels only read it
+LATE = torch.tensor(1e30)  # a step count at which bias correction is 1; kernels only read it
 
 
 class Tensors(NamedTuple):
@@ -210,7 +210,7 @@ def fused(
     beta1, decay = hyper.beta1, hyper.weight_decay
     plain: list[int] = []
     v_max: list[Tensor] = []
-    late = [_LATE]
+    late = [LATE]
     rows = zip(x.theta, x.g, x.m, x.v, k.c1, k.c2, k.root, k.eps, k.gain, strict=True)
     for i, (theta, g, m, v, c1, c2, root, eps, gain) in enumerate(rows):
         if c1 == 0 or not theta.numel():

@@ -1,0 +1,109 @@
+"""The usual step on the CPU without the native kernel, with as little Python as possible.
+
+What `kbeta.torch.update.fused` does for every option, here for the default ones alone: all parameters have a gradient,
+are float32 or float64, contiguous, and share a dtype. Anything else goes the general way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kbeta.rule import Hyper
+from kbeta.torch.host import Scalars, listed
+from kbeta.torch.update import LATE
+
+_SMALL = 65_536
+_TYPES = {Tensor, torch.nn.Parameter}
+_DTYPES = (torch.float32, torch.float64)
+
+
+def suits(hyper: Hyper, group: Mapping[str, Any]) -> bool:
+    """Whether the group's options allow it."""
+    elsewhere = group["foreach"] or group["fused"] is False or group["capturable"] or group["diagnostics"]
+    extras = hyper.max_ratio is not None or hyper.leak is not None or hyper.adaptive_tiny
+    adam = hyper.fixed and hyper.bias_correction == "beta2max"
+    usual = hyper.bias_correction != "exact" and hyper.nonfinite == "propagate" and group["state_dtype"] is None
+    return usual and not (elsewhere or extras or adam)
+
+
+def square_sums(grads: list[Tensor], sizes: list[int]) -> list[float]:
+    """||g||² of contiguous float32 or float64 gradients of one dtype."""
+    # One call for many small tensors; for large ones dot products are several times faster.
+    if len(grads) > 1 and sum(sizes) < _SMALL * len(grads):
+        return [norm.item() ** 2 for norm in torch._foreach_norm(grads)]
+    flat = [g if g.dim() == 1 else g.view(-1) for g in grads]
+    return [g.dot(g).item() for g in flat]
+
+
+class Folded:
+    """The step of one param group, in two parts: nothing has changed before `apply`."""
+
+    def __init__(self) -> None:
+        self._scalars = Scalars()
+        self._tensors: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]] = ([], [], [], [])
+        self._norm: Any = None
+
+    def gather(self, group: Mapping[str, Any], state: Mapping[Tensor, Mapping[str, Tensor]]) -> bool:
+        """Look at the group's tensors; False if the step must go another way."""
+        params: list[Tensor] = group["params"]
+        grads: list[Any] = [p.grad for p in params]
+        try:
+            states = [state[p] for p in params]
+            ms, vs = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states]
+            steps, emas = [s["step"] for s in states], [s["norm_ema"] for s in states]
+        except KeyError:
+            return False
+        # A missing gradient is none of these types.
+        if not (set(map(type, params)) <= _TYPES and set(map(type, grads)) <= _TYPES):
+            return False
+        tensors = [*params, *grads, *ms]
+        dtype, sizes = params[0].dtype, list(map(Tensor.numel, grads))
+        if (
+            dtype not in _DTYPES
+            or 0 in sizes
+            or [x.dtype for x in tensors].count(dtype) < len(tensors)
+            or [g.layout for g in grads].count(torch.strided) < len(grads)
+            or not (all(map(Tensor.is_contiguous, params)) and all(map(Tensor.is_contiguous, grads)))
+        ):
+            return False
+        index: list[int] = group["bucket_index"]
+        if len(group["bucket_names"]) < len(params):
+            leaders = dict(zip(index, emas, strict=True))
+            emas = [leaders[b] for b in range(len(leaders))]
+        if not self._scalars.look(index, emas, steps, []):
+            return False
+        self._norm = self._scalars.pool(square_sums(grads, sizes))
+        self._tensors = (params, grads, ms, vs)
+        return True
+
+    def apply(self, hyper: Hyper, lr: float, maximize: bool) -> None:
+        """See `kbeta.torch.update.fused`."""
+        new = self._scalars.advance(hyper, self._norm)
+        self._scalars.write(new)
+        root, tensors = new.b2**0.5, self._tensors
+        # Gradients are not held until the next step.
+        self._tensors = ([], [], [], [])
+        n = len(tensors[0])
+        beta2s, rates = listed(1 - new.c2, n), listed(lr / new.a1 * root, n)
+        epsilons, decays = listed(hyper.eps * root, n), listed(hyper.weight_decay * new.a1 / root, n)
+        update, v_max, late, beta1 = torch._fused_adamw_, list[Tensor](), [LATE], hyper.beta1
+        for p, g, m, v, beta2, rate, eps, decay in zip(*tensors, beta2s, rates, epsilons, decays, strict=True):
+            update(
+                [p],
+                [g],
+                [m],
+                [v],
+                v_max,
+                late,
+                amsgrad=False,
+                lr=rate,
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=decay,
+                eps=eps,
+                maximize=maximize,
+            )
