@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -172,7 +173,10 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         )
         plan = self._plan([self._number[path] for path in paths])
 
-        norm = _compiled_norms(plan, _precision(state["ema"]))(grads) if present else None
+        norm = mean = None
+        if present:
+            measure = _compiled_measure(plan, _precision(state["ema"]))
+            norm, mean = measure(grads, params if self.hyper.adaptive_tiny else [])
         if self.hyper.nonfinite == "raise" and norm is not None:
             self._raise_unless_finite(norm, plan)
 
@@ -187,7 +191,7 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
             vectors = {name: _take(state[name], plan.axis(name)) for name in self._vectors}
             lr = state["learning_rate"].astype(norm.dtype)
             sun, c2, ok, vectors = _statistics(plan, state["alpha"], norm, vectors)
-            s, f = _sizes(self.hyper, lr, vectors, params)
+            s, f = _sizes(self.hyper, lr, vectors, mean)
             state.update({name: _put(state[name], plan.axis(name), x) for name, x in vectors.items()})
             self._record(_row(plan, sun, 1 - c2, ok) if self.diagnostics else None)
             # NOTE: a loop that evaluates only the parameters must evaluate the counts and the ring with them; they
@@ -369,21 +373,48 @@ def _precision(x: mx.array) -> mx.Dtype:
     return mx.float64 if x.dtype == mx.float64 else mx.float32
 
 
-def _total(x: mx.array) -> mx.array:
-    """Σ x over all entries, as an array of shape (1,).
+def _trim(x: mx.array, k: int) -> tuple[mx.array, list[mx.array]]:
+    """x without as many of its last entries as k to divide its size takes, and these entries."""
+    tail = x.size % k
+    if not tail:
+        return x, []
+    x = x.reshape(-1)
+    return x[:-tail], [x[-tail:]]
+
+
+def _fold(f: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
+    """A vector of some 1024 entries at most, whose sum is Σ f(x).
 
     NOTE: one pass of `mx.sum` over n entries on the CPU adds serially and loses percents at n = 10⁷. Folding n entries
     into rows of about √n and adding the rows stays within 1e-6, and runs twice as fast since it adds many at a time.
+
+    NOTE: a large x is first folded eight times in the kernel that computes f: to write f(x) to memory takes longer
+    than all the rest.
     """
-    x = x.reshape(-1)
     rest = []
+    if x.size < 1 << 18:
+        x = f(x)
+    else:
+        x, tail = _trim(x, 8)
+        rest += [f(t) for t in tail]
+        x = functools.reduce(operator.add, [f(part) for part in mx.split(x.reshape(-1), 8)])
     while x.size > 1024:
         width = 1 << (x.size.bit_length() // 2)
-        tail = x.size % width
-        if tail:
-            rest.append(mx.sum(x[x.size - tail :], keepdims=True))
-        x = mx.sum(x[: x.size - tail].reshape(-1, width), axis=0)
-    return sum(rest, mx.sum(x, keepdims=True))
+        x, tail = _trim(x, width)
+        rest += tail
+        x = mx.sum(x.reshape(-1, width), axis=0)
+    return mx.concatenate([x.reshape(-1), *rest]) if rest else x.reshape(-1)
+
+
+def _sums(vectors: list[mx.array]) -> mx.array:
+    """The sum of each vector; those of one length together, as every operation has its price."""
+    groups: dict[int, list[int]] = {}
+    for i, x in enumerate(vectors):
+        groups.setdefault(x.size, []).append(i)
+    rows = [mx.concatenate([vectors[i] for i in group]).reshape(len(group), n) for n, group in groups.items()]
+    sums = mx.concatenate([mx.sum(x, axis=1) for x in rows])
+    order = np.argsort([i for group in groups.values() for i in group])
+    return sums if len(groups) == 1 else sums[mx.array(order.astype(np.int32))]
 
 
 def _entry(x: mx.array, i: int) -> mx.array:
@@ -392,15 +423,22 @@ def _entry(x: mx.array, i: int) -> mx.array:
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled_norms(plan: _Plan, dtype: mx.Dtype) -> Callable[..., mx.array]:
-    def norms(grads: list[mx.array]) -> mx.array:
-        # n = sqrt(Σ_p Σ_i g_i²)
-        squares = [_total(mx.square(g.astype(dtype))) for g in grads]
-        if not plan.one_each:
-            squares = [_total(mx.concatenate([squares[i] for i in members])) for members in plan.members]
-        return mx.sqrt(mx.concatenate(squares))
+def _compiled_measure(plan: _Plan, dtype: mx.Dtype) -> Callable[..., Any]:
+    """(norm of each bucket, ⟨|p|⟩ of each of `params`), of parameters that have a gradient."""
 
-    return mx.compile(norms)
+    def measure(grads: list[mx.array], params: list[mx.array]) -> tuple[mx.array, mx.array | None]:
+        # n = sqrt(Σ_p Σ_i g_i²)
+        squares = [_fold(lambda g: mx.square(g.astype(dtype)), g) for g in grads]
+        if not plan.one_each:
+            pools = [mx.concatenate([squares[i] for i in members]) for members in plan.members]
+            squares = [_fold(lambda x: x, pool) for pool in pools]
+        norm = mx.sqrt(_sums(squares))
+        if not params:
+            return norm, None
+        magnitude = _sums([_fold(lambda p: mx.abs(p.astype(dtype)), p) for p in params])
+        return norm, magnitude / mx.array([max(p.size, 1) for p in params], dtype)
+
+    return mx.compile(measure)
 
 
 def _take(x: mx.array, numbers: tuple[int, ...] | None) -> mx.array:
@@ -439,7 +477,7 @@ def _statistics(
 
 
 def _sizes(
-    hyper: Hyper, lr: mx.array, vectors: dict[str, mx.array], params: list[mx.array]
+    hyper: Hyper, lr: mx.array, vectors: dict[str, mx.array], mean: mx.array | None
 ) -> tuple[mx.array, mx.array]:
     """(s, f), one entry per parameter, such that Δθ = s·m / (sqrt(v̂) + f).
 
@@ -448,9 +486,8 @@ def _sizes(
     a1, b2 = rule.bias_corrections(hyper, vectors["t"].astype(lr.dtype), vectors.get("log_beta2"), mx)
     root = mx.sqrt(b2)
     eps: Any = hyper.eps
-    if hyper.adaptive_tiny:
+    if mean is not None:
         # ε + tiny_denom·max(⟨|p|⟩, 1)
-        mean = mx.concatenate([_total(mx.abs(p.astype(lr.dtype))) / max(p.size, 1) for p in params])
         eps = eps + hyper.tiny_denom * mx.maximum(mean, 1.0)
     return lr * root / a1, eps * root
 
