@@ -389,8 +389,12 @@ def scale_by_kourkoutas_beta(
             floor = floor + hyper.tiny_denom * jnp.maximum(_stack([_mean_abs(p) for p in thetas], real), 1)
 
         # (m / a1) / (sqrt(v̂ / b2) + floor) = scale · m / (sqrt(v̂) + offset), which leaves one division per element
+        # NOTE: 1-β1 goes with the scalars that wait for the norms, and the barrier hides that it is a constant: XLA on
+        # the CPU would update every m first, and read all gradients from memory once more for v.
         root = jnp.sqrt(b2)
-        scalars = [jnp.unstack(x) for x in (c2_each, root / a1, root * floor)]
+        c1 = jnp.full_like(c2_each, 1 - hyper.beta1)
+        stacked = jnp.stack(jnp.broadcast_arrays(c1, c2_each, root / a1, root * floor))
+        scalars = [jnp.unstack(row) for row in lax.optimization_barrier(stacked)]
 
         # Only live buckets with a finite norm take the step.
         stepped: Any = jnp.isfinite(norm) & live if hyper.nonfinite == "skip" else live
@@ -402,27 +406,28 @@ def scale_by_kourkoutas_beta(
             v_max = v_maxs[i] if v_maxs else None
             if g is None:
                 return None, m, v, v_max
-            x, m_new, v_new = _as_real(g), _as_real(m), _as_real(v)
-            c, scale, offset = (_cast(each[i], x.dtype) for each in scalars)
+            x = _as_real(g)
+            c1, c2, scale, offset = (_cast(each[i], x.dtype) for each in scalars)
+
+            # NOTE: u is made of what m and v become, skipped or not: for anything else XLA would copy m and v.
+            def unless_skipped(new: Any, old: Any) -> Any:
+                return jnp.where(keep[i], new, _as_real(old)) if keep else new
+
             # m_t = β1 m_{t-1} + (1-β1) g_t,  v_t = β2 v_{t-1} + (1-β2) g_t²
-            m_new = hyper.beta1 * m_new + (1 - hyper.beta1) * x
-            v_new = v_hat = (1 - c) * v_new + c * (x * x)
+            m_new = unless_skipped(hyper.beta1 * _as_real(m) + c1 * x, m)
+            v_new = v_hat = unless_skipped((1 - c2) * _as_real(v) + c2 * (x * x), v)
             # v̂ = v_max ← max(δ v_max, v)
             if hyper.leak is not None:
-                v_hat = jnp.maximum(hyper.leak * _as_real(v_max), v_new)
-            u = scale * m_new / (jnp.sqrt(v_hat) + offset)
+                v_hat = unless_skipped(jnp.maximum(hyper.leak * _as_real(v_max), v_new), v_max)
+            u = unless_skipped(scale * m_new / (jnp.sqrt(v_hat) + offset), jnp.zeros_like(x))
             if hyper.max_ratio is not None:
                 u = jnp.clip(u, -hyper.max_ratio, hyper.max_ratio)
-            out = (
+            return (
                 _like(u, jnp.result_type(g)),
                 _like(m_new, m.dtype),
                 _like(v_new, v.dtype),
                 None if v_max is None else _like(v_hat, v_max.dtype),
             )
-            if not keep:
-                return out
-            was = (jnp.zeros_like(out[0]), m, v, v_max)
-            return jax.tree.map(lambda new, old: jnp.where(keep[i], new, old), out, was)  # type: ignore[no-any-return]
 
         new = [leaf(i, g) for i, g in enumerate(gs)]
         us, ms, vs, v_maxs = ([x[k] for x in new] for k in range(4))

@@ -1,5 +1,7 @@
 """What the state holds: dtypes, missing and non-finite gradients, saving and resuming."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -172,6 +174,19 @@ def test_skip_agrees_with_the_oracle(buckets, bad):
         assert skipped == oracle.skipped
         for name, p in oracle.params.items():
             np.testing.assert_allclose(theta[name], p, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, FULL, {"nonfinite": "skip"}, {**FULL, "nonfinite": "skip"}], ids=str)
+def test_a_jitted_step_with_donated_buffers_copies_no_moment(options):
+    optimizer = kourkoutas_beta(1e-2, **options)
+    params = {"w": jnp.ones((64, 48)), "b": jnp.ones(48)}
+
+    def step(params, state, grads):
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(params, optimizer.init(params), params).compile()
+    assert not re.findall(r"= f32\[64,48\]\S* copy\(", compiled.as_text())
 
 
 def test_skip_leaves_the_bucket_bitwise_as_it_was():
