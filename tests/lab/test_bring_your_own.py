@@ -234,7 +234,7 @@ def test_an_unknown_or_uninstalled_sink_is_refused_before_anything_runs(monkeypa
         sinks.check("wandb")
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax", "mlx"])
+@pytest.mark.parametrize("framework", ["torch", pytest.param("jax", marks=pytest.mark.slow), "mlx"])
 def test_the_example_runs_as_a_study_and_every_arm_learns(tmp_path: Path, framework: str) -> None:
     pytest.importorskip(framework)
     plan = planning.plan_own(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kbeta.lab import engines, optimizers, testbeds, train
 from kbeta.lab.engines.taylor import rows
 from kbeta.lab.spec import RunSpec
-from kbeta.lab.testbeds.heat3d import Heat3DProblem, Settings, geometry, network
+from kbeta.lab.testbeds.heat3d import Heat3DProblem, Settings, geometry, network, reference
 from kbeta.lab.testbeds.heat3d.geometry import LENGTH, R_IN, Points
 
 torch = pytest.importorskip("torch")
@@ -293,11 +293,12 @@ def test_lbfgs_continues_from_its_state_bit_for_bit() -> None:
 
 @pytest.mark.slow
 def test_a_trained_network_finds_a_known_harmonic_solution() -> None:
-    settings = {"case": "harmonic", "steps": 4_000, "ramp": 4_000, "width": 32, "interior": 500, "boundary": 250}
-    result = train.run(RunSpec(testbed="heat3d", settings=settings))
+    # With a quarter of the points the loss falls as far and the error does not: the network is free between them.
+    sizes = {"width": 48, "depth": 6, "interior": 1_000, "boundary": 1_000, "pairs": 100}
+    result = train.run(RunSpec(testbed="heat3d", settings={"case": "harmonic", "steps": 5_000, "ramp": 5_000, **sizes}))
     assert result.metrics["final_loss"] < 1e-3
-    # T* runs from 0.1 to 1.4.
-    assert result.metrics["error"] < 0.02
+    truth = reference.solve("harmonic").T
+    assert result.metrics["error"] < 0.01 * (truth.max() - truth.min())
 
 
 def test_a_short_training_halves_the_error_of_a_known_solution() -> None:

@@ -174,7 +174,7 @@ def newest(folder):
     return max((int(p.stem[5:]) for p in (folder / "checkpoint").glob("step-*.npz")), default=0)
 
 
-@pytest.mark.parametrize("engine", ["torch", "jax"])
+@pytest.mark.parametrize("engine", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
 def test_a_run_killed_with_sigkill_continues_to_the_same_bits(engine, tmp_path, monkeypatch):
     settings = {"steps": 1190, "held_out": 64, "batch": 4}
     spec = RunSpec(testbed="rare_trigger", engine=engine, settings=settings)

@@ -1,6 +1,7 @@
 """With a fixed β2 and the extras off, Kourkoutas-β is Adam."""
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -65,10 +66,15 @@ def adam(bias_correction: bool = True) -> torch.Tensor:
     return train(lambda m: torch.optim.Adam(m.parameters(), lr=1e-3, betas=(0.9, 0.999)), least_squares)
 
 
-@pytest.mark.parametrize("buckets", BUCKETS.values(), ids=BUCKETS)
-@pytest.mark.parametrize("route", ["plain", "foreach", "fused", "capturable"])
+def each_route_and_each_bucket_kind(*routes):
+    """Every route with one bucket per parameter and with one for all, and every kind of bucket on the first route."""
+    pairs = [*itertools.product(routes, ("parameter", "global")), *((routes[0], kind) for kind in BUCKETS)]
+    return pytest.mark.parametrize(("route", "buckets"), list(dict.fromkeys(pairs)))
+
+
+@each_route_and_each_bucket_kind("plain", "foreach", "fused", "fused-adam", "capturable")
 def test_fixed_beta2_equals_torch_adam_with_any_buckets(route, buckets):
-    got = train(lambda m: fixed(m, buckets=buckets, **ROUTES[route]), least_squares)
+    got = train(lambda m: fixed(m, buckets=BUCKETS[buckets], **ROUTES[route]), least_squares)
     torch.testing.assert_close(got, adam(), rtol=0, atol=1e-6)
 
 
@@ -104,10 +110,9 @@ def test_exact_and_beta2max_agree_when_beta2_is_fixed(bias_correction):
     torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("buckets", BUCKETS.values(), ids=BUCKETS)
-@pytest.mark.parametrize("route", ["plain", "foreach", "fused"])
+@each_route_and_each_bucket_kind("plain", "foreach", "fused", "fused-adam")
 def test_without_bias_correction_it_is_adam_without_bias_correction(route, buckets):
-    got = train(lambda m: fixed(m, bias_correction="none", buckets=buckets, **ROUTES[route]), least_squares)
+    got = train(lambda m: fixed(m, bias_correction="none", buckets=BUCKETS[buckets], **ROUTES[route]), least_squares)
     torch.testing.assert_close(got, adam(bias_correction=False), rtol=0, atol=1e-6)
 
 

@@ -27,7 +27,13 @@ def run(case: Case, **route: bool) -> dict[str, np.ndarray]:
     return {name: p.detach().numpy() for name, p in params.items()}
 
 
-@pytest.mark.parametrize("route", ROUTES)
+# The scalars of "capturable-foreach" are those of "capturable" and its update that of "foreach".
+BY_DEFAULT = [
+    pytest.param(route, marks=pytest.mark.slow) if route == "capturable-foreach" else route for route in ROUTES
+]
+
+
+@pytest.mark.parametrize("route", BY_DEFAULT)
 @pytest.mark.parametrize("case", CASES, ids=case_ids())
 def test_agrees_with_the_oracle(case, route):
     check(case, run(case, **ROUTES[route]))

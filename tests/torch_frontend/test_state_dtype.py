@@ -193,9 +193,7 @@ def test_float32_states_of_bfloat16_parameters_are_those_of_float32_arithmetic(r
 
 
 def test_bad_values_are_named():
-    with pytest.raises(
-        ValueError, match=r"`state_dtype` must be None, .* got torch.int8"
-    ):
+    with pytest.raises(ValueError, match=r"`state_dtype` must be None, .* got torch.int8"):
         KourkoutasBeta(parameters(), state_dtype=torch.int8)
     params = parameters(dtype=torch.float64)
     set_grads(params, 0)
