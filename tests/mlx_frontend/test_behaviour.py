@@ -245,18 +245,6 @@ def test_large_arrays_of_one_bucket_are_summed_and_averaged_as_the_oracle_does()
         np.testing.assert_allclose(np.array(p[name]), oracle.params[name], rtol=1e-6, atol=2e-6)
 
 
-def test_an_eager_step_is_traced_once_whatever_the_rates(monkeypatch):
-    calls = []
-    norms = kbeta.mlx._norms
-    monkeypatch.setattr(kbeta.mlx, "_norms", lambda *args: calls.append(args) or norms(*args))
-    optimizer = KourkoutasBeta(lambda t: 1e-2 / (1 + t), alpha=lambda t: 0.5 + t / 100, beta1=0.123)
-    p = toy()
-    for k in range(5):
-        p = optimizer.apply_gradients(toy_grads(1.0 + k), p)
-        mx.eval(p)
-    assert len(calls) == 1
-
-
 def test_an_empty_and_a_scalar_parameter_are_updated():
     params = {"none": mx.zeros((0, 3)), "one": mx.array(1.0)}
     for options in ({}, FULL):

@@ -54,8 +54,15 @@ def assert_same_state(a, b):
             assert torch.equal(value, b["state"][i][name]), name
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("buckets", "options"), [("parameter", {}), ("shape", FULL)], ids=["default", "full"])
+@pytest.mark.parametrize(
+    ("dtype", "buckets", "options"),
+    [
+        ("float32", "parameter", {}),
+        ("bfloat16", "shape", FULL),
+        pytest.param("float32", "shape", FULL, marks=pytest.mark.slow),
+        pytest.param("bfloat16", "parameter", {}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_resumed_in_a_new_process_is_bitwise_the_run_that_never_stopped(tmp_path, dtype, buckets, options):
     model, optimizer = model_and_optimizer(getattr(torch, dtype), buckets=buckets, **options)
     steps(model, optimizer, 0, 50)
