@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
-import kbeta.mlx
 from kbeta.mlx import KourkoutasBeta
 from kbeta.oracle import Oracle
 from kbeta.rule import Hyper, NonFiniteGradient
