@@ -7,7 +7,7 @@ are float32 or float64, contiguous, and share a dtype. Anything else goes the ge
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,16 +39,22 @@ def square_sums(grads: list[Tensor], sizes: list[int]) -> list[float]:
     return [g.dot(g).item() for g in flat]
 
 
+class Gathered(NamedTuple):
+    params: list[Tensor]
+    grads: list[Tensor]
+    ms: list[Tensor]
+    vs: list[Tensor]
+    sizes: list[int]
+
+
 class Folded:
     """The step of one param group, in two parts: nothing has changed before `apply`."""
 
     def __init__(self) -> None:
         self._scalars = Scalars()
-        self._tensors: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]] = ([], [], [], [])
-        self._norm: Any = None
 
-    def gather(self, group: Mapping[str, Any], state: Mapping[Tensor, Mapping[str, Tensor]]) -> bool:
-        """Look at the group's tensors; False if the step must go another way."""
+    def gather(self, group: Mapping[str, Any], state: Mapping[Tensor, Mapping[str, Tensor]]) -> Gathered | None:
+        """The group's tensors; None if the step must go another way."""
         params: list[Tensor] = group["params"]
         grads: list[Any] = [p.grad for p in params]
         try:
@@ -56,10 +62,10 @@ class Folded:
             ms, vs = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states]
             steps, emas = [s["step"] for s in states], [s["norm_ema"] for s in states]
         except KeyError:
-            return False
+            return None
         # A missing gradient is none of these types.
         if not (set(map(type, params)) <= _TYPES and set(map(type, grads)) <= _TYPES):
-            return False
+            return None
         tensors = [*params, *grads, *ms]
         dtype, sizes = params[0].dtype, list(map(Tensor.numel, grads))
         if (
@@ -69,29 +75,25 @@ class Folded:
             or [g.layout for g in grads].count(torch.strided) < len(grads)
             or not (all(map(Tensor.is_contiguous, params)) and all(map(Tensor.is_contiguous, grads)))
         ):
-            return False
+            return None
         index: list[int] = group["bucket_index"]
         if len(group["bucket_names"]) < len(params):
             leaders = dict(zip(index, emas, strict=True))
             emas = [leaders[b] for b in range(len(leaders))]
         if not self._scalars.look(index, emas, steps, []):
-            return False
-        self._norm = self._scalars.pool(square_sums(grads, sizes))
-        self._tensors = (params, grads, ms, vs)
-        return True
+            return None
+        return Gathered(params, grads, ms, vs, sizes)
 
-    def apply(self, hyper: Hyper, lr: float, maximize: bool) -> None:
+    def apply(self, x: Gathered, hyper: Hyper, lr: float, maximize: bool) -> None:
         """See `kbeta.torch.update.fused`."""
-        new = self._scalars.advance(hyper, self._norm)
+        n = len(x.params)
+        new = self._scalars.advance(hyper, self._scalars.pool(square_sums(x.grads, x.sizes)))
         self._scalars.write(new)
-        root, tensors = new.b2**0.5, self._tensors
-        # Gradients are not held until the next step.
-        self._tensors = ([], [], [], [])
-        n = len(tensors[0])
+        root = new.b2**0.5
         beta2s, rates = listed(1 - new.c2, n), listed(lr / new.a1 * root, n)
         epsilons, decays = listed(hyper.eps * root, n), listed(hyper.weight_decay * new.a1 / root, n)
         update, v_max, late, beta1 = torch._fused_adamw_, list[Tensor](), [LATE], hyper.beta1
-        for p, g, m, v, beta2, rate, eps, decay in zip(*tensors, beta2s, rates, epsilons, decays, strict=True):
+        for p, g, m, v, beta2, rate, eps, decay in zip(*x[:4], beta2s, rates, epsilons, decays, strict=True):
             update(
                 [p],
                 [g],

@@ -400,11 +400,12 @@ class KourkoutasBeta(Optimizer):
         for number, group in enumerate(self.param_groups):
             hyper = self._hyper(number, group)
             work = self._hypers[number][3]
-            if work is None or not group["params"] or not work.gather(group, self.state):
+            gathered = work.gather(group, self.state) if work is not None and group["params"] else None
+            if work is None or gathered is None:
                 return False
-            works.append((work, hyper, group))
-        for work, hyper, group in works:
-            work.apply(hyper, float(group["lr"]), group["maximize"])
+            works.append((work, gathered, hyper, float(group["lr"]), group["maximize"]))
+        for work, *arguments in works:
+            work.apply(*arguments)
         return True
 
     def _step(self) -> None:
