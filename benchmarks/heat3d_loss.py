@@ -5,7 +5,8 @@
 | bare          | the matrix products of the Taylor loss, forward and backward, with the same shapes and nothing else |
 | torch-fused   | the torch engine as long runs use it: hand-written layers, elementwise parts compiled                |
 | torch-eager   | the same without a compiler                                                                          |
-| torch-nested  | the same loss by reverse-over-reverse autograd                                                       |
+| torch-nested  | the same loss by reverse-over-reverse autograd, written as lean as it can be                         |
+| torch-func    | the same loss by reverse-over-reverse as torch.func offers it: vmap of grad and of jacrev(grad)      |
 | jax           | the JAX engine, jitted                                                                               |
 
 The rows take turns, and the table gives medians; the paper's size unless --interior says otherwise:
@@ -26,39 +27,81 @@ from pathlib import Path
 from typing import Any
 
 
-def nested_loss(torch: Any, params: dict[str, Any], batch: dict[str, Any], points: Any) -> Any:
-    """The loss of `network.Composite`, its derivatives by autograd of autograd, only those that a point set needs."""
+def nested_derivatives(torch: Any, params: dict[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """x → (T, ∇T) and x → (∇T, ∂ᵢᵢT), by autograd of autograd, only what is needed."""
+    from kbeta.lab import engines
+    from kbeta.lab.testbeds.heat3d import network
+
+    E = engines.get("torch")
+
+    def slopes(x: Any) -> tuple[Any, Any]:
+        T = network.temperature(E, params, x)
+        (g,) = torch.autograd.grad(T.sum(), x, create_graph=True)
+        return T, g
+
+    def curvatures(x: Any) -> tuple[Any, list[Any]]:
+        _, g = slopes(x)
+        return g, [torch.autograd.grad(g[:, k].sum(), x, create_graph=True)[0][:, k] for k in range(3)]
+
+    return slopes, curvatures
+
+
+def func_derivatives(torch: Any, params: dict[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The same by torch.func, one point at a time under vmap."""
+    from torch.func import grad_and_value, jacrev, vmap
+
+    from kbeta.lab import engines
+    from kbeta.lab.testbeds.heat3d import network
+
+    E = engines.get("torch")
+
+    def slope(x: Any) -> tuple[Any, Any]:
+        return grad_and_value(lambda y: network.temperature(E, params, y[None])[0])(x)
+
+    def slopes(x: Any) -> tuple[Any, Any]:
+        g, T = vmap(slope)(x)
+        return T, g
+
+    def curvatures(x: Any) -> tuple[Any, list[Any]]:
+        def twice(y: Any) -> tuple[Any, Any]:
+            g, _ = slope(y)
+            return g, g
+
+        H, g = vmap(jacrev(twice, has_aux=True))(x)
+        return g, [H[:, k, k] for k in range(3)]
+
+    return slopes, curvatures
+
+
+def nested_loss(torch: Any, derivatives: Callable[..., Any], params: Any, batch: Any, points: Any) -> Any:
+    """The loss of `network.Composite` with other derivatives."""
     from kbeta.lab import engines
     from kbeta.lab.testbeds.heat3d import network
 
     E = engines.get("torch")
     n, nb, pairs = points.interior, points.boundary, points.pairs
     sizes = (n, nb, nb, pairs, pairs, nb, nb)
-    interior, outlet, outer, start, end, inner, inlet = torch.split(batch["x"][: sum(sizes)], sizes)
+    sets = torch.split(batch["x"][: sum(sizes)], sizes)
+    interior, outlet, outer, start, end = (x.clone().requires_grad_() for x in sets[:5])
+    inner, inlet = sets[5:]
     # The row of slopes of the outer wall holds its normal, (n_r, n_θ/r, 0).
     first = sum(sizes) + n + nb
     normal = batch["x"][first : first + nb]
-
-    def slopes(x: Any) -> tuple[Any, Any, Any]:
-        x = x.clone().requires_grad_()
-        T = network.temperature(E, params, x)
-        (g,) = torch.autograd.grad(T.sum(), x, create_graph=True)
-        return x, T, g
+    slopes, curvatures = derivatives(torch, params)
 
     def square(x: Any) -> Any:
         return torch.mean(x**2)
 
-    x, _, g = slopes(interior)
-    second = [torch.autograd.grad(g[:, k].sum(), x, create_graph=True)[0][:, k] for k in range(3)]
-    r = x[:, 0]
-    _, T0, g0 = slopes(start)
-    _, T1, g1 = slopes(end)
+    g, second = curvatures(interior)
+    r = interior[:, 0]
+    T0, g0 = slopes(start)
+    T1, g1 = slopes(end)
     parts = {
         "residual": square(second[0] + g[:, 0] / r + second[1] / r**2 + second[2]),
         "inner": square(network.temperature(E, params, inner) - batch["value"][:nb]),
         "inlet": square(network.temperature(E, params, inlet) - batch["value"][nb:]),
-        "outlet": square(slopes(outlet)[2][:, 2] - batch["outlet"]),
-        "outer": square((slopes(outer)[2] * normal).sum(1) - batch["outer"]),
+        "outlet": square(slopes(outlet)[1][:, 2] - batch["outlet"]),
+        "outer": square((slopes(outer)[1] * normal).sum(1) - batch["outer"]),
         "periodic": square(T0 - T1) + square(g0[:, 1] - g1[:, 1]),
     }
     return sum(network.WEIGHTS[name] * part for name, part in parts.items())
@@ -98,7 +141,8 @@ def rows_to_time(settings: Any, skip: set[str]) -> dict[str, Callable[[], Any]]:
         "bare": bare,
         "torch-fused": torch_row(functools.partial(network.Composite(points, fused=True), E)),
         "torch-eager": torch_row(functools.partial(network.Composite(points), E)),
-        "torch-nested": torch_row(lambda p, b: nested_loss(torch, p, b, points)),
+        "torch-nested": torch_row(lambda p, b: nested_loss(torch, nested_derivatives, p, b, points)),
+        "torch-func": torch_row(lambda p, b: nested_loss(torch, func_derivatives, p, b, points)),
     }
     if "jax" not in skip:
         import jax
