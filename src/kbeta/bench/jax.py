@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from kbeta.bench.shapes import Shape
+from kbeta.bench.shapes import FULL, Shape
 from kbeta.bench.timing import Contestant
 from kbeta.optax import kourkoutas_beta
 
-FULL: dict[str, Any] = {"decay": 0.98, "max_ratio": 3, "adaptive_tiny": True}
 VERSION = jax.__version__
 
 

@@ -11,11 +11,10 @@ import mlx.core as mx
 import mlx.optimizers
 from mlx.utils import tree_flatten
 
-from kbeta.bench.shapes import Shape
+from kbeta.bench.shapes import FULL, Shape
 from kbeta.bench.timing import Contestant
 from kbeta.mlx import KourkoutasBeta
 
-FULL: dict[str, Any] = {"decay": 0.98, "max_ratio": 3, "adaptive_tiny": True}
 VERSION = version("mlx")
 
 

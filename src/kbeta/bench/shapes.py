@@ -1,10 +1,13 @@
-"""The four models whose parameters are timed: lists of tensor shapes."""
+"""The four models whose parameters are timed: lists of tensor shapes; and the options of "K-β full"."""
 
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 Shape = tuple[int, ...]
+
+FULL: dict[str, Any] = {"decay": 0.98, "max_ratio": 3, "adaptive_tiny": True}
 
 
 def _pinn(width: int = 128, hidden: int = 14) -> list[Shape]:

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from kbeta.bench.shapes import Shape
+from kbeta.bench.shapes import FULL, Shape
 from kbeta.bench.timing import Contestant
 from kbeta.torch import KourkoutasBeta, native
 
-FULL: dict[str, Any] = {"decay": 0.98, "max_ratio": 3, "adaptive_tiny": True}
 VERSION = torch.__version__
 
 

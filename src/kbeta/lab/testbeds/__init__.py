@@ -85,6 +85,20 @@ class Problem(Protocol):
         ...
 
 
+# The K-β settings that the paper's testbeds share, written out so that they stay when a default changes.
+PAPER: Mapping[str, Any] = {
+    "beta1": 0.9,
+    "beta2_min": 0.88,
+    "beta2_max": 0.999,
+    "alpha": 0.93,
+    "eps": 1e-8,
+    "decay": None,
+    "max_ratio": None,
+    "adaptive_tiny": False,
+    "bias_correction": "beta2max",
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Plain:
     """The defaults of `Problem`, to inherit from."""

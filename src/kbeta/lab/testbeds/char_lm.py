@@ -37,7 +37,7 @@ from kbeta.lab import corpus, engines
 from kbeta.lab.corpus import CorpusError
 from kbeta.lab.engines import Array, Batch, Batches, Engine, Loss, Params
 from kbeta.lab.optimizers import CONTROLS
-from kbeta.lab.testbeds import Endpoint, Plain, Problem, Testbed
+from kbeta.lab.testbeds import PAPER, Endpoint, Plain, Problem, Testbed
 
 TRAIN, INIT = 1, 2
 LENGTHS = ("jitter", "fixed")
@@ -441,19 +441,7 @@ class CharLM:
 
     @property
     def kbeta(self) -> Mapping[str, Any]:
-        return {
-            "beta1": 0.9,
-            "beta2_min": 0.88,
-            "beta2_max": 0.999,
-            "alpha": 0.93,
-            "eps": 1e-8,
-            "decay": None,
-            "max_ratio": None,
-            "adaptive_tiny": False,
-            "bias_correction": "beta2max",
-            "warmup_steps": 250,
-            "buckets": "parameter",
-        }
+        return {**PAPER, "warmup_steps": 250, "buckets": "parameter"}
 
     def problem(self, settings: Settings, seed: int) -> Problem:
         problem = CharLMProblem(settings, seed)

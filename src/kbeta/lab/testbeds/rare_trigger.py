@@ -33,7 +33,7 @@ from scipy.sparse import csr_array
 
 from kbeta.lab import engines
 from kbeta.lab.engines import Array, Batch, Batches, Engine, Loss, Params
-from kbeta.lab.testbeds import Endpoint, Plain, Problem, Testbed
+from kbeta.lab.testbeds import PAPER, Endpoint, Plain, Problem, Testbed
 
 # Batches that share one generator; part of the definition of the data.
 BLOCK = 50
@@ -245,19 +245,7 @@ class RareTrigger:
 
     @property
     def kbeta(self) -> Mapping[str, Any]:
-        return {
-            "beta1": 0.9,
-            "beta2_min": 0.88,
-            "beta2_max": 0.999,
-            "alpha": 0.93,
-            "eps": 1e-8,
-            "decay": None,
-            "max_ratio": None,
-            "adaptive_tiny": False,
-            "bias_correction": "beta2max",
-            "warmup_steps": 50,
-            "buckets": "global",
-        }
+        return {**PAPER, "warmup_steps": 50, "buckets": "global"}
 
     def problem(self, settings: Settings, seed: int) -> Problem:
         return RareTriggerProblem(settings, seed)

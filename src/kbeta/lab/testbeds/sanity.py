@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kbeta.lab.engines import Array, Batch, Batches, Engine, Loss, Params
-from kbeta.lab.testbeds import Endpoint, Plain, Problem, Testbed
+from kbeta.lab.testbeds import PAPER, Endpoint, Plain, Problem, Testbed
 
 KINDS = ("least_squares", "logistic", "utility", "noise")
 Data = dict[str, NDArray[Any]]
@@ -150,14 +150,8 @@ class Sanity:
     @property
     def kbeta(self) -> Mapping[str, Any]:
         return {
-            "beta1": 0.9,
-            "beta2_min": 0.88,
-            "beta2_max": 0.999,
+            **PAPER,
             "alpha": 0.95,
-            "eps": 1e-8,
-            "decay": None,
-            "max_ratio": None,
-            "adaptive_tiny": False,
             "bias_correction": self.bias_correction,
             "warmup_steps": 0,
             "buckets": "global",

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kbeta.lab.engines import Batches, Engine, Loss, Params
-from kbeta.lab.testbeds import Endpoint, Plain, Problem, Testbed
+from kbeta.lab.testbeds import PAPER, Endpoint, Plain, Problem, Testbed
 from kbeta.lab.testbeds.heat2d import evaluate, model
 from kbeta.lab.testbeds.heat2d.data import cases
 from kbeta.lab.testbeds.heat2d.settings import Settings, learning_rates
@@ -130,19 +130,7 @@ class Heat2D:
 
     @property
     def kbeta(self) -> Mapping[str, Any]:
-        return {
-            "beta1": 0.9,
-            "beta2_min": 0.88,
-            "beta2_max": 0.999,
-            "alpha": 0.93,
-            "eps": 1e-8,
-            "decay": None,
-            "max_ratio": None,
-            "adaptive_tiny": False,
-            "bias_correction": "beta2max",
-            "warmup_steps": 350,
-            "buckets": "parameter",
-        }
+        return {**PAPER, "warmup_steps": 350, "buckets": "parameter"}
 
     def problem(self, settings: Settings, seed: int) -> Problem:
         return Heat2DProblem(settings, seed)

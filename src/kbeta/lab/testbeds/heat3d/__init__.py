@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from kbeta.lab.engines import Batches, Engine, Loss, Params
 from kbeta.lab.spec import unknown
-from kbeta.lab.testbeds import Endpoint, Plain, Problem, Testbed
+from kbeta.lab.testbeds import PAPER, Endpoint, Plain, Problem, Testbed
 from kbeta.lab.testbeds.heat3d import geometry, network, reference
 from kbeta.lab.testbeds.heat3d.geometry import Points
 
@@ -159,17 +159,12 @@ class Heat3D:
     @property
     def kbeta(self) -> Mapping[str, Any]:
         return {
-            "beta1": 0.9,
-            "beta2_min": 0.88,
-            "beta2_max": 0.999,
-            "alpha": 0.93,
-            "eps": 1e-8,
+            **PAPER,
             "decay": 0.98,
             "max_ratio": 3.0,
             "adaptive_tiny": True,
             "tiny_spike": 1e-9,
             "tiny_denom": 1e-8,
-            "bias_correction": "beta2max",
             "warmup_steps": 0,
             "buckets": "shape",
         }
