@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kbeta.rule import Hyper
+from kbeta.torch.general import square_sum
 from kbeta.torch.host import Scalars, listed
 from kbeta.torch.update import LATE
 
@@ -35,8 +36,7 @@ def square_sums(grads: list[Tensor], sizes: list[int]) -> list[float]:
     # One call for many small tensors; for large ones dot products are several times faster.
     if len(grads) > 1 and sum(sizes) < _SMALL * len(grads):
         return [norm.item() ** 2 for norm in torch._foreach_norm(grads)]
-    flat = [g if g.dim() == 1 else g.view(-1) for g in grads]
-    return [g.dot(g).item() for g in flat]
+    return [square_sum(g).item() for g in grads]
 
 
 class Gathered(NamedTuple):
