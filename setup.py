@@ -1,21 +1,32 @@
-"""The optional C kernel; everything else about the build is in pyproject.toml."""
+"""The optional C kernels; everything else about the build is in pyproject.toml."""
 
 import sys
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
-# NOTE: no -ffast-math, which would turn on flush-to-zero in the whole process. Contraction is off so that all CPUs give
-# the same bits; without errno the square root is one instruction.
-KERNEL = Extension(
-    "kbeta._native._step",
-    ["src/kbeta/_native/step.c"],
-    extra_compile_args=["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno"],
-    libraries=["m", "dl"] if sys.platform.startswith("linux") else [],
-    define_macros=[("Py_LIMITED_API", "0x030b0000")],
-    py_limited_api=True,
-    optional=True,
-)
+
+def kernel(name: str, depends: list[str], *flags: str) -> Extension:
+    # NOTE: no -ffast-math, which would turn on flush-to-zero in the whole process. Without errno the square root is one
+    # instruction.
+    return Extension(
+        f"kbeta._native._{name}",
+        [f"src/kbeta/_native/{name}.c"],
+        depends=[f"src/kbeta/_native/{header}" for header in depends],
+        extra_compile_args=["-std=gnu11", "-O3", "-fno-math-errno", *flags],
+        libraries=["m", "dl"] if sys.platform.startswith("linux") else [],
+        define_macros=[("Py_LIMITED_API", "0x030b0000")],
+        py_limited_api=True,
+        optional=True,
+    )
+
+
+KERNELS = [
+    # The optimizer's step: without contraction, so that all CPUs give the same bits.
+    kernel("step", ["threads.h"], "-ffp-contract=off"),
+    # The loss of the laboratory's Testbed B, which lives from fused multiply-add.
+    kernel("taylor", ["threads.h", "taylor_block.h"], "-ffp-contract=fast"),
+]
 
 
 class StableABIWheel(bdist_wheel):
@@ -26,5 +37,5 @@ class StableABIWheel(bdist_wheel):
         super().finalize_options()
 
 
-# The kernel uses POSIX threads and dlsym.
-setup(ext_modules=[] if sys.platform == "win32" else [KERNEL], cmdclass={"bdist_wheel": StableABIWheel})
+# The kernels use POSIX threads and dlsym.
+setup(ext_modules=[] if sys.platform == "win32" else KERNELS, cmdclass={"bdist_wheel": StableABIWheel})

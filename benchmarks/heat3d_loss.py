@@ -3,7 +3,8 @@
 | row           | what is timed                                                                                        |
 |---------------|------------------------------------------------------------------------------------------------------|
 | bare          | the matrix products of the Taylor loss, forward and backward, with the same shapes and nothing else |
-| torch-fused   | the torch engine as long runs use it: hand-written layers, elementwise parts compiled                |
+| torch-native  | the torch engine as runs use it: the C kernel                                                        |
+| torch-fused   | the same where the kernel was not built: hand-written layers, elementwise parts compiled             |
 | torch-eager   | the same without a compiler                                                                          |
 | torch-nested  | the same loss by reverse-over-reverse autograd, written as lean as it can be                         |
 | torch-func    | the same loss by reverse-over-reverse as torch.func offers it: vmap of grad and of jacrev(grad)      |
@@ -111,9 +112,12 @@ def rows_to_time(settings: Any, skip: set[str]) -> dict[str, Callable[[], Any]]:
     """Name → call; each has been called once, so that nothing is compiled in the timed calls."""
     import torch
 
+    from kbeta import _native
     from kbeta.lab import engines
     from kbeta.lab.testbeds.heat3d import geometry, network
 
+    if _native.taylor is None:
+        skip = skip | {"torch-native"}
     points = settings.points
     initial, constants = network.init(settings.width, settings.depth, 0), geometry.constants(points, "paper")
     E = engines.get("torch")
@@ -139,6 +143,7 @@ def rows_to_time(settings: Any, skip: set[str]) -> dict[str, Callable[[], Any]]:
 
     calls: dict[str, Callable[[], Any]] = {
         "bare": bare,
+        "torch-native": torch_row(functools.partial(network.Composite(points, native=True), E)),
         "torch-fused": torch_row(functools.partial(network.Composite(points, fused=True), E)),
         "torch-eager": torch_row(functools.partial(network.Composite(points), E)),
         "torch-nested": torch_row(lambda p, b: nested_loss(torch, nested_derivatives, p, b, points)),
@@ -202,11 +207,11 @@ def main() -> None:
     n, m, k = settings.points.counts
     flop = 3 * 2 * (5 * n + 2 * m + k) * args.width**2 * (args.depth - 2)
     print(f"{5 * n + 2 * m + k} rows, {flop / 1e9:.1f} GFLOP in square layers, {args.threads} thread(s)")
-    print(f"{'row':<14}{'median s':>10}{'min s':>10}{'/ bare':>9}{'/ eager':>9}{'/ fused':>9}")
+    print(f"{'row':<14}{'median s':>10}{'min s':>10}{'/ bare':>9}{'/ eager':>9}{'/ native':>9}")
     for name, median in medians.items():
         ratios = "".join(
             f"{median / medians[base]:>9.2f}" if base in medians else f"{'':>9}"
-            for base in ("bare", "torch-eager", "torch-fused")
+            for base in ("bare", "torch-eager", "torch-native")
         )
         print(f"{name:<14}{median:>10.4f}{min(times[name]):>10.4f}{ratios}")
     if args.json:

@@ -1,7 +1,8 @@
-"""The C kernel of the CPU step, if it was built at install; `step` is None where it was not.
+"""The C kernels, if they were built at install; None where they were not.
 
-It is optional: without a compiler the package installs all the same, and the PyTorch front end uses torch's own
-kernels. The environment variable `KBETA_NATIVE=0` turns it off.
+`step` is the optimizer's step on the CPU, `taylor` the loss of the laboratory's Testbed B. Both are optional: without a
+compiler the package installs all the same, and what they do is done with torch's own kernels. The environment variable
+`KBETA_NATIVE=0` turns them off.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import os
 from typing import Any
 
 
-def _load() -> Any:
+def _load(name: str) -> Any:
     if os.environ.get("KBETA_NATIVE", "1") == "0":
         return None
     try:
-        return importlib.import_module("kbeta._native._step")
+        return importlib.import_module(f"kbeta._native.{name}")
     except ImportError:
         return None
 
 
-step: Any = _load()
+step: Any = _load("_step")
+taylor: Any = _load("_taylor")

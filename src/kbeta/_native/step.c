@@ -8,9 +8,6 @@
    summed in double in a fixed order by whichever thread takes it, and the sums of blocks are added in order. Products
    are not contracted (-ffp-contract=off), so that machines with and without fused multiply-add agree.
 
-   NOTE: threads. The framework's own OpenMP pool is used if it is loaded (its GOMP_parallel is looked up by name): a
-   second pool would fight the first one's spinning workers for the cores. Without it, threads are made for the call.
-
    NOTE: ⟨|θ|⟩ for adaptive_tiny is summed while θ is written and kept for the next step, with θ's address, size and
    version and a few of its elements; if any of these differs at the next step it is summed anew. */
 
@@ -20,13 +17,13 @@
 #define PY_SSIZE_T_CLEAN
 #define _GNU_SOURCE
 #include <Python.h>
-#include <dlfcn.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "threads.h"
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -35,7 +32,7 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-enum { BLOCK = 8192, PIECE = 1024, LANES = 32, SAMPLES = 8, MAX_THREADS = 256 };
+enum { BLOCK = 8192, PIECE = 1024, LANES = 32, SAMPLES = 8 };
 enum { WINDOW = 1024 }; /* rows of a trace, as in kbeta/trace.py */
 /* Buckets are taken together until their gradients fill this much, so that pass 2 finds them in cache. */
 enum { WAVE_BYTES = 4 << 20, SERIAL_WORK = 16384 };
@@ -387,29 +384,6 @@ static void work(void *argument) {
     }
 }
 
-static void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned);
-
-static void *work_thread(void *argument) {
-    work(argument);
-    return NULL;
-}
-
-static void parallel(Job *job, int threads) {
-    if (threads <= 1) {
-        work(job);
-        return;
-    }
-    if (gomp_parallel) {
-        gomp_parallel(work, job, (unsigned)threads, 0);
-        return;
-    }
-    pthread_t made[MAX_THREADS];
-    int n = 0;
-    while (n < threads - 1 && n < MAX_THREADS && !pthread_create(&made[n], NULL, work_thread, job)) n++;
-    work(job);
-    while (n) pthread_join(made[--n], NULL);
-}
-
 static void run_pass(Plan *plan, Pass pass, int first_item, int last_item, int threads) {
     const Item *last = &plan->items[last_item - 1];
     Job job = {.plan = plan, .pass = pass, .first_item = first_item, .last_item = last_item};
@@ -425,7 +399,7 @@ static void run_pass(Plan *plan, Pass pass, int first_item, int last_item, int t
     if (job.grain < 1) job.grain = 1;
     if (threads == 1) job.grain = job.last - job.first;
     atomic_init(&job.next, job.first);
-    parallel(&job, threads);
+    parallel(work, &job, threads);
 }
 
 static double total(const Plan *plan, const Item *it) {
@@ -951,7 +925,7 @@ static PyObject *connect(PyObject *self, PyObject *args) {
     }
     for (int i = 0; i < 2; i++) keep(&tensor_types[i], PyTuple_GetItem(types, i));
     for (int i = 0; i < 4; i++) keep(&dtypes[i], PyTuple_GetItem(kinds, i));
-    gomp_parallel = !pool ? NULL : (void (*)(void (*)(void *), void *, unsigned, unsigned))dlsym(RTLD_DEFAULT, "GOMP_parallel");
+    find_pool(pool);
     Py_RETURN_NONE;
 }
 

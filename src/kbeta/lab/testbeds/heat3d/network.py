@@ -95,11 +95,22 @@ def terms(E: Engine, params: Params, batch: Batch, points: Points, fused: bool =
 
 @dataclass(frozen=True)
 class Composite:
-    """The loss for point sets of these sizes; `fused` as in `Engine.taylor_layer`."""
+    """The loss for point sets of these sizes.
+
+    Attributes:
+      fused: as in `Engine.taylor_layer`.
+      native: on PyTorch, use the C kernel where it was built and the parameters suit it.
+    """
 
     points: Points
     fused: bool = False
+    native: bool = False
 
     def __call__(self, E: Engine, params: Params, batch: Batch) -> Array:
+        if self.native and E.name == "torch":
+            from kbeta.lab.testbeds.heat3d import native
+
+            if native.suits(params, batch):
+                return native.loss(params, batch, self.points, WEIGHTS)
         parts = terms(E, params, batch, self.points, self.fused)
         return sum((WEIGHTS[name] * part for name, part in parts.items()), start=0.0 * parts["residual"])

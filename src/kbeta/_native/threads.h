@@ -1,0 +1,45 @@
+/* Work shared by the threads of a call.
+
+   The framework's own OpenMP pool is used if it is loaded (its GOMP_parallel is looked up by name): a second pool would
+   fight the first one's spinning workers for the cores. Without it, threads are made for the call. */
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+enum { MAX_THREADS = 256 };
+
+typedef struct {
+    void (*work)(void *);
+    void *job;
+} Call;
+
+static void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned);
+
+/* Looks for the pool, or with `wanted` 0 lets go of it. */
+static void find_pool(int wanted) {
+    gomp_parallel = !wanted ? NULL : (void (*)(void (*)(void *), void *, unsigned, unsigned))dlsym(RTLD_DEFAULT, "GOMP_parallel");
+}
+
+static void *run_call(void *argument) {
+    Call *call = argument;
+    call->work(call->job);
+    return NULL;
+}
+
+/* Calls work(job) on each of `threads` threads, this one among them. */
+static void parallel(void (*work)(void *), void *job, int threads) {
+    if (threads <= 1) {
+        work(job);
+        return;
+    }
+    if (gomp_parallel) {
+        gomp_parallel(work, job, (unsigned)threads, 0);
+        return;
+    }
+    pthread_t made[MAX_THREADS];
+    Call call = {work, job};
+    int n = 0;
+    while (n < threads - 1 && n < MAX_THREADS && !pthread_create(&made[n], NULL, run_call, &call)) n++;
+    work(job);
+    while (n) pthread_join(made[--n], NULL);
+}
