@@ -5,8 +5,9 @@
 
 One round is one step of each optimizer on the same batch, in alternating order; reported are the median of the rounds'
 ratios of Adam's time to K-β's (above 1: K-β is faster), its quartiles, and the peak memory of the process, which holds
-both models with their optimizers. `cpu_ratio` is the same of processor time, which other load on the machine disturbs
-less. For the character model there are tokens per second.
+all models with their optimizers. `cpu_ratio` is the same of processor time, which other load on the machine disturbs
+less. `tracing` is the ratio of K-β's time with sun and β2 recorded to that without. For the character model there are
+tokens per second.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-ARMS = ("kbeta", "adam95")
+ARMS = ("kbeta", "adam95", "traced")
 
 
 def problem_of(testbed: Any, preset: str, length: int, precision: str) -> Any:
@@ -49,9 +50,10 @@ def measure(
         arm: E.trainer(
             problem.loss,
             problem.params,
-            recipe(arm, testbed.kbeta),
+            recipe("kbeta" if arm == "traced" else arm, testbed.kbeta),
             constants=problem.constants,
             compile=problem.compile,
+            trace_every=int(arm == "traced"),
         )
         for arm in ARMS
     }
@@ -65,11 +67,12 @@ def measure(
             seconds[arm].append(time.perf_counter() - start)
             cpu[arm].append(time.process_time() - used)
     taken = {arm: times[2:] for arm, times in seconds.items()}
-    ratios, cpu_ratios = (
-        [a / k for k, a in zip(times["kbeta"][-rounds:], times["adam95"][-rounds:], strict=True)]
-        for times in (seconds, cpu)
-    )
-    low, middle, high = statistics.quantiles(ratios, n=4)
+
+    def ratios(times: dict[str, list[float]], arm: str) -> list[float]:
+        """Of an arm's time to K-β's."""
+        return [a / k for a, k in zip(times[arm][2:], times["kbeta"][2:], strict=True)]
+
+    low, middle, high = statistics.quantiles(ratios(seconds, "adam95"), n=4)
     unit = 1 if sys.platform == "darwin" else 1024
     found = {
         "testbed": testbed.name,
@@ -79,7 +82,8 @@ def measure(
         "rounds": rounds,
         "ratio": middle,
         "ratio_quartiles": [low, high],
-        "cpu_ratio": statistics.median(cpu_ratios),
+        "cpu_ratio": statistics.median(ratios(cpu, "adam95")),
+        "tracing": statistics.median(ratios(seconds, "traced")),
         "seconds": taken,
         "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30,
         "load_average": os.getloadavg()[0],

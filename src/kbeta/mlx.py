@@ -362,11 +362,9 @@ class _Plan:
         return self.owner == tuple(range(len(self.owner)))
 
     @property
-    def members(self) -> list[list[int]]:
-        out: list[list[int]] = [[] for _ in range(len(set(self.owner)))]
-        for i, b in enumerate(self.owner):
-            out[b].append(i)
-        return out
+    def width(self) -> int:
+        """How many buckets have a gradient."""
+        return self.buckets if self.columns is None else len(self.columns)
 
 
 def _precision(x: mx.array) -> mx.Dtype:
@@ -391,7 +389,7 @@ def _fold(f: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
     NOTE: a large x is first folded eight times in the kernel that computes f: to write f(x) to memory takes longer
     than all the rest.
     """
-    rest = []
+    rest: list[mx.array] = []
     if x.size < 1 << 18:
         x = f(x)
     else:
@@ -406,15 +404,22 @@ def _fold(f: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
     return mx.concatenate([x.reshape(-1), *rest]) if rest else x.reshape(-1)
 
 
-def _sums(vectors: list[mx.array]) -> mx.array:
-    """The sum of each vector; those of one length together, as every operation has its price."""
-    groups: dict[int, list[int]] = {}
-    for i, x in enumerate(vectors):
-        groups.setdefault(x.size, []).append(i)
-    rows = [mx.concatenate([vectors[i] for i in group]).reshape(len(group), n) for n, group in groups.items()]
-    sums = mx.concatenate([mx.sum(x, axis=1) for x in rows])
-    order = np.argsort([i for group in groups.values() for i in group])
-    return sums if len(groups) == 1 else sums[mx.array(order.astype(np.int32))]
+def _sums(f: Callable[[mx.array], mx.array], arrays: list[mx.array]) -> mx.array:
+    """Σ f(x) of each array; those of one size together, as every operation has its price."""
+    groups: dict[tuple[int, bool], list[int]] = {}
+    vectors = []
+    for i, x in enumerate(arrays):
+        small = x.size <= 1024
+        vectors.append(x.reshape(-1) if small else _fold(f, x))
+        groups.setdefault((vectors[i].size, small), []).append(i)
+    sums = []
+    for (size, small), group in groups.items():
+        rows = mx.concatenate([vectors[i] for i in group]).reshape(len(group), size)
+        sums.append(mx.sum(f(rows) if small else rows, axis=1))
+    order = [i for group in groups.values() for i in group]
+    if order == sorted(order):
+        return mx.concatenate(sums)
+    return mx.concatenate(sums)[mx.array(np.argsort(order).astype(np.int32))]
 
 
 def _entry(x: mx.array, i: int) -> mx.array:
@@ -428,14 +433,13 @@ def _compiled_measure(plan: _Plan, dtype: mx.Dtype) -> Callable[..., Any]:
 
     def measure(grads: list[mx.array], params: list[mx.array]) -> tuple[mx.array, mx.array | None]:
         # n = sqrt(Σ_p Σ_i g_i²)
-        squares = [_fold(lambda g: mx.square(g.astype(dtype)), g) for g in grads]
+        squares = _sums(lambda g: mx.square(g.astype(dtype)), grads)
         if not plan.one_each:
-            pools = [mx.concatenate([squares[i] for i in members]) for members in plan.members]
-            squares = [_fold(lambda x: x, pool) for pool in pools]
-        norm = mx.sqrt(_sums(squares))
+            squares = mx.zeros(plan.width, dtype).at[mx.array(plan.owner, mx.int32)].add(squares)
+        norm = mx.sqrt(squares)
         if not params:
             return norm, None
-        magnitude = _sums([_fold(lambda p: mx.abs(p.astype(dtype)), p) for p in params])
+        magnitude = _sums(lambda p: mx.abs(p.astype(dtype)), params)
         return norm, magnitude / mx.array([max(p.size, 1) for p in params], dtype)
 
     return mx.compile(measure)

@@ -18,6 +18,7 @@ from kbeta.torch.host import Scalars, listed
 from kbeta.torch.update import LATE
 
 _SMALL = 65_536
+_WAVE = 1 << 20  # entries
 _TYPES = {Tensor, torch.nn.Parameter}
 _DTYPES = (torch.float32, torch.float64)
 
@@ -47,11 +48,29 @@ class Gathered(NamedTuple):
     sizes: list[int]
 
 
+def waves(sizes: list[int]) -> list[tuple[int, int]]:
+    """Runs of tensors, first to last, that are long enough to keep a cache busy and short enough to stay in it."""
+    out, first, total = [], 0, 0
+    for i, size in enumerate(sizes, 1):
+        total += size
+        if total >= _WAVE:
+            out.append((first, i))
+            first, total = i, 0
+    if total:
+        out.append((first, len(sizes)))
+    return out
+
+
 class Folded:
-    """The step of one param group, in two parts: nothing has changed before `apply`."""
+    """The step of one param group, in two parts: nothing has changed before `apply`.
+
+    NOTE: the norm reads a gradient and the update reads it again, so tensors are taken in waves that stay in cache.
+    Tensors that share a bucket with others need all norms first, and go in one wave.
+    """
 
     def __init__(self) -> None:
-        self._scalars = Scalars()
+        self._scalars: list[Scalars] = []
+        self._waves: list[tuple[int, int]] = []
 
     def gather(self, group: Mapping[str, Any], state: Mapping[Tensor, Mapping[str, Tensor]]) -> Gathered | None:
         """The group's tensors; None if the step must go another way."""
@@ -80,32 +99,45 @@ class Folded:
         if len(group["bucket_names"]) < len(params):
             leaders = dict(zip(index, emas, strict=True))
             emas = [leaders[b] for b in range(len(leaders))]
-        if not self._scalars.look(index, emas, steps, []):
-            return None
+            self._waves = [(0, len(params))]
+        else:
+            self._waves = waves(sizes)
+        self._scalars += [Scalars() for _ in self._waves[len(self._scalars) :]]
+        for scalars, (a, b) in zip(self._scalars, self._waves, strict=False):
+            if not scalars.look(index[a:b], emas[a:b], steps[a:b], []):
+                return None
         return Gathered(params, grads, ms, vs, sizes)
 
     def apply(self, x: Gathered, hyper: Hyper, lr: float, maximize: bool) -> None:
-        """See `kbeta.torch.update.fused`."""
-        n = len(x.params)
-        new = self._scalars.advance(hyper, self._scalars.pool(square_sums(x.grads, x.sizes)))
-        self._scalars.write(new)
-        root = new.b2**0.5
-        beta2s, rates = listed(1 - new.c2, n), listed(lr / new.a1 * root, n)
-        epsilons, decays = listed(hyper.eps * root, n), listed(hyper.weight_decay * new.a1 / root, n)
-        update, v_max, late, beta1 = torch._fused_adamw_, list[Tensor](), [LATE], hyper.beta1
-        for p, g, m, v, beta2, rate, eps, decay in zip(*x[:4], beta2s, rates, epsilons, decays, strict=True):
-            update(
-                [p],
-                [g],
-                [m],
-                [v],
-                v_max,
-                late,
-                amsgrad=False,
-                lr=rate,
-                beta1=beta1,
-                beta2=beta2,
-                weight_decay=decay,
-                eps=eps,
-                maximize=maximize,
-            )
+        if len(self._waves) == 1:
+            _update(self._scalars[0], x, hyper, lr, maximize)
+            return
+        for scalars, (a, b) in zip(self._scalars, self._waves, strict=False):
+            _update(scalars, Gathered(*(part[a:b] for part in x)), hyper, lr, maximize)
+
+
+def _update(scalars: Scalars, x: Gathered, hyper: Hyper, lr: float, maximize: bool) -> None:
+    """See `kbeta.torch.update.fused`."""
+    n = len(x.params)
+    new = scalars.advance(hyper, scalars.pool(square_sums(x.grads, x.sizes)))
+    scalars.write(new)
+    root = new.b2**0.5
+    beta2s, rates = listed(1 - new.c2, n), listed(lr / new.a1 * root, n)
+    epsilons, decays = listed(hyper.eps * root, n), listed(hyper.weight_decay * new.a1 / root, n)
+    update, v_max, late, beta1 = torch._fused_adamw_, list[Tensor](), [LATE], hyper.beta1
+    for p, g, m, v, beta2, rate, eps, decay in zip(*x[:4], beta2s, rates, epsilons, decays, strict=True):
+        update(
+            [p],
+            [g],
+            [m],
+            [v],
+            v_max,
+            late,
+            amsgrad=False,
+            lr=rate,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=decay,
+            eps=eps,
+            maximize=maximize,
+        )
