@@ -10,12 +10,17 @@ The state holds arrays only, in one flat dictionary per kind, so that it saves w
 
     step, learning_rate, alpha         scalars
     m, v, v_max                        path → array, in the parameter's dtype
-    t, log_beta2                       (P,), one entry per parameter, paths in natural order
+    t                                  step count: one while all parameters share it, else as log_beta2
+    log_beta2                          (P,), one entry per parameter, paths in natural order
     ema, skipped                       (B,), one entry per bucket
     ring, count                        as `kbeta.trace` describes them, with `diagnostics=True`
 
 NOTE: a parameter is known by its path in the tree (`layers.0.weight`), never by object identity: MLX makes new arrays
 at every step.
+
+NOTE: `t` is one number as long as every parameter has had a gradient at every step. All of them then share their bias
+corrections, which spares MLX two small operations per parameter and step. That it becomes a vector otherwise is seen in
+the state, by a compiled step as well.
 
 NOTE: norms and the bucket statistics are float32, or float64 as soon as one parameter is. Half-precision parameters
 are updated in float32 and rounded once; their moments are kept in the parameter's dtype. With float64 parameters give
@@ -172,6 +177,8 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
             [leaf[2] for leaf in present],
         )
         plan = self._plan([self._number[path] for path in paths])
+        if plan.rows is not None:
+            state["t"] = mx.broadcast_to(state["t"], (len(self._names),))
 
         norm = mean = None
         if present:
@@ -291,7 +298,10 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         from_old = [home.get(path, -1) for path in names]
         bucket_home = {after.index[names.index(path)]: before.index[i] for path, i in home.items()} if old else {}
         bucket_from_old = [bucket_home.get(b, -1) for b in range(len(after.names))]
+        self._spread_steps(len(old), grown=len(names) > len(old) > 0)
         for name in self._vectors:
+            if name == "t" and "t" in state and not state["t"].ndim:
+                continue
             source, size = (from_old, len(old)) if name in PER_PARAMETER else (bucket_from_old, len(before.names))
             self._extend(name, source, size, mx.int32 if name in ("t", "skipped") else dtype, bool(old))
         if self.diagnostics:
@@ -306,6 +316,14 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
 
     def _partition(self, names: list[str]) -> Partition:
         return partition(lambda path, _: self._keys[path], names, names)
+
+    def _spread_steps(self, size: int, grown: bool) -> None:
+        """Start the step count, and make it a vector of `size` as soon as parameters may differ in it."""
+        state = self._state
+        if not size:
+            state["t"] = mx.array(0, mx.int32)
+        if "t" in state and not state["t"].ndim and (grown or self.hyper.nonfinite == "skip"):
+            state["t"] = mx.broadcast_to(state["t"], (size,))
 
     def _extend(self, name: str, source: list[int], size: int, dtype: mx.Dtype, loaded: bool) -> None:
         """state[name][i] ← its entry source[i], or zero where source[i] is -1."""
@@ -463,7 +481,7 @@ def _statistics(
 
     # r, sun and 1-β2, one entry per bucket; a bucket's step count is the largest among its members with a gradient
     t = vectors["t"] + 1
-    t_bucket = t if plan.one_each else mx.zeros(norm.shape, mx.int32).at[owner].maximum(t)
+    t_bucket = t if plan.one_each or not t.ndim else mx.zeros(norm.shape, mx.int32).at[owner].maximum(t)
     r = rule.moving_average(hyper, vectors["ema"], norm)
     sun = rule.sunspike(hyper, r, norm, t_bucket, mx)
     c2 = rule.forgetting(hyper, sun, t_bucket, mx)
@@ -483,7 +501,7 @@ def _statistics(
 def _sizes(
     hyper: Hyper, lr: mx.array, vectors: dict[str, mx.array], mean: mx.array | None
 ) -> tuple[mx.array, mx.array]:
-    """(s, f), one entry per parameter, such that Δθ = s·m / (sqrt(v̂) + f).
+    """(s, f), such that Δθ = s·m / (sqrt(v̂) + f): one entry per parameter, or a number that all share.
 
     ρ/a1 · m / (sqrt(v̂/b2) + ε) = s · m / (sqrt(v̂) + f)  with  s = ρ·sqrt(b2)/a1,  f = ε·sqrt(b2)
     """
@@ -538,7 +556,7 @@ def _compiled_update(plan: _Plan) -> Callable[..., Any]:
     ) -> list[list[mx.array]]:
         out = []
         for i, (b, g, p, *old) in enumerate(zip(plan.owner, grads, params, *slots, strict=True)):
-            scalars = {name: _entry(x, i) for name, x in per_parameter.items()}
+            scalars = {name: _entry(x, i) if x.ndim else x for name, x in per_parameter.items()}
             scalars |= {name: _entry(x, b) for name, x in per_bucket.items()}
             new = update_one(g, p, old, scalars | shared)
             if ok is not None:
