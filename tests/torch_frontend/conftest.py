@@ -1,11 +1,18 @@
-"""Turns the native kernel off for the route "fused-adam", whose options are those of "fused"."""
+"""Routes that differ in more than options: "fused-adam" without the native kernel, "triton" in Triton's interpreter."""
 
 import pytest
 
-from kbeta.torch import native
+from kbeta.torch import general, native
 
 
 @pytest.fixture(autouse=True)
-def _torch_kernels_only(request, monkeypatch):
+def _route(request, monkeypatch):
     if "fused-adam" in request.node.name:
         monkeypatch.setattr(native, "kernel", None)
+    if "triton" in request.node.name:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        pytest.importorskip("triton")
+        from kbeta.torch import gpu
+
+        monkeypatch.setattr(general, "GPUS", ("cpu",))
+        monkeypatch.setattr(gpu, "SMALL", 1)

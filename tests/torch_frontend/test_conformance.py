@@ -14,6 +14,7 @@ ROUTES = {
     "fused-adam": {"fused": True},  # with the native kernel turned off, by conftest.py
     "capturable": {"capturable": True, "fused": False},
     "capturable-foreach": {"capturable": True, "foreach": True},
+    "triton": {"capturable": True},  # interpreted on the CPU, by conftest.py
 }
 
 
@@ -27,10 +28,9 @@ def run(case: Case, **route: bool) -> dict[str, np.ndarray]:
     return {name: p.detach().numpy() for name, p in params.items()}
 
 
-# The scalars of "capturable-foreach" are those of "capturable" and its update that of "foreach".
-BY_DEFAULT = [
-    pytest.param(route, marks=pytest.mark.slow) if route == "capturable-foreach" else route for route in ROUTES
-]
+# The scalars of "capturable-foreach" are those of "capturable" and its update that of "foreach"; "triton" takes its time.
+SLOW = ("capturable-foreach", "triton")
+BY_DEFAULT = [pytest.param(route, marks=pytest.mark.slow) if route in SLOW else route for route in ROUTES]
 
 
 @pytest.mark.parametrize("route", BY_DEFAULT)

@@ -47,6 +47,9 @@ class Gathered(NamedTuple):
     vs: list[Tensor]
     sizes: list[int]
 
+    def part(self, a: int, b: int) -> Gathered:
+        return Gathered(self.params[a:b], self.grads[a:b], self.ms[a:b], self.vs[a:b], self.sizes[a:b])
+
 
 def waves(sizes: list[int]) -> list[tuple[int, int]]:
     """Runs of tensors, first to last, that are long enough to keep a cache busy and short enough to stay in it."""
@@ -113,7 +116,7 @@ class Folded:
             _update(self._scalars[0], x, hyper, lr, maximize)
             return
         for scalars, (a, b) in zip(self._scalars, self._waves, strict=False):
-            _update(scalars, Gathered(*(part[a:b] for part in x)), hyper, lr, maximize)
+            _update(scalars, x.part(a, b), hyper, lr, maximize)
 
 
 def _update(scalars: Scalars, x: Gathered, hyper: Hyper, lr: float, maximize: bool) -> None:

@@ -15,6 +15,8 @@ from kbeta.rule import Hyper
 from kbeta.torch.host import Scalars
 from kbeta.torch.update import Coefficients, Noise, Tensors, fused, multi_tensor, single_tensor, wide
 
+GPUS = ("cuda",)
+
 
 class Work(NamedTuple):
     """What one group has to do in one step: lists per parameter, and per bucket that has a gradient."""
@@ -132,12 +134,26 @@ def on_device(group: dict[str, Any], hyper: Hyper, work: Work, norm: Tensor) -> 
 
     vectors = (c1, c2, b2.sqrt(), eps, gain, limit, keep, leak)
     k = Coefficients(*(x.unbind() for x in vectors))
-    x = _real(work, grads)
+    x, noise = _real(work, grads), _noise(group, work)
+    if group["foreach"] is None and group["fused"] is None and noise is None and (gpu := _gpu(norm)) is not None:
+        rest = gpu.update(x, gpu.matrix(vectors), hyper, group["maximize"])
+        x, k = x.pick(rest), k.pick(rest)
     if group["foreach"] or (group["foreach"] is None and norm.device.type != "cpu"):
-        multi_tensor(x, k, hyper, group["maximize"], _noise(group, work))
+        multi_tensor(x, k, hyper, group["maximize"], noise)
     else:
-        single_tensor(x, k, hyper, group["maximize"], _noise(group, work))
+        single_tensor(x, k, hyper, group["maximize"], noise)
     return stats
+
+
+def _gpu(norm: Tensor) -> Any:
+    """`kbeta.torch.gpu`, if the step runs on a GPU and Triton is there."""
+    if norm.device.type not in GPUS or torch.compiler.is_compiling():
+        return None
+    try:
+        from kbeta.torch import gpu
+    except ImportError:
+        return None
+    return gpu
 
 
 def on_host(
