@@ -28,7 +28,7 @@ def run(case: Case, **route: bool) -> dict[str, np.ndarray]:
     return {name: p.detach().numpy() for name, p in params.items()}
 
 
-# The scalars of "capturable-foreach" are those of "capturable" and its update that of "foreach"; "triton" takes its time.
+# The scalars of "capturable-foreach" are those of "capturable", its update that of "foreach"; "triton" takes its time.
 SLOW = ("capturable-foreach", "triton")
 BY_DEFAULT = [pytest.param(route, marks=pytest.mark.slow) if route in SLOW else route for route in ROUTES]
 
