@@ -339,6 +339,51 @@ def test_parameters_without_a_gradient_keep_value_moments_and_count():
     assert optimizer.step.item() == 3
 
 
+def test_steps_are_one_number_until_parameters_differ_in_them():
+    optimizer = KourkoutasBeta(1e-2)
+    p = toy()
+    for _ in range(2):
+        p = optimizer.apply_gradients(toy_grads(), p)
+    assert optimizer.state["t"].tolist() == 2
+    optimizer.apply_gradients({"a": toy_grads()["a"], "b": {"c": None}}, p)
+    assert optimizer.state["t"].tolist() == [3, 2]
+    skipping = KourkoutasBeta(1e-2, nonfinite="skip")
+    skipping.init(toy())
+    assert skipping.state["t"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("first", ["shared", "own"])
+def test_a_compiled_step_sees_whether_a_loaded_state_shares_its_steps(first):
+    """Compiled with the one kind of state, continued with the other; beside it the same without mx.compile."""
+
+    def state(kind):
+        optimizer = KourkoutasBeta(1e-2)
+        p = toy()
+        for _ in range(3):
+            p = optimizer.apply_gradients(toy_grads(), p)
+        if kind == "own":
+            p = optimizer.apply_gradients({"a": toy_grads()["a"], "b": {"c": None}}, p)
+        mx.eval(p, optimizer.state)
+        assert optimizer.state["t"].ndim == (kind == "own")
+        return optimizer.state
+
+    then = "own" if first == "shared" else "shared"
+    optimizer = KourkoutasBeta(1e-2)
+    optimizer.init(toy())
+    optimizer.state.update(state(first))
+    held = [optimizer.state]
+    step = mx.compile(optimizer.apply_gradients, inputs=held, outputs=held)
+    mx.eval(step(toy_grads(), toy()))
+    optimizer.state.update(state(then))
+    found = step(toy_grads(), toy())
+    plain = KourkoutasBeta(1e-2)
+    plain.state = state(then)
+    expected = plain.apply_gradients(toy_grads(), toy())
+    for (_, a), (_, b) in zip(tree_flatten(found), tree_flatten(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert optimizer.state["t"].tolist() == plain.state["t"].tolist()
+
+
 def test_a_layer_that_is_unfrozen_later_joins_and_the_others_keep_their_state():
     optimizer = KourkoutasBeta(1e-2, buckets="module", diagnostics=True)
     names = [f"layers.{i}" for i in (2, 10)]

@@ -59,6 +59,33 @@ def test_other_options_go_the_general_way(taken, options):
     assert not taken
 
 
+def test_waves_cover_all_tensors_in_order():
+    size = folded._WAVE
+    assert folded.waves([1, 2, 3]) == [(0, 3)]
+    assert folded.waves([size, 1, 2]) == [(0, 1), (1, 3)]
+    assert folded.waves([1, size, 2 * size]) == [(0, 2), (2, 3)]
+
+
+@pytest.mark.parametrize("buckets", ["parameter", "shape"])
+def test_waves_do_not_change_the_result(taken, monkeypatch, buckets):
+    def train(steps=3):
+        generator = torch.Generator().manual_seed(0)
+        params = parameters((3,), (2, 2), (4,), (3,), (5,))
+        optimizer = KourkoutasBeta(params, lr=0.1, buckets=buckets)
+        for _ in range(steps):
+            for p in params:
+                p.grad = torch.randn(p.shape, generator=generator)
+            optimizer.step()
+        return params, [optimizer.state[p]["norm_ema"] for p in params]
+
+    one, one_ema = train()
+    monkeypatch.setattr(folded, "_WAVE", 5)
+    many, many_ema = train()
+    assert len(taken) == 4
+    torch.testing.assert_close(one, many, rtol=1e-6, atol=0)
+    torch.testing.assert_close(one_ema, many_ema, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("name", ["missing", "transposed"])
 def test_unusual_tensors_go_the_general_way_and_back(taken, name):
     params, others = parameters((3,), (2, 3)), parameters((3,), (2, 3))
