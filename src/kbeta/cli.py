@@ -320,7 +320,7 @@ def list_testbeds(as_json: AsJson = False) -> None:
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
-    """Show what is installed and works here: frameworks, devices, threads, front ends."""
+    """Show what is installed and works here: frameworks, devices, threads, front ends, C kernels."""
     from kbeta.lab import doctor as lab
 
     found = lab.examine()
@@ -338,6 +338,8 @@ def doctor(as_json: AsJson = False) -> None:
         fronts = ", ".join(f"{front} {state}" for front, state in one["front_ends"].items())
         shown.add_row(name, one["version"], ", ".join(one["devices"]), str(one.get("threads", "")), fronts)
     out.print(shown)
+    kernels = "; ".join(f"{name} {state or 'not built'}" for name, state in found["kernels"].items())
+    out.print(f"C kernels: {kernels}", markup=False, highlight=False, soft_wrap=True)
     for title in ("laboratory", "optional"):
         packages = ", ".join(f"{name} {version or 'not installed'}" for name, version in found[title].items())
         out.print(f"{title}: {packages}", markup=False, highlight=False, soft_wrap=True)

@@ -185,6 +185,7 @@ def test_doctor_tells_what_is_installed_and_which_front_ends_import() -> None:
         assert one["version"] is None or "error" in one or one["front_ends"]
     assert found["frameworks"]["jax"]["front_ends"]["kbeta.optax"] == "ok"
     assert found["laboratory"]["typer"] is not None
+    assert set(found["kernels"]) == {"step", "taylor"}
 
 
 def test_testbeds_are_listed_with_their_presets() -> None:

@@ -112,7 +112,6 @@ static int supported(const Variant *variant) {
     return 1;
 }
 
-
 /* One layer's weights, as the products read them. */
 static void pack(Job *job, int l) {
     int width = job->width, padded = job->padded, panel = job->panel, inner = l ? padded : INPUTS;

@@ -1,4 +1,4 @@
-"""What is installed here and works: frameworks, devices, threads, front ends.
+"""What is installed here and works: frameworks, devices, threads, front ends, C kernels.
 
 Each framework is tried in a process of its own, so that one that crashes on import is reported like one that is
 missing, and thread pools of one do not change what another sees.
@@ -14,11 +14,12 @@ import sys
 from typing import Any
 
 import kbeta
+from kbeta import _native
 from kbeta.lab import store
 
 FRONT_ENDS = {"torch": ("kbeta.torch",), "jax": ("kbeta.optax",), "mlx": ("kbeta.mlx", "kbeta.optim")}
 LAB = ("scipy", "statsmodels", "matplotlib", "rich", "typer", "pydantic", "jinja2")
-OPTIONAL = ("pytorch_optimizer", "tensorboard", "wandb", "ray")
+OPTIONAL = ("triton", "pytorch_optimizer", "tensorboard", "wandb", "ray")
 SECONDS = 120
 
 
@@ -38,6 +39,7 @@ def examine() -> dict[str, Any]:
         **store.environment(),
         "memory_gib": _memory(),
         "frameworks": {name: _answer(name, process) for name, process in started.items()},
+        "kernels": _kernels(),
         "laboratory": _versions(LAB),
         "optional": _versions(OPTIONAL),
     }
@@ -60,6 +62,14 @@ def probe(framework: str) -> dict[str, Any]:
         except Exception as error:
             found["front_ends"][name] = f"{type(error).__name__}: {error}"
     return found
+
+
+def _kernels() -> dict[str, str | None]:
+    """The C kernels, None where one was not built or is turned off."""
+    return {
+        "step": None if _native.step is None else "built",
+        "taylor": None if _native.taylor is None else f"built, for {_native.taylor.VARIANTS[0]}",
+    }
 
 
 def _answer(name: str, process: subprocess.Popen[str]) -> dict[str, Any]:
