@@ -1,11 +1,11 @@
-"""The Triton kernel, interpreted on the CPU by conftest.py: what it takes, what it leaves, and what it promises."""
+"""The Triton kernel, interpreted on the CPU (see conftest.py): what it takes, what it leaves, what it promises."""
 
 import pytest
 import torch
 
 from kbeta.torch import KourkoutasBeta
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("interpreted")]
 OPTIONS = {
     "default": {},
     "full": {"decay": 0.98, "max_ratio": 3.0, "adaptive_tiny": True},
@@ -16,7 +16,7 @@ OPTIONS = {
 
 
 @pytest.fixture
-def launches(monkeypatch):
+def launches(interpreted, monkeypatch):
     from kbeta.torch import gpu
 
     made = []
@@ -68,19 +68,17 @@ def test_triton_gives_what_torch_gives(launches, options, dtype):
 def test_triton_leaves_small_strided_and_double_tensors_to_torch(launches, monkeypatch):
     from kbeta.torch import gpu
 
-    params, _ = train(dtype=torch.float64)
+    train(dtype=torch.float64)
     assert not launches
     monkeypatch.setattr(gpu, "SMALL", 1000)
-    params, _ = train()
+    train()
     assert [p.numel() for p in launches] == [1500] * 5
-    p = torch.nn.Parameter(torch.ones(40, 50))
-    p.grad = torch.ones(50, 40).T
-    before = p.detach().clone()
-    optimizer = KourkoutasBeta([p], lr=0.1, capturable=True)
-    optimizer.step()
+    pair = [torch.nn.Parameter(torch.ones(40, 50)) for _ in range(2)]
+    for p, options in zip(pair, ({}, {"foreach": False}), strict=True):
+        p.grad = torch.arange(2000.0).view(50, 40).T
+        KourkoutasBeta([p], lr=0.1, capturable=True, **options).step()
     assert len(launches) == 5
-    assert not torch.equal(p, before)
-    assert params
+    assert torch.equal(*pair)
 
 
 def test_triton_is_not_used_when_another_way_was_asked_for(launches):

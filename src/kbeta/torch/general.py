@@ -136,7 +136,7 @@ def on_device(group: dict[str, Any], hyper: Hyper, work: Work, norm: Tensor) -> 
     k = Coefficients(*(x.unbind() for x in vectors))
     x, noise = _real(work, grads), _noise(group, work)
     if group["foreach"] is None and group["fused"] is None and noise is None and (gpu := _gpu(norm)) is not None:
-        rest = gpu.update(x, gpu.matrix(vectors), hyper, group["maximize"])
+        rest = gpu.update(x, vectors, hyper, group["maximize"])
         x, k = x.pick(rest), k.pick(rest)
     if group["foreach"] or (group["foreach"] is None and norm.device.type != "cpu"):
         multi_tensor(x, k, hyper, group["maximize"], noise)

@@ -9,7 +9,7 @@ NOTE: this module needs Triton and is imported when a step first finds its tenso
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -89,13 +89,14 @@ def _suits(tensors: tuple[Tensor, ...], k: Tensor) -> bool:
     )
 
 
-def update(x: Tensors, k: Tensor, hyper: Hyper, maximize: bool) -> list[int]:
+def update(x: Tensors, vectors: Sequence[Tensor], hyper: Hyper, maximize: bool) -> list[int]:
     """Update what the kernel can; returns the numbers of the other parameters.
 
     Args:
-      k: float32, a row for each of `kbeta.torch.update.Coefficients` and a column for each parameter.
+      vectors: `kbeta.torch.update.Coefficients`, with one entry per parameter.
     """
     global _works
+    k = torch.stack([vector.float() for vector in vectors])
     rest, written = [], []
     for i, tensors in enumerate(zip(*(ts for ts in x if ts), strict=True)):
         if not (_works and _suits(tensors, k)):
@@ -131,8 +132,3 @@ def update(x: Tensors, k: Tensor, hyper: Hyper, maximize: bool) -> list[int]:
         written += [theta, m, v, *x.v_max[i : i + 1]]
     torch.autograd.graph.increment_version(written)
     return rest
-
-
-def matrix(vectors: tuple[Any, ...]) -> Tensor:
-    """The coefficients as `update` takes them."""
-    return torch.stack([x.float() for x in vectors])
