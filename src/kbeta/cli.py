@@ -338,7 +338,7 @@ def doctor(as_json: AsJson = False) -> None:
         fronts = ", ".join(f"{front} {state}" for front, state in one["front_ends"].items())
         shown.add_row(name, one["version"], ", ".join(one["devices"]), str(one.get("threads", "")), fronts)
     out.print(shown)
-    kernels = "; ".join(f"{name} {state or 'not built'}" for name, state in found["kernels"].items())
+    kernels = "; ".join(f"{name} {state or 'not in use'}" for name, state in found["kernels"].items())
     out.print(f"C kernels: {kernels}", markup=False, highlight=False, soft_wrap=True)
     for title in ("laboratory", "optional"):
         packages = ", ".join(f"{name} {version or 'not installed'}" for name, version in found[title].items())
