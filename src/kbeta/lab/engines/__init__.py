@@ -14,6 +14,7 @@ operators, `@`, basic indexing and slicing, `.shape`, `.ndim` and `.reshape(*sha
 | shapes      | reshape, transpose, concat, stack, split, expand, broadcast                                      |
 | linear      | matmul, einsum, linear                                                                           |
 | layers      | sigmoid, silu, gelu, softmax, log_softmax, layer_norm, attention, take, taylor_layer             |
+| networks    | taylor_squares                                                                                   |
 | losses      | bce_with_logits, cross_entropy                                                                   |
 | autodiff    | stop_gradient, value_and_grad                                                                    |
 | running     | compile, trainer                                                                                 |
@@ -46,6 +47,7 @@ Loss = Callable[["Engine", Params, Batch], Array]
 Stacked = Mapping[str, NDArray[Any]]
 Batches = Stacked | Sequence[Stacked]
 Axis = int | tuple[int, ...] | None
+Squares = tuple[NDArray[Any], ...]
 
 NAMES = ("torch", "jax", "mlx")
 
@@ -200,6 +202,23 @@ class Engine(Protocol):
         """silu(x·w + b) for rows that hold values, slopes and Laplacians: see `kbeta.lab.engines.taylor`.
 
         `fused` asks PyTorch to compile the elementwise part; JAX and MLX compile it with the step.
+        """
+        ...
+
+    def taylor_squares(
+        self, layers: Sequence[Array], x: Array, targets: Array, squares: Callable[[int], Squares]
+    ) -> Array | None:
+        """Σ weight·(y + bias·b - target - y[partner])² over rows of a SiLU network; None without a kernel for it.
+
+        y is a row's output after `taylor_layer`s and a last linear layer, whose bias b is added only where `bias` is 1.
+
+        Args:
+          layers: w, b, w, b, … of all layers.
+          x: input rows.
+          targets: the numbers that `target` points to.
+          squares: from the number of rows that the kernel takes at a time, the list of squares in blocks of that many:
+            channels of each block (5, 2 or 1); row of x, target, partner in the block (-1 for none), weight and bias of
+            each of its rows.
         """
         ...
 

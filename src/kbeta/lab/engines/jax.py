@@ -18,7 +18,7 @@ import optax
 from jax import lax
 from numpy.typing import NDArray
 
-from kbeta.lab.engines import Array, Axis, Batches, Loss, Params, Trainer
+from kbeta.lab.engines import Array, Axis, Batches, Loss, Params, Squares, Trainer
 from kbeta.lab.engines.taylor import taylor_silu
 from kbeta.lab.optimizers import Recipe, build_optax
 from kbeta.trace import Trace
@@ -315,6 +315,11 @@ class JaxEngine:
 
     def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int], *, fused: bool = False) -> Array:
         return _taylor_silu(x @ w, b, counts)
+
+    def taylor_squares(
+        self, layers: Sequence[Array], x: Array, targets: Array, squares: Callable[[int], Squares]
+    ) -> Array | None:
+        return None
 
     def take(self, table: Array, ids: Array) -> Array:
         return jnp.take(table, ids, axis=0)

@@ -12,7 +12,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
 from numpy.typing import NDArray
 
-from kbeta.lab.engines import Array, Axis, Batches, Loss, Params, Trainer
+from kbeta.lab.engines import Array, Axis, Batches, Loss, Params, Squares, Trainer
 from kbeta.lab.engines.taylor import taylor_silu
 from kbeta.lab.optimizers import Recipe, build_mlx
 from kbeta.trace import Trace
@@ -274,6 +274,11 @@ class MlxEngine:
 
     def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int], *, fused: bool = False) -> Array:
         return taylor_silu(self, x @ w, b, counts)
+
+    def taylor_squares(
+        self, layers: Sequence[Array], x: Array, targets: Array, squares: Callable[[int], Squares]
+    ) -> Array | None:
+        return None
 
     def take(self, table: Array, ids: Array) -> Array:
         return mx.take(table, ids, axis=0)

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from kbeta.lab.engines import Array, Axis, Batches, Loss, Params, Trainer
-from kbeta.lab.engines.torch_taylor import TaylorLayer, compiled
+from kbeta import _native
+from kbeta.lab.engines import Array, Axis, Batches, Loss, Params, Squares, Trainer
+from kbeta.lab.engines.torch_taylor import TaylorLayer, TaylorSquares, compiled, suits
 from kbeta.lab.optimizers import Recipe, build_torch
 from kbeta.trace import Trace
 
@@ -329,6 +330,13 @@ class TorchEngine:
 
     def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int], *, fused: bool = False) -> Array:
         return TaylorLayer.apply(x, w, b, counts, fused)
+
+    def taylor_squares(
+        self, layers: Sequence[Array], x: Array, targets: Array, squares: Callable[[int], Squares]
+    ) -> Array | None:
+        if not suits([x, targets, *layers]):
+            return None
+        return TaylorSquares.apply(x, targets, squares(_native.taylor.ROWS), *layers)
 
     def take(self, table: Array, ids: Array) -> Array:
         return F.embedding(ids if ids.dtype in (torch.int32, torch.int64) else ids.long(), table)

@@ -1,4 +1,8 @@
-"""`taylor_layer` for PyTorch: the backward pass written by hand, and both passes fused where a C++ compiler is at hand.
+"""`taylor_layer` and `taylor_squares` for PyTorch.
+
+`taylor_squares` is a C kernel on the CPU (`kbeta._native.taylor`), which takes blocks of rows through the whole network
+and back while they are in cache. `taylor_layer` serves everywhere else: the backward pass is written by hand, and both
+passes are fused where a C++ compiler is at hand.
 
 NOTE: only x, w, z = x·w and b are kept for the backward pass, where autograd of the plain formula keeps nine arrays of
 the size of the values. What is fused is the two elementwise parts, not the network: all layers share them, so that they
@@ -11,12 +15,14 @@ import functools
 import os
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kbeta import _native
+from kbeta.lab.engines import Squares
 from kbeta.lab.engines.taylor import Counts, rows, taylor_silu
 
 Passes = tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor, Tensor], Tensor]]
@@ -106,3 +112,33 @@ class TaylorLayer(torch.autograd.Function):
         g = passes(ctx.counts, ctx.fused)[1](z, b, grads[0].contiguous())
         values = g[: rows(ctx.counts)[0]]
         return g @ w.T if ctx.needs_input_grad[0] else None, x.T @ g, values.sum(0), None, None
+
+
+def suits(tensors: Sequence[Tensor]) -> bool:
+    """Whether the C kernel was built and can read these."""
+    return _native.taylor is not None and all(
+        t.dtype is torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in tensors
+    )
+
+
+class TaylorSquares(torch.autograd.Function):
+    """(x, targets, squares, parameters) → loss; the gradient is found with it, as both need the same block in cache."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, targets: Tensor, squares: Squares, *params: Tensor) -> Tensor:  # type: ignore[override]
+        grads = [torch.empty_like(p) for p in params] if any(ctx.needs_input_grad) else None
+        value = _native.taylor.loss(
+            x.numpy(),
+            targets.numpy(),
+            squares,
+            [p.detach().numpy() for p in params],
+            None if grads is None else [g.numpy() for g in grads],
+            torch.get_num_threads(),
+            _native.taylor.VARIANTS[0],
+        )
+        ctx.grads = grads
+        return torch.tensor(value, dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, None, None, *torch._foreach_mul(ctx.grads, outer[0]))

@@ -12,6 +12,7 @@ reverse pass gives the gradient.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from kbeta.lab.engines import Array, Batch, Engine, Params
 from kbeta.lab.engines.taylor import rows
 from kbeta.lab.testbeds.heat3d.geometry import Points
+from kbeta.lab.testbeds.heat3d.squares import plan
 
 WEIGHTS = {
     "residual": 1.0,
@@ -99,7 +101,7 @@ class Composite:
 
     Attributes:
       fused: as in `Engine.taylor_layer`.
-      native: on PyTorch, use the C kernel where it was built and the parameters suit it.
+      native: use the engine's kernel for the whole loss, if it has one.
     """
 
     points: Points
@@ -107,10 +109,12 @@ class Composite:
     native: bool = False
 
     def __call__(self, E: Engine, params: Params, batch: Batch) -> Array:
-        if self.native and E.name == "torch":
-            from kbeta.lab.testbeds.heat3d import native
-
-            if native.suits(params, batch):
-                return native.loss(params, batch, self.points, WEIGHTS)
+        if self.native:
+            # Parameters stand in the order of `init`.
+            targets = E.concat([batch["value"], batch["outlet"], batch["outer"]])
+            squares = functools.partial(plan, self.points, tuple(WEIGHTS.items()))
+            loss = E.taylor_squares(list(params.values()), batch["x"], targets, squares)
+            if loss is not None:
+                return loss
         parts = terms(E, params, batch, self.points, self.fused)
         return sum((WEIGHTS[name] * part for name, part in parts.items()), start=0.0 * parts["residual"])

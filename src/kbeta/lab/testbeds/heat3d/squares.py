@@ -1,22 +1,15 @@
-"""The loss of Testbed B and its gradient through the C kernel (`kbeta._native.taylor`), for PyTorch on the CPU.
-
-The kernel takes blocks of rows through the whole network and back while they are in cache. It is told the loss as one
-square for each row that counts, weight·(y + bias·b - target - y[partner])² with y the row's output and b the last bias;
-`plan` writes them down.
-"""
+"""The loss of Testbed B as a list of squares, for `Engine.taylor_squares`."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from kbeta import _native
+from kbeta.lab.engines import Squares
 from kbeta.lab.engines.taylor import rows
 from kbeta.lab.testbeds.heat3d.geometry import Points
 
@@ -28,10 +21,9 @@ COLUMNS: Mapping[str, Any] = {
     "weight": np.float32(0),
     "bias": np.float32(0),
 }
-Plan = tuple[NDArray[Any], ...]
 
 
-def _blocks(height: int, channels: int, columns: Mapping[str, NDArray[Any]]) -> Plan:
+def _blocks(height: int, channels: int, columns: Mapping[str, NDArray[Any]]) -> Squares:
     """Columns (points, channels) cut into blocks of `height` rows, the points of one channel after those of another."""
     points = height // channels
     count = -(-len(columns["row"]) // points)
@@ -45,7 +37,7 @@ def _blocks(height: int, channels: int, columns: Mapping[str, NDArray[Any]]) -> 
 
 
 @functools.lru_cache(maxsize=16)
-def plan(points: Points, weights: tuple[tuple[str, float], ...], height: int) -> Plan:
+def plan(points: Points, weights: tuple[tuple[str, float], ...], height: int) -> Squares:
     """(channels of each block; row, target, partner, weight and bias of each of its rows), -1 for none.
 
     Targets are counted through inner wall, inlet, outlet and outer wall.
@@ -79,44 +71,3 @@ def plan(points: Points, weights: tuple[tuple[str, float], ...], height: int) ->
     }
     one = _blocks(height, 1, given)
     return tuple(np.concatenate(parts) for parts in zip(five, two, one, strict=True))
-
-
-def suits(params: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> bool:
-    """Whether the kernel was built and can read these tensors."""
-    return _native.taylor is not None and all(
-        t.dtype is torch.float32 and t.device.type == "cpu" and t.is_contiguous()
-        for tensors in (params, batch)
-        for t in tensors.values()
-    )
-
-
-class Loss(torch.autograd.Function):
-    """(x, targets, plan, parameters) → loss; the gradient is found with it, as both need the same block in cache."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, targets: Tensor, squares: Plan, *params: Tensor) -> Tensor:  # type: ignore[override]
-        grads = [torch.empty_like(p) for p in params] if any(ctx.needs_input_grad) else None
-        value = _native.taylor.loss(
-            x.numpy(),
-            targets.numpy(),
-            squares,
-            [p.detach().numpy() for p in params],
-            None if grads is None else [g.numpy() for g in grads],
-            torch.get_num_threads(),
-            _native.taylor.VARIANTS[0],
-        )
-        ctx.grads = grads
-        return torch.tensor(value, dtype=torch.float32)
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, None, None, *torch._foreach_mul(ctx.grads, outer[0]))
-
-
-def loss(
-    params: Mapping[str, Tensor], batch: Mapping[str, Tensor], points: Points, weights: Mapping[str, float]
-) -> Any:
-    """The loss of `network.Composite`; parameters must stand in the order of `network.init`."""
-    squares = plan(points, tuple(weights.items()), _native.taylor.ROWS)
-    targets = torch.cat([batch["value"], batch["outlet"], batch["outer"]])
-    return cast(Tensor, Loss.apply(batch["x"], targets, squares, *params.values()))
