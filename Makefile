@@ -30,7 +30,7 @@ venv: $(READY)
 
 # An interrupted install leaves no stamp, so the next call finishes it. Byte-compiling on all cores at once takes less
 # time than pip on one, or than every test process on its own; some packages hold templates that do not compile.
-$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/kbeta/_native/*.[ch])
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/kourkoutas/_native/*.[ch])
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	-$(BIN)/python -m compileall -q -j 0 -x /tests/ .venv/lib >/dev/null 2>&1

@@ -10,9 +10,9 @@ def kernel(name: str, depends: list[str], *flags: str) -> Extension:
     # NOTE: no -ffast-math, which would turn on flush-to-zero in the whole process. Without errno the square root is one
     # instruction.
     return Extension(
-        f"kbeta._native._{name}",
-        [f"src/kbeta/_native/{name}.c"],
-        depends=[f"src/kbeta/_native/{header}" for header in depends],
+        f"kourkoutas._native._{name}",
+        [f"src/kourkoutas/_native/{name}.c"],
+        depends=[f"src/kourkoutas/_native/{header}" for header in depends],
         extra_compile_args=["-std=gnu11", "-O3", "-fno-math-errno", *flags],
         libraries=["m", "dl"] if sys.platform.startswith("linux") else [],
         define_macros=[("Py_LIMITED_API", "0x030b0000")],

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kbeta.lab import engines, stats, testbeds
-from kbeta.torch import KourkoutasBeta
+from kourkoutas.lab import engines, stats, testbeds
+from kourkoutas.torch import KourkoutasBeta
 
 
 def trained(problem: Any, options: dict[str, Any], nearest: bool = False) -> float:

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from kbeta.bench.timing import alternate
-from kbeta.bench.torch import contestant, tensors
-from kbeta.torch import KourkoutasBeta
+from kourkoutas.bench.timing import alternate
+from kourkoutas.bench.torch import contestant, tensors
+from kourkoutas.torch import KourkoutasBeta
 
 Series = list[tuple[int, float, float]]
 

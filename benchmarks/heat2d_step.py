@@ -38,8 +38,8 @@ def main() -> None:
 
     import numpy as np
 
-    from kbeta.lab import engines, optimizers, testbeds
-    from kbeta.lab.testbeds.heat2d import model
+    from kourkoutas.lab import engines, optimizers, testbeds
+    from kourkoutas.lab.testbeds.heat2d import model
 
     testbed = testbeds.get("heat2d")
     changes = dict(text.split("=", 1) for text in options.set)

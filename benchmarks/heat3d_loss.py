@@ -30,8 +30,8 @@ from typing import Any
 
 def nested_derivatives(torch: Any, params: dict[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """x → (T, ∇T) and x → (∇T, ∂ᵢᵢT), by autograd of autograd, only what is needed."""
-    from kbeta.lab import engines
-    from kbeta.lab.testbeds.heat3d import network
+    from kourkoutas.lab import engines
+    from kourkoutas.lab.testbeds.heat3d import network
 
     E = engines.get("torch")
 
@@ -51,8 +51,8 @@ def func_derivatives(torch: Any, params: dict[str, Any]) -> tuple[Callable[..., 
     """The same by torch.func, one point at a time under vmap."""
     from torch.func import grad_and_value, jacrev, vmap
 
-    from kbeta.lab import engines
-    from kbeta.lab.testbeds.heat3d import network
+    from kourkoutas.lab import engines
+    from kourkoutas.lab.testbeds.heat3d import network
 
     E = engines.get("torch")
 
@@ -76,8 +76,8 @@ def func_derivatives(torch: Any, params: dict[str, Any]) -> tuple[Callable[..., 
 
 def nested_loss(torch: Any, derivatives: Callable[..., Any], params: Any, batch: Any, points: Any) -> Any:
     """The loss of `network.Composite` with other derivatives."""
-    from kbeta.lab import engines
-    from kbeta.lab.testbeds.heat3d import network
+    from kourkoutas.lab import engines
+    from kourkoutas.lab.testbeds.heat3d import network
 
     E = engines.get("torch")
     n, nb, pairs = points.interior, points.boundary, points.pairs
@@ -112,9 +112,9 @@ def rows_to_time(settings: Any, skip: set[str]) -> dict[str, Callable[[], Any]]:
     """Name → call; each has been called once, so that nothing is compiled in the timed calls."""
     import torch
 
-    from kbeta import _native
-    from kbeta.lab import engines
-    from kbeta.lab.testbeds.heat3d import geometry, network
+    from kourkoutas import _native
+    from kourkoutas.lab import engines
+    from kourkoutas.lab.testbeds.heat3d import geometry, network
 
     if _native.taylor is None:
         skip = skip | {"torch-native"}
@@ -191,7 +191,7 @@ def main() -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
     import torch
 
-    from kbeta.lab.testbeds.heat3d import Settings
+    from kourkoutas.lab.testbeds.heat3d import Settings
 
     torch.set_num_threads(args.threads)
     settings = Settings(

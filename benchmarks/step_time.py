@@ -2,7 +2,7 @@
 
 import sys
 
-from kbeta.bench import main
+from kourkoutas.bench import main
 
 if __name__ == "__main__":
     sys.exit(main(["--out", "results/bench", *sys.argv[1:]]))

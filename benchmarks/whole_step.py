@@ -28,7 +28,7 @@ ARMS = ("kbeta", "adam95", "traced")
 
 
 def problem_of(testbed: Any, preset: str, length: int, precision: str) -> Any:
-    from kbeta.lab import testbeds
+    from kourkoutas.lab import testbeds
 
     changes = {}
     if testbed.name == "char_lm":
@@ -40,8 +40,8 @@ def measure(
     name: str, engine: str, rounds: int, length: int = 512, precision: str = "float32", preset: str = "paper"
 ) -> dict[str, Any]:
     """Ratios of `rounds` rounds after two that are not counted."""
-    from kbeta.lab import engines, testbeds
-    from kbeta.lab.optimizers import recipe
+    from kourkoutas.lab import engines, testbeds
+    from kourkoutas.lab.optimizers import recipe
 
     testbed = testbeds.get(name)
     problem = problem_of(testbed, preset, length, precision)

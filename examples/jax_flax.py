@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from kbeta.optax import bucket_names, kourkoutas_beta, pull
-from kbeta.trace import Trace
+from kourkoutas.optax import bucket_names, kourkoutas_beta, pull
+from kourkoutas.trace import Trace
 
 
 class Net(nnx.Module):

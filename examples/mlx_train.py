@@ -11,8 +11,8 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_unflatten
 
-from kbeta.mlx import KourkoutasBeta
-from kbeta.trace import Trace
+from kourkoutas.mlx import KourkoutasBeta
+from kourkoutas.trace import Trace
 
 STEPS = 400
 

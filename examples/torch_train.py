@@ -2,8 +2,8 @@
 
 import torch
 
-from kbeta.torch import KourkoutasBeta
-from kbeta.trace import Trace
+from kourkoutas.torch import KourkoutasBeta
+from kourkoutas.trace import Trace
 
 torch.manual_seed(0)
 x = torch.linspace(-3, 3, 256)[:, None]

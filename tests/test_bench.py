@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from kbeta import bench
-from kbeta.bench.shapes import SHAPES, count
-from kbeta.bench.timing import Contestant, alternate, compare
+from kourkoutas import bench
+from kourkoutas.bench.shapes import SHAPES, count
+from kourkoutas.bench.timing import Contestant, alternate, compare
 
 
 def fake(seconds, seen, name, baseline="base"):

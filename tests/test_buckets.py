@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbeta.buckets import bucket_key, partition
+from kourkoutas.buckets import bucket_key, partition
 
 NAMES = ["enc.0.weight", "enc.0.bias", "dec.weight", "gain"]
 ARRAYS = [np.zeros((4, 3)), np.zeros(4), np.zeros((4, 3)), np.zeros(())]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kbeta import rule
-from kbeta.rule import Hyper
+from kourkoutas import rule
+from kourkoutas.rule import Hyper
 
 BAD = [
     ("beta1", 1.0),

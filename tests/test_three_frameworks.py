@@ -28,7 +28,7 @@ def batches(x, y):
 def torch_losses(options):
     import torch
 
-    from kbeta.torch import KourkoutasBeta
+    from kourkoutas.torch import KourkoutasBeta
 
     start, x, y = numbers()
     params = {name: torch.nn.Parameter(torch.from_numpy(p.copy())) for name, p in start.items()}
@@ -50,7 +50,7 @@ def jax_losses(options):
     import jax.numpy as jnp
     import optax
 
-    from kbeta.optax import kourkoutas_beta
+    from kourkoutas.optax import kourkoutas_beta
 
     params, x, y = numbers()
     solver = kourkoutas_beta(1e-2, **options)
@@ -77,7 +77,7 @@ def jax_losses(options):
 def mlx_losses(options):
     import mlx.core as mx
 
-    from kbeta.mlx import KourkoutasBeta
+    from kourkoutas.mlx import KourkoutasBeta
 
     start, x, y = numbers()
     params = {name: mx.array(p) for name, p in start.items()}

@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from kbeta.trace import WINDOW, CsvSink, TensorBoardSink, Trace, WandbSink
+from kourkoutas.trace import WINDOW, CsvSink, TensorBoardSink, Trace, WandbSink
 
 
 def ring_after(count: int) -> np.ndarray:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from kbeta.oracle import Oracle
-from kbeta.rule import Hyper
+from kourkoutas.oracle import Oracle
+from kourkoutas.rule import Hyper
 
 SHAPES = {
     "enc.weight": (4, 3),

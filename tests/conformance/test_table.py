@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 
-from kbeta.oracle import Oracle
-from kbeta.rule import Hyper
+from kourkoutas.oracle import Oracle
+from kourkoutas.rule import Hyper
 from tests.conformance.table import BUCKETS, CASES, DTYPES, EXTRA, OPTIONS
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kbeta.lab import plan as planning
-from kbeta.lab import sinks, store, study, trial, worker
-from kbeta.lab.spec import RunResult, RunSpec
+from kourkoutas.lab import plan as planning
+from kourkoutas.lab import sinks, store, study, trial, worker
+from kourkoutas.lab.spec import RunResult, RunSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -34,7 +34,7 @@ def made(tmp_path: Path, source: str, endpoint: str | None = None, **options: st
 
 def test_torch_arms_are_the_optimizers_they_are_named_after(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    from kbeta.torch import KourkoutasBeta
+    from kourkoutas.torch import KourkoutasBeta
 
     def model() -> Any:
         torch.manual_seed(0)
@@ -260,7 +260,7 @@ def test_the_exact_command_in_the_readme_form_prints_machine_readable_results(tm
     file = tmp_path / "task.py"
     file.write_text("def train(trial):\n    return 1.0 + trial.seed + len(trial.arm)\n")
     arguments = [f"{file}:train", "--seeds", "0-2", "--optimizers", "kbeta,adam95", "--out", str(tmp_path / "out")]
-    call = [sys.executable, "-m", "kbeta.cli", "study", *arguments, "--no-report", "--json"]
+    call = [sys.executable, "-m", "kourkoutas", "study", *arguments, "--no-report", "--json"]
     done = subprocess.run(call, capture_output=True, text=True, timeout=120, check=True)
     found = json.loads(done.stdout)
     assert {(run["optimizer"], run["seed"]): run["endpoint"] for run in found["runs"]} == {

@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from kbeta.lab import corpus, engines, testbeds, train
-from kbeta.lab.corpus import CorpusError
-from kbeta.lab.optimizers import recipe
-from kbeta.lab.spec import RunSpec
-from kbeta.lab.testbeds.char_lm import CharLM, Model, Settings, check_bfloat16, init, split
+from kourkoutas.lab import corpus, engines, testbeds, train
+from kourkoutas.lab.corpus import CorpusError
+from kourkoutas.lab.optimizers import recipe
+from kourkoutas.lab.spec import RunSpec
+from kourkoutas.lab.testbeds.char_lm import CharLM, Model, Settings, check_bfloat16, init, split
 
 TESTBED = CharLM()
 SMOKE = TESTBED.presets["smoke"]

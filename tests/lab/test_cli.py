@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kbeta import _native
+from kourkoutas import _native
 
 DATA = Path(__file__).parent / "data"
 TESTBED = ["--preset", "smoke", "--set", "steps=120"]
@@ -19,17 +19,17 @@ TESTBED = ["--preset", "smoke", "--set", "steps=120"]
 def kbeta(*arguments: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
     paths = [str(Path(path).resolve()) for path in sys.path if path]
     full = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "140", **(env or {})}
-    call = [sys.executable, "-P", "-m", "kbeta.cli", *arguments]
+    call = [sys.executable, "-P", "-m", "kourkoutas", *arguments]
     return subprocess.run(call, capture_output=True, text=True, timeout=180, cwd=cwd, env=full)
 
 
 def test_help_names_every_command_and_imports_no_framework_and_no_laboratory() -> None:
     source = (
         "import sys; sys.argv = ['kbeta', '--help']\n"
-        "from kbeta.cli import main\n"
+        "from kourkoutas.cli import main\n"
         "try: main()\n"
         "except SystemExit as end: assert end.code in (0, None), end.code\n"
-        "heavy = {'torch', 'jax', 'mlx', 'scipy', 'statsmodels', 'matplotlib', 'pydantic', 'kbeta.lab.study'}\n"
+        "heavy = {'torch', 'jax', 'mlx', 'scipy', 'statsmodels', 'matplotlib', 'pydantic', 'kourkoutas.lab.study'}\n"
         "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)\n"
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
@@ -70,7 +70,7 @@ def test_bad_input_is_one_line_on_standard_error_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    from kbeta import cli
+    from kourkoutas import cli
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["kbeta", *arguments])
@@ -121,7 +121,7 @@ def test_a_testbed_study_killed_and_resumed_equals_an_uninterrupted_one(tmp_path
     assert whole.returncode == 0, whole.stderr
 
     paths = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
-    call = [sys.executable, "-P", "-m", "kbeta.cli", "study", *options, "--out", "out"]
+    call = [sys.executable, "-P", "-m", "kourkoutas", "study", *options, "--out", "out"]
     with subprocess.Popen(
         call, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -185,7 +185,7 @@ def test_doctor_tells_what_is_installed_and_which_front_ends_import() -> None:
     assert set(found["frameworks"]) == {"torch", "jax", "mlx"}
     for one in found["frameworks"].values():
         assert one["version"] is None or "error" in one or one["front_ends"]
-    assert found["frameworks"]["jax"]["front_ends"]["kbeta.optax"] == "ok"
+    assert found["frameworks"]["jax"]["front_ends"]["kourkoutas.optax"] == "ok"
     assert found["laboratory"]["typer"] is not None
     built = {"step": _native.step, "taylor": _native.taylor}
     assert {name: state is None for name, state in found["kernels"].items()} == {k: x is None for k, x in built.items()}
@@ -208,7 +208,7 @@ def test_testbeds_are_listed_with_their_presets() -> None:
     ],
 )
 def test_the_shell_completes_names(words: str, expected: str) -> None:
-    source = "import sys; sys.argv = ['kbeta']; from kbeta.cli import main; main()"
+    source = "import sys; sys.argv = ['kbeta']; from kourkoutas.cli import main; main()"
     env = {
         **os.environ,
         "_KBETA_COMPLETE": "complete_bash",

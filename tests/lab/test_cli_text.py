@@ -16,7 +16,7 @@ def kbeta(tmp_path):
     def call(*arguments: str) -> subprocess.CompletedProcess:
         paths = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
         env = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "140", "KBETA_CACHE": str(tmp_path / "cache")}
-        command = [sys.executable, "-P", "-m", "kbeta.cli", *arguments]
+        command = [sys.executable, "-P", "-m", "kourkoutas", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=env)
 
     return call

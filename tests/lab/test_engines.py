@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from kbeta.lab import engines
-from kbeta.lab.optimizers import recipe
-from kbeta.oracle import Oracle
+from kourkoutas.lab import engines
+from kourkoutas.lab.optimizers import recipe
+from kourkoutas.oracle import Oracle
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((3, 4)).astype(np.float32)
@@ -203,7 +203,7 @@ def oracle_run():
 
 
 def recipe_hyper():
-    from kbeta.rule import Hyper
+    from kourkoutas.rule import Hyper
 
     return Hyper(warmup_steps=2)
 

@@ -15,7 +15,7 @@ import pytest
 from matplotlib import image as images
 from matplotlib.figure import Figure
 
-from kbeta.lab import figures, stats, tables
+from kourkoutas.lab import figures, stats, tables
 
 TABLE = Path(__file__).parent / "data" / "rare_trigger.csv"
 NAN = math.nan
@@ -92,7 +92,7 @@ def test_global_settings_are_left_alone_and_pyplot_is_not_imported() -> None:
     before = dict(mpl.rcParams)
     figures.png(figures.loss_curves(curves()), dpi=40)
     assert dict(mpl.rcParams) == before
-    code = "import sys, kbeta.lab.figures; sys.exit('matplotlib.pyplot' in sys.modules)"
+    code = "import sys, kourkoutas.lab.figures; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

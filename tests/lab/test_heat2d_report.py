@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from kbeta.lab import figures, report, store, testbeds
-from kbeta.lab.spec import RunResult, RunSpec
+from kourkoutas.lab import figures, report, store, testbeds
+from kourkoutas.lab.spec import RunResult, RunSpec
 
 SETTINGS = {"samples": 20, "frames": 14}
 

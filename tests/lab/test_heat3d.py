@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kbeta.lab import engines, optimizers, testbeds, train
-from kbeta.lab.engines.taylor import rows
-from kbeta.lab.spec import RunSpec
-from kbeta.lab.testbeds.heat3d import Heat3DProblem, Settings, geometry, network, reference
-from kbeta.lab.testbeds.heat3d.geometry import LENGTH, R_IN, Points
+from kourkoutas.lab import engines, optimizers, testbeds, train
+from kourkoutas.lab.engines.taylor import rows
+from kourkoutas.lab.spec import RunSpec
+from kourkoutas.lab.testbeds.heat3d import Heat3DProblem, Settings, geometry, network, reference
+from kourkoutas.lab.testbeds.heat3d.geometry import LENGTH, R_IN, Points
 
 torch = pytest.importorskip("torch")
-from kbeta.lab.engines.torch_taylor import TaylorLayer, has_compiler, passes  # noqa: E402
+from kourkoutas.lab.engines.torch_taylor import TaylorLayer, has_compiler, passes  # noqa: E402
 
 POINTS = Points(interior=60, boundary=24, pairs=10)
 
@@ -109,7 +109,7 @@ def test_taylor_channels_equal_nested_autodiff(dtype: Any, tolerance: float, fac
 
 def _plain(E: Any) -> Any:
     """The engine with the formula of `taylor_layer` instead of the hand-written function."""
-    from kbeta.lab.engines import taylor
+    from kourkoutas.lab.engines import taylor
 
     class Plain(type(E)):  # type: ignore[misc]
         def taylor_layer(self, x: Any, w: Any, b: Any, counts: Any, *, fused: bool = False) -> Any:
@@ -147,7 +147,7 @@ def _apply(layer: Any, counts: Any, x: Any, w: Any, b: Any) -> Any:
 
 
 def test_without_a_compiler_the_layer_stays_eager_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kbeta.lab.engines.torch_taylor.has_compiler", lambda: False)
+    monkeypatch.setattr("kourkoutas.lab.engines.torch_taylor.has_compiler", lambda: False)
     with pytest.warns(UserWarning, match=r"no C\+\+ compiler found.*Install g\+\+ or clang\+\+"):
         forward, _ = passes.__wrapped__((1, 1, 1), True)
     z, b = torch.randn(8, 2), torch.zeros(2)

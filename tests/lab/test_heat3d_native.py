@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kbeta import _native
-from kbeta.lab import engines
-from kbeta.lab.testbeds.heat3d import Heat3DProblem, Settings, geometry, network
-from kbeta.lab.testbeds.heat3d.geometry import Points
-from kbeta.lab.testbeds.heat3d.squares import plan
+from kourkoutas import _native
+from kourkoutas.lab import engines
+from kourkoutas.lab.testbeds.heat3d import Heat3DProblem, Settings, geometry, network
+from kourkoutas.lab.testbeds.heat3d.geometry import Points
+from kourkoutas.lab.testbeds.heat3d.squares import plan
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(_native.taylor is None, reason="the kernel was not built")
@@ -144,7 +144,7 @@ def test_runs_use_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_kernel_can_be_turned_off() -> None:
-    script = "from kbeta import _native; print(_native.taylor)"
+    script = "from kourkoutas import _native; print(_native.taylor)"
     out = subprocess.run(
         [sys.executable, "-c", script], env={"KBETA_NATIVE": "0"}, capture_output=True, text=True, check=True
     )

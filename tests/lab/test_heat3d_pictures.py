@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kbeta.lab.testbeds import get
-from kbeta.lab.testbeds.heat3d import geometry, network, pictures, reference
+from kourkoutas.lab.testbeds import get
+from kourkoutas.lab.testbeds.heat3d import geometry, network, pictures, reference
 
 SETTINGS = get("heat3d").presets["smoke"]
 PARAMS = {label: network.init(16, 4, seed) for seed, label in enumerate(("kbeta", "adam95"))}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import i0, i1, k0, k1
 
-from kbeta.lab.testbeds.heat3d import geometry, reference
-from kbeta.lab.testbeds.heat3d.geometry import LENGTH, R_IN, Case, Wall
+from kourkoutas.lab.testbeds.heat3d import geometry, reference
+from kourkoutas.lab.testbeds.heat3d.geometry import LENGTH, R_IN, Case, Wall
 
 
 def error(given: Case, grid: tuple[int, int, int]) -> float:

@@ -5,10 +5,10 @@ import importlib.util
 import numpy as np
 import pytest
 
-from kbeta.lab import engines, optimizers
-from kbeta.lab.optimizers import CONTROLS, LABELS, RIVALS, check, engines_of, recipe
-from kbeta.oracle import Oracle
-from kbeta.rule import Hyper
+from kourkoutas.lab import engines, optimizers
+from kourkoutas.lab.optimizers import CONTROLS, LABELS, RIVALS, check, engines_of, recipe
+from kourkoutas.oracle import Oracle
+from kourkoutas.rule import Hyper
 
 KBETA = {"warmup_steps": 3, "buckets": "global"}
 START = np.array([1.0, -2.0, 3.0], np.float32)

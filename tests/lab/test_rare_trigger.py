@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kbeta.lab import engines, testbeds
-from kbeta.lab.spec import RunSpec
-from kbeta.lab.testbeds.rare_trigger import Settings, draw, logits, loss, training_data
-from kbeta.lab.train import run
+from kourkoutas.lab import engines, testbeds
+from kourkoutas.lab.spec import RunSpec
+from kourkoutas.lab.testbeds.rare_trigger import Settings, draw, logits, loss, training_data
+from kourkoutas.lab.train import run
 
 TESTBED = testbeds.get("rare_trigger")
 SMALL = Settings(steps=120, batch=8)

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 from matplotlib import image as images
 
-from kbeta.lab import report, store, tables
-from kbeta.lab.figures import TraceData
-from kbeta.lab.spec import RunResult, RunSpec
-from kbeta.lab.testbeds import Endpoint
-from kbeta.trace import Trace
+from kourkoutas.lab import report, store, tables
+from kourkoutas.lab.figures import TraceData
+from kourkoutas.lab.spec import RunResult, RunSpec
+from kourkoutas.lab.testbeds import Endpoint
+from kourkoutas.trace import Trace
 
 TABLE = Path(__file__).parent / "data" / "rare_trigger.csv"
 LAST = Endpoint("last_batch_bce", "last-batch BCE", log=True, threshold=1e-2)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from kbeta.lab import engines, testbeds
-from kbeta.lab.optimizers import recipe
-from kbeta.lab.spec import RunSpec
-from kbeta.lab.testbeds import sanity
-from kbeta.lab.train import run
+from kourkoutas.lab import engines, testbeds
+from kourkoutas.lab.optimizers import recipe
+from kourkoutas.lab.spec import RunSpec
+from kourkoutas.lab.testbeds import sanity
+from kourkoutas.lab.train import run
 
 TOYS = ("sanity1", "sanity2", "sanity3")
 

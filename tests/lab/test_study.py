@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from kbeta.lab import plan as planning
-from kbeta.lab import pool, store, study
-from kbeta.lab.spec import RunResult, RunSpec
+from kourkoutas.lab import plan as planning
+from kourkoutas.lab import pool, store, study
+from kourkoutas.lab.spec import RunResult, RunSpec
 
 ARMS = ["kbeta", "adam95"]
 
@@ -323,7 +323,7 @@ def test_more_seeds_are_added_and_finished_runs_are_not_repeated(task: Path, tmp
 
 def command(file: Path, out: Path, *more: str) -> list[str]:
     options = ["--seeds", "0-5", "--optimizers", ",".join(ARMS), "--workers", "2", "--no-report", "--out", str(out)]
-    return [sys.executable, "-m", "kbeta.cli", "study", f"{file}:train", *options, *more]
+    return [sys.executable, "-m", "kourkoutas", "study", f"{file}:train", *options, *more]
 
 
 def finished(out: Path) -> dict[str, int]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kbeta.lab.spec import RunSpec
+from kourkoutas.lab.spec import RunSpec
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds the file of a descriptor in /proc")
 
@@ -27,9 +27,9 @@ STEPS, CHUNK = 240, 10
 SCRIPT = f"""
 import os, signal, sys, time
 from pathlib import Path
-from kbeta.lab import train
-from kbeta.lab.spec import RunSpec
-from kbeta.lab.testbeds.char_lm import CharLMProblem
+from kourkoutas.lab import train
+from kourkoutas.lab.spec import RunSpec
+from kourkoutas.lab.testbeds.char_lm import CharLMProblem
 
 CharLMProblem.chunk = {CHUNK}
 call, number, where = (sys.argv[3] or "none:0:none").split(":")

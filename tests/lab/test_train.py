@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kbeta.lab import engines, train
-from kbeta.lab.checkpoint import Checkpoints
-from kbeta.lab.spec import RunResult, RunSpec
-from kbeta.lab.train import run
+from kourkoutas.lab import engines, train
+from kourkoutas.lab.checkpoint import Checkpoints
+from kourkoutas.lab.spec import RunResult, RunSpec
+from kourkoutas.lab.train import run
 
 SPEC = RunSpec(testbed="sanity1", engine="torch", settings={"steps": 700, "samples": 40, "width": 5})
 
@@ -142,8 +142,8 @@ def test_progress_counts_up_to_the_number_of_steps():
 @pytest.mark.parametrize("engine", engines.NAMES)
 @pytest.mark.parametrize("label", ["kbeta", "adam999"])
 def test_an_interrupted_run_ends_with_the_same_bits(engine, label, tmp_path, monkeypatch):
-    monkeypatch.setattr("kbeta.lab.testbeds.sanity.SanityProblem.chunk", 30)
-    monkeypatch.setattr("kbeta.lab.testbeds.sanity.SanityProblem.evaluate_every", 50)
+    monkeypatch.setattr("kourkoutas.lab.testbeds.sanity.SanityProblem.chunk", 30)
+    monkeypatch.setattr("kourkoutas.lab.testbeds.sanity.SanityProblem.evaluate_every", 50)
     spec = SPEC.model_copy(
         update={"engine": engine, "optimizer": label, "settings": {"steps": 190, "samples": 40, "width": 5}}
     )
@@ -162,9 +162,9 @@ def test_an_interrupted_run_ends_with_the_same_bits(engine, label, tmp_path, mon
 SCRIPT = """
 import sys
 from pathlib import Path
-from kbeta.lab.spec import RunSpec
-from kbeta.lab.testbeds.rare_trigger import RareTriggerProblem
-from kbeta.lab.train import run
+from kourkoutas.lab.spec import RunSpec
+from kourkoutas.lab.testbeds.rare_trigger import RareTriggerProblem
+from kourkoutas.lab.train import run
 RareTriggerProblem.chunk = 20
 run(RunSpec.model_validate_json(sys.argv[1]), Path(sys.argv[2]), checkpoint_every=20)
 """
@@ -190,7 +190,7 @@ def test_a_run_killed_with_sigkill_continues_to_the_same_bits(engine, tmp_path, 
     assert process.wait() == -signal.SIGKILL
     assert 300 <= newest(tmp_path / "parts") < 1200
 
-    monkeypatch.setattr("kbeta.lab.testbeds.rare_trigger.RareTriggerProblem.chunk", 20)
+    monkeypatch.setattr("kourkoutas.lab.testbeds.rare_trigger.RareTriggerProblem.chunk", 20)
     for name in ("parts", "whole"):
         run(spec, tmp_path / name, checkpoint_every=20)
     same_files(tmp_path / "whole", tmp_path / "parts")

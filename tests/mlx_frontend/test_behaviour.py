@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
-from kbeta.mlx import KourkoutasBeta
-from kbeta.oracle import Oracle
-from kbeta.rule import Hyper, NonFiniteGradient
-from kbeta.trace import WINDOW, Trace
+from kourkoutas.mlx import KourkoutasBeta
+from kourkoutas.oracle import Oracle
+from kourkoutas.rule import Hyper, NonFiniteGradient
+from kourkoutas.trace import WINDOW, Trace
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -257,7 +257,7 @@ SESSION = """
     import sys
     import mlx.core as mx
     from mlx.utils import tree_flatten, tree_unflatten
-    from kbeta.mlx import KourkoutasBeta
+    from kourkoutas.mlx import KourkoutasBeta
 
     def grads(t):
         mx.random.seed(t)
@@ -574,8 +574,8 @@ def test_frozen_layers_of_a_module_are_left_alone():
 
 
 def test_a_missing_framework_is_one_line_that_names_the_extra():
-    code = "import sys; sys.modules['mlx.core'] = None; import kbeta.mlx"
+    code = "import sys; sys.modules['mlx.core'] = None; import kourkoutas.mlx"
     env = {**os.environ, "PYTHONPATH": str(SRC)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     last = done.stderr.strip().splitlines()[-1]
-    assert last == "ImportError: kbeta.mlx needs MLX: pip install 'kourkoutas-beta[mlx]'"
+    assert last == "ImportError: kourkoutas.mlx needs MLX: pip install 'kourkoutas-beta[mlx]'"

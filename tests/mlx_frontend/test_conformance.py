@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
-from kbeta.mlx import KourkoutasBeta
-from kbeta.rule import HYPER_NAMES
+from kourkoutas.mlx import KourkoutasBeta
+from kourkoutas.rule import HYPER_NAMES
 from tests.conformance.table import CASES, SHAPES, Case, check
 
 

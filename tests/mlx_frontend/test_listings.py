@@ -1,4 +1,4 @@
-"""The runnable Python listings of the paper's appendices, taken from its LaTeX source and run against `kbeta.optim`.
+"""The runnable Python listings of the paper's appendices, taken from its LaTeX source and run by `kbeta script`.
 
 The source is looked for at `../shared/paper/kourkoutas-beta.tex` beside the repository, or where KBETA_PAPER says.
 """
@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("mlx.core")
+
+from kourkoutas import paper
 
 ROOT = Path(__file__).parents[2]
 PAPER = Path(os.environ.get("KBETA_PAPER", ROOT.parent / "shared" / "paper" / "kourkoutas-beta.tex"))
@@ -36,20 +38,19 @@ def listing(name: str) -> str:
 def run(name: str, tmp_path: Path) -> str:
     script = tmp_path / name
     script.write_text(listing(name), encoding="utf-8")
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([sys.executable, script.name], cwd=tmp_path, env=env, capture_output=True, text=True)
+    call = [sys.executable, "-P", "-m", "kourkoutas", "script", script.name]
+    done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def load(name: str) -> types.ModuleType:
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """The listing as a module, without its main part."""
     module = types.ModuleType(name.removesuffix(".py"))
-    sys.modules[module.__name__] = module  # dataclasses look their module up
-    try:
-        exec(compile(listing(name), name, "exec"), module.__dict__)
-    finally:
-        del sys.modules[module.__name__]
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their module up
+    monkeypatch.setitem(sys.modules, "kbeta.optim", paper)
+    monkeypatch.setitem(sys.modules, "kbeta", types.ModuleType("kbeta"))
+    exec(compile(listing(name), name, "exec"), module.__dict__)
     return module
 
 
@@ -63,15 +64,15 @@ def test_an_ablation_finds_a_fixed_beta2_equal_to_adam_at_every_step(name, tmp_p
 
 
 @pytest.mark.parametrize("name", SANITY)
-def test_a_sanity_check_gives_adam_for_a_fixed_beta2_after_a_few_steps(name, capsys):
-    load(name).median_benchmark(runs=1, steps=30)
+def test_a_sanity_check_gives_adam_for_a_fixed_beta2_after_a_few_steps(name, capsys, monkeypatch):
+    load(name, monkeypatch).median_benchmark(runs=1, steps=30)
     dynamic, fixed, adam = figures(capsys.readouterr().out, "loss")
     assert fixed == pytest.approx(adam, rel=1e-4)
     assert dynamic != pytest.approx(adam, rel=1e-4)
 
 
-def test_the_rare_trigger_listing_learns_the_base_rate_in_a_few_steps():
-    module = load(TRIGGER)
+def test_the_rare_trigger_listing_learns_the_base_rate_in_a_few_steps(monkeypatch):
+    module = load(TRIGGER, monkeypatch)
     _, losses, _ = module.train_once(module.Cfg(steps=60), module.make_kbeta_release, label="short")
     # From log 2 for an undecided classifier towards the entropy of a 1 % event.
     assert losses[0] > 0.3

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from kbeta.optax import kourkoutas_beta
+from kourkoutas.optax import kourkoutas_beta
 
 PARAMS = {"enc": {"w": np.linspace(-1, 1, 12).reshape(4, 3), "b": np.ones(4)}, "gain": np.asarray(0.5)}
 BUCKETS = ["parameter", "module", "shape", "global", lambda name, array: len(name) + array.ndim]

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from kbeta.optax import kourkoutas_beta, scale_by_kourkoutas_beta
+from kourkoutas.optax import kourkoutas_beta, scale_by_kourkoutas_beta
 
 FULL = {
     "decay": 0.98,

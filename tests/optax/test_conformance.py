@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from kbeta.optax import kourkoutas_beta
+from kourkoutas.optax import kourkoutas_beta
 from tests.conformance.table import CASES, EXTRA, Case, case_ids, check
 
 EXTRA_IDS = {f"{name}-float64" for name in EXTRA}

@@ -6,7 +6,7 @@ import sys
 import jax.numpy as jnp
 import pytest
 
-from kbeta.optax import bucket_names, kourkoutas_beta, scale_by_kourkoutas_beta
+from kourkoutas.optax import bucket_names, kourkoutas_beta, scale_by_kourkoutas_beta
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_paths_that_read_the_same_keep_buckets_of_their_own():
 
 @pytest.mark.parametrize("missing", ["jax", "optax"])
 def test_a_missing_framework_is_one_line_that_names_the_extra(missing):
-    code = f"import sys; sys.modules[{missing!r}] = None\nimport kbeta.optax"
+    code = f"import sys; sys.modules[{missing!r}] = None\nimport kourkoutas.optax"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "ImportError: kbeta.optax needs JAX and Optax: pip install 'kourkoutas-beta[jax]'"
+        "ImportError: kourkoutas.optax needs JAX and Optax: pip install 'kourkoutas-beta[jax]'"
     )
     assert "During handling" not in done.stderr

@@ -7,7 +7,7 @@ import optax
 from flax import linen
 
 from examples import jax_flax
-from kbeta.optax import bucket_names, kourkoutas_beta
+from kourkoutas.optax import bucket_names, kourkoutas_beta
 
 X = jnp.linspace(-1, 1, 64)[:, None]
 Y = jnp.sin(3 * X)

@@ -6,7 +6,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from kbeta.optax import kourkoutas_beta
+from kourkoutas.optax import kourkoutas_beta
 
 OURS = [
     {"opt_name": "kourkoutas_beta", "opt_kwargs": {"learning_rate": 1e-2}},

@@ -9,9 +9,9 @@ import optax
 import orbax.checkpoint
 import pytest
 
-from kbeta.optax import KourkoutasBetaState, bucket_names, kourkoutas_beta, scale_by_kourkoutas_beta
-from kbeta.oracle import Oracle
-from kbeta.rule import Hyper, NonFiniteGradient
+from kourkoutas.optax import KourkoutasBetaState, bucket_names, kourkoutas_beta, scale_by_kourkoutas_beta
+from kourkoutas.oracle import Oracle
+from kourkoutas.rule import Hyper, NonFiniteGradient
 
 FULL = {"decay": 0.98, "max_ratio": 3.0, "adaptive_tiny": True, "bias_correction": "exact", "warmup_steps": 2}
 

@@ -6,10 +6,10 @@ import numpy as np
 import optax
 import pytest
 
-from kbeta.optax import bucket_names, kourkoutas_beta, pull, scale_by_kourkoutas_beta
-from kbeta.oracle import Oracle
-from kbeta.rule import Hyper
-from kbeta.trace import WINDOW, Trace
+from kourkoutas.optax import bucket_names, kourkoutas_beta, pull, scale_by_kourkoutas_beta
+from kourkoutas.oracle import Oracle
+from kourkoutas.rule import Hyper
+from kourkoutas.trace import WINDOW, Trace
 from tests.conformance.table import CASES
 
 CASE = next(case for case in CASES if case.buckets == "module" and case.options["warmup_steps"] == 7)

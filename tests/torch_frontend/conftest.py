@@ -2,7 +2,7 @@
 
 import pytest
 
-from kbeta.torch import general, native
+from kourkoutas.torch import general, native
 
 
 @pytest.fixture
@@ -10,7 +10,7 @@ def interpreted(monkeypatch):
     """The Triton kernel for tensors of any size on the CPU."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     pytest.importorskip("triton")
-    from kbeta.torch import gpu
+    from kourkoutas.torch import gpu
 
     monkeypatch.setattr(general, "GPUS", ("cpu",))
     monkeypatch.setattr(gpu, "SMALL", 1)

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from kbeta.torch import KourkoutasBeta
+from kourkoutas.torch import KourkoutasBeta
 from tests.torch_frontend.test_conformance import ROUTES
 
 BUCKETS = {kind: kind for kind in ("parameter", "module", "shape", "global")} | {"custom": lambda name, p: p.ndim}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from kbeta import Hyper, NonFiniteGradient
-from kbeta.oracle import Oracle
-from kbeta.torch import KourkoutasBeta
-from kbeta.trace import WINDOW, Trace
+from kourkoutas import Hyper, NonFiniteGradient
+from kourkoutas.oracle import Oracle
+from kourkoutas.torch import KourkoutasBeta
+from kourkoutas.trace import WINDOW, Trace
 from tests.torch_frontend.test_conformance import ROUTES
 
 every_route = pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)

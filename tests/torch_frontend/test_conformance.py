@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kbeta.torch import KourkoutasBeta
+from kourkoutas.torch import KourkoutasBeta
 from tests.conformance.table import CASES, Case, case_ids, check
 
 ROUTES = {

@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 
-from kbeta.torch import KourkoutasBeta, folded, native
+from kourkoutas.torch import KourkoutasBeta, folded, native
 
 
 @pytest.fixture

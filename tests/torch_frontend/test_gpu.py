@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kbeta.torch import KourkoutasBeta
+from kourkoutas.torch import KourkoutasBeta
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("interpreted")]
 OPTIONS = {
@@ -17,7 +17,7 @@ OPTIONS = {
 
 @pytest.fixture
 def launches(interpreted, monkeypatch):
-    from kbeta.torch import gpu
+    from kourkoutas.torch import gpu
 
     made = []
 
@@ -66,7 +66,7 @@ def test_triton_gives_what_torch_gives(launches, options, dtype):
 
 
 def test_triton_leaves_small_strided_and_double_tensors_to_torch(launches, monkeypatch):
-    from kbeta.torch import gpu
+    from kourkoutas.torch import gpu
 
     train(dtype=torch.float64)
     assert not launches
@@ -101,7 +101,7 @@ def test_triton_bumps_the_versions_of_what_it_writes(launches):
 
 
 def test_triton_that_cannot_be_built_is_replaced_and_said_so_once(monkeypatch):
-    from kbeta.torch import gpu
+    from kourkoutas.torch import gpu
 
     class Broken:
         def __getitem__(self, grid):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from kbeta import Hyper
-from kbeta.oracle import Oracle
-from kbeta.torch import KourkoutasBeta, native
+from kourkoutas import Hyper
+from kourkoutas.oracle import Oracle
+from kourkoutas.torch import KourkoutasBeta, native
 
 ROOT = Path(__file__).parents[2]
 FULL = {"decay": 0.98, "max_ratio": 3, "adaptive_tiny": True}
@@ -298,9 +298,9 @@ def test_state_takes_8_bytes_per_parameter_and_12_with_v_max(options, expected):
 
 PEAK = """
 import torch
-from kbeta.bench.timing import peak_over
-from kbeta.bench.torch import contestant
-from kbeta.torch import KourkoutasBeta
+from kourkoutas.bench.timing import peak_over
+from kourkoutas.bench.torch import contestant
+from kourkoutas.torch import KourkoutasBeta
 torch.set_num_threads(1)
 params = [torch.nn.Parameter(torch.ones(4096, 1024)) for _ in range(4)]
 for p in params:
@@ -334,7 +334,7 @@ def test_the_measure_of_the_peak_sees_the_temporaries_of_foreach():
 
 
 def test_the_environment_turns_the_kernel_off():
-    script = "from kbeta.torch import native; print(native.kernel)"
+    script = "from kourkoutas.torch import native; print(native.kernel)"
     done = subprocess.run(
         [sys.executable, "-c", script],
         check=True,

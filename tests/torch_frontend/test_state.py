@@ -10,7 +10,7 @@ import textwrap
 import pytest
 import torch
 
-from kbeta.torch import KourkoutasBeta
+from kourkoutas.torch import KourkoutasBeta
 
 FULL = {"decay": 0.98, "max_ratio": 3, "adaptive_tiny": True, "bias_correction": "exact", "nonfinite": "skip"}
 

@@ -6,8 +6,8 @@ import io
 import pytest
 import torch
 
-from kbeta.torch import KourkoutasBeta, native
-from kbeta.torch.update import Noise, round_noisily
+from kourkoutas.torch import KourkoutasBeta, native
+from kourkoutas.torch.update import Noise, round_noisily
 
 BF16 = torch.bfloat16
 FULL = {"decay": 0.98, "max_ratio": 3, "adaptive_tiny": True}

@@ -7,7 +7,7 @@ amsgrad=True is decay=1 here, and Adam's betas are beta1 and beta2_max.
 import pytest
 import torch
 
-from kbeta.torch import KourkoutasBeta
+from kourkoutas.torch import KourkoutasBeta
 
 
 def adam_configurations():

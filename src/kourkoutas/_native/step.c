@@ -1,0 +1,955 @@
+/* The Kourkoutas-β step on the CPU: all tensors of a param group in one call, two passes over memory.
+
+   Pass 1 sums g² per bucket; the scalar rule of kourkoutas/rule.py turns each pooled norm into β2; pass 2 updates m, v,
+   v_max and θ. Nothing of the framework is included: tensors are read through DLPack's C exchange table where the
+   framework has one, else through `data_ptr()`, and written through raw pointers.
+
+   NOTE: same bits whatever the number of threads and the CPU. Tensors are cut into blocks of fixed size, a block is
+   summed in double in a fixed order by whichever thread takes it, and the sums of blocks are added in order. Products
+   are not contracted (-ffp-contract=off), so that machines with and without fused multiply-add agree.
+
+   NOTE: ⟨|θ|⟩ for adaptive_tiny is summed while θ is written and kept for the next step, with θ's address, size and
+   version and a few of its elements; if any of these differs at the next step it is summed anew. */
+
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030b0000
+#endif
+#define PY_SSIZE_T_CLEAN
+#define _GNU_SOURCE
+#include <Python.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "threads.h"
+
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define CLONES
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+enum { BLOCK = 8192, PIECE = 1024, LANES = 32, SAMPLES = 8 };
+enum { WINDOW = 1024 }; /* rows of a trace, as in kourkoutas/trace.py */
+/* Buckets are taken together until their gradients fill this much, so that pass 2 finds them in cache. */
+enum { WAVE_BYTES = 4 << 20, SERIAL_WORK = 16384 };
+
+
+typedef enum { F32, F64, BF16, F16, OTHER } Kind;
+static const int KIND_BYTES[] = {4, 8, 2, 2};
+
+INLINE float bits_float(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
+INLINE uint32_t float_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
+
+INLINE float from_bf16(uint16_t h) { return bits_float((uint32_t)h << 16); }
+INLINE uint16_t to_bf16(float f) {
+    uint32_t u = float_bits(f);
+    uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16; /* to nearest, ties to even */
+    return (u & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (uint16_t)rounded;
+}
+
+INLINE float from_f16(uint16_t h) {
+    uint32_t u = (uint32_t)(h & 0x7fff) << 13;
+    float scaled = bits_float(u) * 0x1p112f; /* moves the exponent's bias from 15 to 127, subnormals included */
+    uint32_t out = u >= 0x0f800000 ? u | 0x7f800000 : float_bits(scaled);
+    return bits_float(out | (uint32_t)(h & 0x8000) << 16);
+}
+INLINE uint16_t to_f16(float f) {
+    uint32_t u = float_bits(f), sign = (u >> 16) & 0x8000;
+    u &= 0x7fffffff;
+    uint32_t normal = (u - 0x38000000 + 0xfff + ((u >> 13) & 1)) >> 13;
+    uint32_t subnormal = float_bits(bits_float(u) + 0.5f) - 0x3f000000; /* 0.5 has an ulp of 2^-24, F16's smallest */
+    uint32_t out = u < 0x38800000 ? subnormal : normal;
+    out = u >= 0x477ff000 ? 0x7c00 : out;
+    out = u > 0x7f800000 ? 0x7e00 : out;
+    return (uint16_t)(out | sign);
+}
+
+CLONES static void widen(float *restrict out, const void *in, Kind kind, long n) {
+    const uint16_t *restrict h = in;
+    if (kind == BF16)
+        for (long i = 0; i < n; i++) out[i] = from_bf16(h[i]);
+    else
+        for (long i = 0; i < n; i++) out[i] = from_f16(h[i]);
+}
+
+CLONES static void narrow(void *out, const float *restrict in, Kind kind, long n) {
+    uint16_t *restrict h = out;
+    if (kind == BF16)
+        for (long i = 0; i < n; i++) h[i] = to_bf16(in[i]);
+    else
+        for (long i = 0; i < n; i++) h[i] = to_f16(in[i]);
+}
+
+/* A hash of 32 bits; kourkoutas/torch/update.py has the same. */
+INLINE uint32_t mixed(uint32_t h) {
+    h ^= h >> 16;
+    h *= 0x45d9f3b5u;
+    h ^= h >> 13;
+    h *= 0x3c6ef373u;
+    return h ^ h >> 16;
+}
+
+INLINE uint16_t to_bf16_noisy(float f, uint32_t noise) { /* up with the probability of what is cut off */
+    uint32_t u = float_bits(f);
+    return (u & 0x7f800000) == 0x7f800000 ? to_bf16(f) : (uint16_t)((u + noise) >> 16);
+}
+
+/* One hash per element: its low half for m, its high half for v and v_max. */
+CLONES static void narrow_noisy(void *m, void *v, void *v_max, const float *restrict wide_m, const float *restrict wide_v,
+                                const float *restrict wide_max, uint32_t seed, uint32_t first, long n) {
+    uint16_t *restrict hm = m, *restrict hv = v, *restrict hx = v_max;
+    for (long i = 0; i < n; i++) {
+        uint32_t noise = mixed((first + (uint32_t)i) * 0x1e3779b1u + seed);
+        hm[i] = to_bf16_noisy(wide_m[i], noise & 0xffff);
+        hv[i] = to_bf16_noisy(wide_v[i], noise >> 16);
+    }
+    for (long i = 0; hx && i < n; i++)
+        hx[i] = to_bf16_noisy(wide_max[i], mixed((first + (uint32_t)i) * 0x1e3779b1u + seed) >> 16);
+}
+
+
+typedef struct {
+    double beta1, c1, beta2, c2; /* c = 1 - β */
+    double rate, eps;            /* γ√b2/a1 and ε√b2: Δ = rate·m/(√v̂ + eps) */
+    double limit, keep, leak;    /* γ·max_ratio, 1 - γλ, δ */
+    double sign;                 /* -1 to maximize */
+} Coefficients;
+
+#define ARITHMETIC(T, ROOT, ABS)                                                                                      \
+    CLONES static double square_sum_##T(const T *restrict x, long n) {                                                \
+        double lane[LANES] = {0}, sum = 0;                                                                            \
+        long i = 0;                                                                                                   \
+        for (; i + LANES <= n; i += LANES)                                                                            \
+            for (int j = 0; j < LANES; j++) lane[j] += (double)x[i + j] * (double)x[i + j];                           \
+        for (int j = 0; i + j < n; j++) lane[j] += (double)x[i + j] * (double)x[i + j];                               \
+        for (int j = 0; j < LANES; j++) sum += lane[j];                                                               \
+        return sum;                                                                                                   \
+    }                                                                                                                 \
+    CLONES static double abs_sum_##T(const T *restrict x, long n) {                                                   \
+        double lane[LANES] = {0}, sum = 0;                                                                            \
+        long i = 0;                                                                                                   \
+        for (; i + LANES <= n; i += LANES)                                                                            \
+            for (int j = 0; j < LANES; j++) lane[j] += (double)ABS(x[i + j]);                                         \
+        for (int j = 0; i + j < n; j++) lane[j] += (double)ABS(x[i + j]);                                             \
+        for (int j = 0; j < LANES; j++) sum += lane[j];                                                               \
+        return sum;                                                                                                   \
+    }                                                                                                                 \
+    INLINE void body_##T(T *restrict theta, const T *restrict grad, T *restrict m, T *restrict v,                     \
+                         T *restrict v_max, long n, const Coefficients *k, int kept, int clipped) {                   \
+        const T beta1 = (T)k->beta1, c1 = (T)k->c1, beta2 = (T)k->beta2, c2 = (T)k->c2, rate = (T)k->rate;            \
+        const T eps = (T)k->eps, limit = (T)k->limit, keep = (T)k->keep, leak = (T)k->leak, sign = (T)k->sign;        \
+        for (long i = 0; i < n; i++) {                                                                                \
+            T g = sign * grad[i];                                                                                     \
+            /* m ← β1·m + (1-β1)·g,  v ← β2·v + (1-β2)·g² */                                                          \
+            T m_t = beta1 * m[i] + c1 * g;                                                                            \
+            T v_hat = beta2 * v[i] + c2 * (g * g);                                                                    \
+            m[i] = m_t;                                                                                               \
+            v[i] = v_hat;                                                                                             \
+            if (kept) { /* v̂ = v_max ← max(δ·v_max, v) */                                                             \
+                T faded = leak * v_max[i];                                                                            \
+                v_hat = faded > v_hat ? faded : v_hat;                                                                \
+                v_max[i] = v_hat;                                                                                     \
+            }                                                                                                         \
+            /* θ ← (1-γλ)·θ - Δ */                                                                                    \
+            T delta = rate * m_t / (ROOT(v_hat) + eps);                                                               \
+            if (clipped) {                                                                                            \
+                delta = delta > limit ? limit : delta;                                                                \
+                delta = delta < -limit ? -limit : delta;                                                              \
+            }                                                                                                         \
+            theta[i] = keep * theta[i] - delta;                                                                       \
+        }                                                                                                             \
+    }                                                                                                                 \
+    CLONES static void plain_##T(T *p, const T *g, T *m, T *v, T *x, long n, const Coefficients *k) {                 \
+        body_##T(p, g, m, v, x, n, k, 0, 0);                                                                          \
+    }                                                                                                                 \
+    CLONES static void clip_##T(T *p, const T *g, T *m, T *v, T *x, long n, const Coefficients *k) {                  \
+        body_##T(p, g, m, v, x, n, k, 0, 1);                                                                          \
+    }                                                                                                                 \
+    CLONES static void max_##T(T *p, const T *g, T *m, T *v, T *x, long n, const Coefficients *k) {                   \
+        body_##T(p, g, m, v, x, n, k, 1, 0);                                                                          \
+    }                                                                                                                 \
+    CLONES static void max_clip_##T(T *p, const T *g, T *m, T *v, T *x, long n, const Coefficients *k) {              \
+        body_##T(p, g, m, v, x, n, k, 1, 1);                                                                          \
+    }                                                                                                                 \
+    static void update_##T(T *p, const T *g, T *m, T *v, T *x, long n, const Coefficients *k, int clipped) {          \
+        if (x && clipped) max_clip_##T(p, g, m, v, x, n, k);                                                          \
+        else if (x) max_##T(p, g, m, v, x, n, k);                                                                     \
+        else if (clipped) clip_##T(p, g, m, v, x, n, k);                                                              \
+        else plain_##T(p, g, m, v, x, n, k);                                                                          \
+    }
+
+ARITHMETIC(float, sqrtf, fabsf)
+ARITHMETIC(double, sqrt, fabs)
+
+
+typedef struct { /* hyper-parameters, packed by kourkoutas/torch/native.py in this order */
+    double beta1, beta2_min, beta2_max, alpha, eps, tiny_spike, tiny_denom;
+    double leak, max_ratio; /* negative: None */
+    double warmup_steps, weight_decay;
+    double adaptive_tiny, exact, corrected, skip, maximize, noisy; /* 0 or 1 */
+} Hyper;
+
+typedef struct {
+    double *at;
+    Kind kind;
+} Scalar;
+
+static double get(Scalar s) { return s.kind == F64 ? *s.at : (double)*(float *)s.at; }
+static void set(Scalar s, double x) {
+    if (s.kind == F64) *s.at = x;
+    else *(float *)s.at = (float)x;
+}
+
+typedef struct {
+    char *theta, *g, *m, *v, *v_max;
+    int64_t n;
+    int64_t block; /* the first of its blocks */
+    Kind kind, g_kind, s_kind; /* of θ, of the gradient, of m, v and v_max */
+    uint32_t seed;             /* of the noise, where states are rounded with noise */
+    Scalar step, log_beta2;
+    int bucket, place; /* place: its number in the group */
+    int64_t version;
+    Coefficients k;
+} Item;
+
+typedef struct {
+    Scalar ema;
+    int64_t *skipped;
+    int number, items; /* number: in the group */
+    double norm, sun, beta2;
+    int fine;
+} Bucket;
+
+typedef struct { /* ⟨|θ|⟩ of a parameter as its last update left it */
+    char *theta;
+    int64_t n, version;
+    double sum, sample[SAMPLES];
+} Carried;
+
+typedef struct {
+    Hyper h;
+    Item *items;   /* sorted by bucket */
+    Item *unsorted;
+    Bucket *buckets;
+    int *bucket_at; /* per bucket of the group: its place in `buckets`, or -1 */
+    double *sums;   /* per block */
+    Carried *carried;
+    PyObject **held, **grads; /* owned while the step runs: what is written, and the gradients */
+    int n_items, n_buckets, n_held, n_grads, n_group_buckets;
+    int64_t n_blocks;
+    size_t room[7], room_sums;
+    int busy, have_norms;
+} Plan;
+
+static double sample(const Item *it, int j) {
+    int64_t i = it->n > 1 ? (it->n - 1) * j / (SAMPLES - 1) : 0;
+    switch (it->kind) {
+    case F32: return ((float *)it->theta)[i];
+    case F64: return ((double *)it->theta)[i];
+    case BF16: return from_bf16(((uint16_t *)it->theta)[i]);
+    default: return from_f16(((uint16_t *)it->theta)[i]);
+    }
+}
+
+typedef enum { NORMS, MEANS, UPDATE } Pass;
+
+static double square_block(const Item *it, int64_t first, long n) {
+    float wide[PIECE];
+    double sum = 0;
+    for (long i = 0; i < n; i += PIECE) {
+        long piece = n - i < PIECE ? n - i : PIECE;
+        const char *g = it->g + (first + i) * KIND_BYTES[it->g_kind];
+        if (it->g_kind == F32) sum += square_sum_float((const float *)g, piece);
+        else if (it->g_kind == F64) sum += square_sum_double((const double *)g, piece);
+        else {
+            widen(wide, g, it->g_kind, piece);
+            sum += square_sum_float(wide, piece);
+        }
+    }
+    return sum;
+}
+
+static double abs_piece(const Item *it, int64_t first, long n) {
+    float wide[PIECE];
+    const char *theta = it->theta + first * KIND_BYTES[it->kind];
+    if (it->kind == F32) return abs_sum_float((const float *)theta, n);
+    if (it->kind == F64) return abs_sum_double((const double *)theta, n);
+    widen(wide, theta, it->kind, n);
+    return abs_sum_float(wide, n);
+}
+
+static void update_piece(const Item *it, int64_t first, long n, int clipped, int noisy) {
+    int64_t s_at = first * KIND_BYTES[it->s_kind];
+    char *theta = it->theta + first * KIND_BYTES[it->kind];
+    char *m = it->m + s_at, *v = it->v + s_at, *v_max = it->v_max ? it->v_max + s_at : NULL;
+    const char *g = it->g + first * KIND_BYTES[it->g_kind];
+    if (it->kind == F64) { /* then all are */
+        update_double((double *)theta, (const double *)g, (double *)m, (double *)v, (double *)v_max, n, &it->k, clipped);
+        return;
+    }
+    float wide[5][PIECE];
+    float *wide_theta = (float *)theta, *wide_m = (float *)m, *wide_v = (float *)v, *wide_max = (float *)v_max;
+    const float *wide_g = (const float *)g;
+    if (it->g_kind != F32) {
+        widen(wide[4], g, it->g_kind, n);
+        wide_g = wide[4];
+    }
+    if (it->kind != F32) {
+        widen(wide[0], theta, it->kind, n);
+        wide_theta = wide[0];
+    }
+    if (it->s_kind != F32) {
+        widen(wide[1], m, it->s_kind, n);
+        widen(wide[2], v, it->s_kind, n);
+        if (v_max) widen(wide[3], v_max, it->s_kind, n);
+        wide_m = wide[1];
+        wide_v = wide[2];
+        wide_max = v_max ? wide[3] : NULL;
+    }
+    update_float(wide_theta, wide_g, wide_m, wide_v, wide_max, n, &it->k, clipped);
+    if (it->kind != F32) narrow(theta, wide_theta, it->kind, n);
+    if (it->s_kind == F32) return;
+    if (noisy && it->s_kind == BF16) {
+        narrow_noisy(m, v, v_max, wide_m, wide_v, wide_max, it->seed, (uint32_t)first, n);
+        return;
+    }
+    narrow(m, wide_m, it->s_kind, n);
+    narrow(v, wide_v, it->s_kind, n);
+    if (v_max) narrow(v_max, wide_max, it->s_kind, n);
+}
+
+typedef struct {
+    Plan *plan;
+    Pass pass;
+    int first_item, last_item; /* of the wave */
+    int64_t first, last, grain;
+    atomic_llong next;
+} Job;
+
+static void do_block(const Job *job, const Item *it, int64_t block) {
+    Plan *plan = job->plan;
+    int64_t start = (block - it->block) * BLOCK;
+    long n = it->n - start < BLOCK ? (long)(it->n - start) : BLOCK;
+    double sum = 0;
+    if (job->pass == NORMS) {
+        plan->sums[block] = square_block(it, start, n);
+        return;
+    }
+    for (long i = 0; i < n; i += PIECE) {
+        long piece = n - i < PIECE ? n - i : PIECE;
+        if (job->pass == UPDATE) update_piece(it, start + i, piece, plan->h.max_ratio > 0, plan->h.noisy > 0);
+        if (job->pass == MEANS || plan->h.adaptive_tiny) sum += abs_piece(it, start + i, piece);
+    }
+    plan->sums[block] = sum;
+}
+
+static int has_work(const Job *job, const Item *it) {
+    const Plan *plan = job->plan;
+    if (job->pass == UPDATE) return plan->buckets[it->bucket].fine;
+    if (job->pass == MEANS) return plan->carried[it->place].theta == NULL;
+    return 1;
+}
+
+static void work(void *argument) {
+    Job *job = argument;
+    Plan *plan = job->plan;
+    for (;;) {
+        int64_t a = atomic_fetch_add_explicit(&job->next, job->grain, memory_order_relaxed), b = a + job->grain;
+        if (a >= job->last) return;
+        if (b > job->last) b = job->last;
+        if (job->pass == UPDATE) { /* backwards: what pass 1 read last is still in cache */
+            int64_t mirror = job->first + job->last;
+            int64_t kept = a;
+            a = mirror - b;
+            b = mirror - kept;
+        }
+        int low = job->first_item, high = job->last_item - 1;
+        while (low < high) { /* the last item that starts at or before block a */
+            int middle = (low + high + 1) / 2;
+            if (plan->items[middle].block <= a) low = middle;
+            else high = middle - 1;
+        }
+        for (const Item *it = &plan->items[low]; a < b; it++) {
+            int64_t end = it->block + (it->n + BLOCK - 1) / BLOCK;
+            int64_t stop = end < b ? end : b;
+            if (has_work(job, it))
+                for (; a < stop; a++) do_block(job, it, a);
+            else if (a < stop)
+                a = stop;
+        }
+    }
+}
+
+static void run_pass(Plan *plan, Pass pass, int first_item, int last_item, int threads) {
+    const Item *last = &plan->items[last_item - 1];
+    Job job = {.plan = plan, .pass = pass, .first_item = first_item, .last_item = last_item};
+    job.first = plan->items[first_item].block;
+    job.last = last->block + (last->n + BLOCK - 1) / BLOCK;
+    int64_t elements = 0;
+    for (int i = first_item; i < last_item; i++)
+        if (has_work(&job, &plan->items[i])) elements += plan->items[i].n;
+    if (!elements) return;
+    int64_t most = elements / SERIAL_WORK + 1;
+    if (threads > most) threads = (int)most;
+    job.grain = (job.last - job.first) / ((int64_t)threads * 16);
+    if (job.grain < 1) job.grain = 1;
+    if (threads == 1) job.grain = job.last - job.first;
+    atomic_init(&job.next, job.first);
+    parallel(work, &job, threads);
+}
+
+static double total(const Plan *plan, const Item *it) {
+    double sum = 0;
+    for (int64_t b = it->block, end = b + (it->n + BLOCK - 1) / BLOCK; b < end; b++) sum += plan->sums[b];
+    return sum;
+}
+
+static void pooled_norms(Plan *plan, int first_item, int last_item, int threads) {
+    run_pass(plan, NORMS, first_item, last_item, threads);
+    for (int i = first_item; i < last_item;) {
+        Bucket *bucket = &plan->buckets[plan->items[i].bucket];
+        double sum = 0;
+        for (int end = i + bucket->items; i < end; i++) sum += total(plan, &plan->items[i]);
+        bucket->norm = sqrt(sum);
+    }
+}
+
+/* The scalar rule, as in kourkoutas/rule.py: n → r → sun → β2, bias corrections, and each parameter's coefficients. */
+static void scalars(Plan *plan, int first_item, int last_item, double lr) {
+    const Hyper *h = &plan->h;
+    for (int i = first_item; i < last_item;) {
+        Bucket *bucket = &plan->buckets[plan->items[i].bucket];
+        int end = i + bucket->items;
+        double n = bucket->norm, step = 0;
+        bucket->sun = bucket->beta2 = NAN;
+        bucket->fine = !h->skip || isfinite(n);
+        if (!bucket->fine) {
+            ++*bucket->skipped;
+            i = end;
+            continue;
+        }
+        for (int j = i; j < end; j++) step = fmax(step, get(plan->items[j].step) + 1);
+
+        /* r = α·r + (1-α)·n,  sun = n/(n + r + tiny_spike),  1-β2 = (1-β2_max) + (β2_max-β2_min)·sun */
+        double r = h->alpha * get(bucket->ema) + (1 - h->alpha) * n;
+        double sun = n / (n + r + h->tiny_spike);
+        double c2 = (1 - h->beta2_max) + (h->beta2_max - h->beta2_min) * sun;
+        if (h->warmup_steps > 0 && step <= h->warmup_steps) {
+            sun = 0;
+            c2 = 1 - (h->beta2_min + h->beta2_max) / 2;
+        }
+        set(bucket->ema, r);
+        bucket->sun = sun;
+        bucket->beta2 = 1 - c2;
+
+        for (; i < end; i++) {
+            Item *it = &plan->items[i];
+            Coefficients *k = &it->k;
+            double t = get(it->step) + 1, a1 = 1, b2 = 1;
+            set(it->step, t);
+            it->seed = mixed(mixed((uint32_t)(int64_t)t) + (uint32_t)it->place);
+            if (h->corrected) {
+                /* a1 = 1 - β1^t,  b2 = 1 - β2_max^t, or 1 - Π β2 when exact */
+                a1 = -expm1(t * (h->beta1 > 0 ? log(h->beta1) : -INFINITY));
+                b2 = -expm1(t * (h->beta2_max > 0 ? log(h->beta2_max) : -INFINITY));
+            }
+            if (h->exact) {
+                double log_beta2 = get(it->log_beta2) + log1p(-c2);
+                set(it->log_beta2, log_beta2);
+                b2 = -expm1(log_beta2);
+            }
+            double root = sqrt(b2), eps = h->eps;
+            if (h->adaptive_tiny) { /* ε + tiny_denom·max(⟨|θ|⟩, 1) */
+                double mean = it->n ? plan->carried[it->place].sum / (double)it->n : 0;
+                eps += h->tiny_denom * (mean < 1 ? 1 : mean);
+            }
+            k->beta1 = h->beta1;
+            k->c1 = 1 - h->beta1;
+            k->beta2 = 1 - c2;
+            k->c2 = c2;
+            k->rate = lr / a1 * root;
+            k->eps = eps * root;
+            k->limit = lr * h->max_ratio;
+            k->keep = 1 - lr * h->weight_decay;
+            k->leak = h->leak;
+            k->sign = h->maximize ? -1 : 1;
+        }
+    }
+}
+
+static void fill_carried(Plan *plan, const Item *it) {
+    Carried *c = &plan->carried[it->place];
+    c->theta = it->theta;
+    c->n = it->n;
+    c->sum = total(plan, it);
+}
+
+static void step_wave(Plan *plan, int first_item, int last_item, double lr, int threads) {
+    if (!plan->have_norms) pooled_norms(plan, first_item, last_item, threads);
+    if (plan->h.adaptive_tiny) {
+        run_pass(plan, MEANS, first_item, last_item, threads);
+        for (int i = first_item; i < last_item; i++)
+            if (!plan->carried[plan->items[i].place].theta) fill_carried(plan, &plan->items[i]);
+    }
+    scalars(plan, first_item, last_item, lr);
+    run_pass(plan, UPDATE, first_item, last_item, threads);
+    if (!plan->h.adaptive_tiny) return;
+    for (int i = first_item; i < last_item; i++) {
+        const Item *it = &plan->items[i];
+        Carried *c = &plan->carried[it->place];
+        if (plan->buckets[it->bucket].fine) fill_carried(plan, it);
+        c->version = it->version + 1; /* the caller counts the write */
+        for (int j = 0; j < SAMPLES && it->n; j++) c->sample[j] = sample(it, j);
+    }
+}
+
+static void step_group(Plan *plan, double lr, int threads) {
+    for (int i = 0; i < plan->n_items;) {
+        int last = i;
+        int64_t bytes = 0;
+        do {
+            int end = last + plan->buckets[plan->items[last].bucket].items;
+            for (; last < end; last++) bytes += plan->items[last].n * KIND_BYTES[plan->items[last].g_kind];
+        } while (last < plan->n_items && bytes < WAVE_BYTES);
+        step_wave(plan, i, last, lr, threads);
+        i = last;
+    }
+}
+
+
+typedef struct { /* DLPack's DLTensor */
+    void *data;
+    int32_t device_type, device_id, ndim;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+} DLTensor;
+
+typedef struct { /* DLPack's DLPackExchangeAPI, major version 1 */
+    uint32_t major, minor;
+    void *previous, *allocate, *managed_from, *managed_to;
+    int (*tensor_from)(void *, DLTensor *);
+    void *stream;
+} Exchange;
+
+static const Exchange *exchange;
+static PyObject *tensor_types[2], *dtypes[4];
+static PyObject *s_grad, *s_version, *s_step, *s_exp_avg, *s_exp_avg_sq, *s_max, *s_log_beta2, *s_ema, *s_skipped;
+
+typedef struct {
+    DLTensor dl;
+    Kind kind;
+    int64_t n;
+    int integer; /* int64 */
+} View;
+
+static int true_method(PyObject *x, const char *name) {
+    PyObject *answer = PyObject_CallMethod(x, name, NULL);
+    int yes = answer ? PyObject_IsTrue(answer) : 0;
+    Py_XDECREF(answer);
+    return yes > 0;
+}
+
+/* Without DLPack's table: contiguous CPU tensors only, told by `ndim` -1. */
+static int read_by_methods(PyObject *x, View *view) {
+    PyObject *cpu = PyObject_GetAttrString(x, "is_cpu"), *dtype = PyObject_GetAttrString(x, "dtype");
+    PyObject *address = NULL, *count = NULL;
+    int ok = cpu && dtype && PyObject_IsTrue(cpu) == 1 && true_method(x, "is_contiguous") && !true_method(x, "is_neg");
+    if (ok) {
+        address = PyObject_CallMethod(x, "data_ptr", NULL);
+        count = PyObject_CallMethod(x, "numel", NULL);
+        ok = address && count;
+    }
+    if (ok) {
+        view->dl.data = PyLong_AsVoidPtr(address);
+        view->dl.ndim = -1;
+        view->n = PyLong_AsLongLong(count);
+        view->kind = OTHER;
+        view->integer = 0;
+        for (int k = 0; k < 4; k++)
+            if (dtype == dtypes[k]) view->kind = (Kind)k;
+    }
+    Py_XDECREF(cpu);
+    Py_XDECREF(dtype);
+    Py_XDECREF(address);
+    Py_XDECREF(count);
+    if (PyErr_Occurred()) ok = 0;
+    PyErr_Clear();
+    return ok;
+}
+
+static int read_tensor(PyObject *x, View *view) {
+    PyObject *type = (PyObject *)Py_TYPE(x);
+    if (type != tensor_types[0] && type != tensor_types[1]) return 0;
+    if (!exchange) return read_by_methods(x, view);
+    DLTensor *dl = &view->dl;
+    if (exchange->tensor_from(x, dl)) {
+        PyErr_Clear();
+        return 0;
+    }
+    if (dl->device_type != 1 || dl->lanes != 1) return 0;
+    dl->data = (char *)dl->data + dl->byte_offset;
+    view->n = 1;
+    for (int d = 0; d < dl->ndim; d++) view->n *= dl->shape[d];
+    view->integer = dl->code == 0 && dl->bits == 64;
+    view->kind = dl->code == 2 ? (dl->bits == 32 ? F32 : dl->bits == 64 ? F64 : dl->bits == 16 ? F16 : OTHER)
+                 : dl->code == 4 && dl->bits == 16 ? BF16 : OTHER;
+    return 1;
+}
+
+/* Whether the tensor fills one stretch of memory without gaps, in any order of its axes. */
+static int dense(const View *x) {
+    if (x->dl.ndim < 0 || !x->dl.strides || !x->n) return 1;
+    int64_t stride = 1;
+    while (stride < x->n) {
+        int d = 0;
+        while (d < x->dl.ndim && (x->dl.shape[d] == 1 || x->dl.strides[d] != stride)) d++;
+        if (d == x->dl.ndim) return 0;
+        stride *= x->dl.shape[d];
+    }
+    return 1;
+}
+
+static int same_layout(const View *a, const View *b) {
+    if (a->n != b->n || a->dl.ndim != b->dl.ndim) return 0;
+    if (a->dl.ndim < 0) return 1;
+    for (int d = 0; d < a->dl.ndim; d++) {
+        if (a->dl.shape[d] != b->dl.shape[d]) return 0;
+        if (a->dl.shape[d] > 1 && a->dl.strides && b->dl.strides && a->dl.strides[d] != b->dl.strides[d]) return 0;
+    }
+    return 1;
+}
+
+static PyObject *hold(Plan *plan, PyObject *x) {
+    Py_INCREF(x);
+    return plan->held[plan->n_held++] = x;
+}
+
+
+static void release_held(Plan *plan) {
+    while (plan->n_held) Py_DECREF(plan->held[--plan->n_held]);
+    while (plan->n_grads) Py_DECREF(plan->grads[--plan->n_grads]);
+    plan->n_items = plan->n_buckets = 0;
+}
+
+static void destroy(PyObject *capsule) {
+    Plan *plan = PyCapsule_GetPointer(capsule, "kourkoutas.plan");
+    if (!plan) return;
+    release_held(plan);
+    free(plan->items);
+    free(plan->unsorted);
+    free(plan->buckets);
+    free(plan->bucket_at);
+    free(plan->sums);
+    free(plan->carried);
+    free(plan->held);
+    free(plan->grads);
+    free(plan);
+}
+
+static PyObject *new_plan(PyObject *self, PyObject *unused) {
+    Plan *plan = calloc(1, sizeof *plan);
+    if (!plan) return PyErr_NoMemory();
+    return PyCapsule_New(plan, "kourkoutas.plan", destroy);
+}
+
+static int grow(void **array, size_t *room, size_t need, size_t size) {
+    if (need <= *room) return 1;
+    void *bigger = realloc(*array, need * size);
+    if (!bigger) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    memset((char *)bigger + *room * size, 0, (need - *room) * size);
+    *array = bigger;
+    *room = need;
+    return 1;
+}
+
+enum { HELD = 8 }; /* at most, per parameter: θ, m, v, v_max, step, Σ log β2, r, skipped */
+
+static int make_room(Plan *plan, size_t params, size_t buckets) {
+    size_t *room = plan->room;
+    return grow((void **)&plan->items, &room[0], params, sizeof(Item)) &&
+           grow((void **)&plan->unsorted, &room[1], params, sizeof(Item)) &&
+           grow((void **)&plan->carried, &room[2], params, sizeof(Carried)) &&
+           grow((void **)&plan->held, &room[3], params * HELD, sizeof(PyObject *)) &&
+           grow((void **)&plan->grads, &room[4], params, sizeof(PyObject *)) &&
+           grow((void **)&plan->bucket_at, &room[5], buckets, sizeof(int)) &&
+           grow((void **)&plan->buckets, &room[6], buckets, sizeof(Bucket));
+}
+
+static PyObject *entry(PyObject *state, PyObject *name) { return PyDict_GetItemWithError(state, name); }
+
+static int read_scalar(Plan *plan, PyObject *x, Scalar *s) {
+    View view;
+    if (!x || !read_tensor(x, &view) || view.n != 1 || (view.kind != F32 && view.kind != F64)) return 0;
+    hold(plan, x);
+    s->at = view.dl.data;
+    s->kind = view.kind;
+    return 1;
+}
+
+/* 1: gathered; 0: not for this kernel (or state is missing). */
+static int gather_item(Plan *plan, PyObject *p, PyObject *g, PyObject *state, int place, int bucket_number) {
+    const Hyper *h = &plan->h;
+    Item *it = &plan->unsorted[plan->n_items];
+    View theta, grad, m, v, v_max;
+    PyObject *m_object = entry(state, s_exp_avg), *v_object = entry(state, s_exp_avg_sq);
+    PyObject *max_object = h->leak >= 0 ? entry(state, s_max) : NULL;
+    if (!m_object || !v_object || (h->leak >= 0 && !max_object)) return 0;
+    if (!read_tensor(p, &theta) || theta.kind == OTHER || !dense(&theta)) return 0;
+    if (!read_tensor(g, &grad) || grad.kind == OTHER || !same_layout(&theta, &grad)) return 0;
+    if ((theta.kind == F64) != (grad.kind == F64)) return 0;
+    if (!read_tensor(m_object, &m) || !same_layout(&theta, &m)) return 0;
+    if (m.kind != theta.kind && (theta.kind == F64 || (m.kind != F32 && m.kind != BF16))) return 0;
+    if (!read_tensor(v_object, &v) || v.kind != m.kind || !same_layout(&theta, &v)) return 0;
+    if (max_object && (!read_tensor(max_object, &v_max) || v_max.kind != m.kind || !same_layout(&theta, &v_max))) return 0;
+    if (!read_scalar(plan, entry(state, s_step), &it->step)) return 0;
+    if (h->exact && !read_scalar(plan, entry(state, s_log_beta2), &it->log_beta2)) return 0;
+
+    int b = plan->bucket_at[bucket_number];
+    if (b < 0) {
+        Bucket *bucket = &plan->buckets[plan->n_buckets];
+        if (!read_scalar(plan, entry(state, s_ema), &bucket->ema)) return 0;
+        if (h->skip) {
+            PyObject *skipped = entry(state, s_skipped);
+            View view;
+            if (!skipped || !read_tensor(skipped, &view) || !view.integer || view.n != 1) return 0;
+            hold(plan, skipped);
+            bucket->skipped = view.dl.data;
+        }
+        bucket->number = bucket_number;
+        bucket->items = 0;
+        b = plan->bucket_at[bucket_number] = plan->n_buckets++;
+    }
+    plan->buckets[b].items++;
+    it->theta = theta.dl.data;
+    it->g = grad.dl.data;
+    it->m = m.dl.data;
+    it->v = v.dl.data;
+    it->v_max = max_object ? v_max.dl.data : NULL;
+    it->n = theta.n;
+    it->kind = theta.kind;
+    it->g_kind = grad.kind;
+    it->s_kind = m.kind;
+    it->bucket = b;
+    it->place = place;
+    it->version = -1;
+    if (h->adaptive_tiny) {
+        Carried *c = &plan->carried[place];
+        PyObject *version = PyObject_GetAttr(p, s_version);
+        it->version = version ? PyLong_AsLongLong(version) : -1; /* inference tensors have none */
+        Py_XDECREF(version);
+        PyErr_Clear();
+        int fresh = c->theta == it->theta && c->n == it->n && c->version == it->version && it->version >= 0;
+        for (int j = 0; fresh && j < SAMPLES && it->n; j++) fresh = c->sample[j] == sample(it, j);
+        if (!fresh) c->theta = NULL;
+    }
+    hold(plan, p);
+    Py_INCREF(g);
+    plan->grads[plan->n_grads++] = g;
+    hold(plan, m_object);
+    hold(plan, v_object);
+    if (max_object) hold(plan, max_object);
+    plan->n_items++;
+    return 1;
+}
+
+static void sort_by_bucket(Plan *plan) {
+    int start = 0;
+    for (int b = 0; b < plan->n_buckets; b++) { /* bucket_at serves as the place of the bucket's next item */
+        plan->bucket_at[plan->buckets[b].number] = start;
+        start += plan->buckets[b].items;
+    }
+    for (int i = 0; i < plan->n_items; i++)
+        plan->items[plan->bucket_at[plan->buckets[plan->unsorted[i].bucket].number]++] = plan->unsorted[i];
+    plan->n_blocks = 0;
+    for (int i = 0; i < plan->n_items; i++) {
+        plan->items[i].block = plan->n_blocks;
+        plan->n_blocks += (plan->items[i].n + BLOCK - 1) / BLOCK;
+    }
+}
+
+/* gather(plan, hyper, params, bucket_index, n_buckets, state, cursor) → next cursor, or -1 when a torch route must run.
+
+   `cursor` is a place in `state`, which is usually in the order of the parameters: walking it saves the hash. */
+static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    if (n_args != 7) return PyErr_Format(PyExc_TypeError, "gather takes 7 arguments; got %zd", n_args);
+    Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
+    char *packed;
+    Py_ssize_t size;
+    PyObject *params = args[2], *index = args[3], *state = args[5];
+    if (!plan || PyBytes_AsStringAndSize(args[1], &packed, &size)) return NULL;
+    if (size != sizeof(Hyper)) return PyErr_Format(PyExc_ValueError, "`hyper` must have %zu bytes", sizeof(Hyper));
+    int n_buckets = (int)PyLong_AsLong(args[4]);
+    Py_ssize_t cursor = PyLong_AsSsize_t(args[6]);
+    if (PyErr_Occurred()) return NULL;
+    if (plan->busy || !PyList_Check(params) || !PyList_Check(index) || !PyDict_Check(state)) return PyLong_FromLong(-1);
+    Py_ssize_t n_params = PyList_Size(params);
+    if (PyList_Size(index) != n_params || n_params > INT32_MAX / 16) return PyLong_FromLong(-1);
+
+    release_held(plan);
+    memcpy(&plan->h, packed, sizeof(Hyper));
+    plan->have_norms = 0;
+    if (!make_room(plan, (size_t)n_params, (size_t)n_buckets)) return NULL;
+    plan->n_group_buckets = n_buckets;
+    for (int b = 0; b < n_buckets; b++) plan->bucket_at[b] = -1;
+
+    for (Py_ssize_t i = 0; i < n_params; i++) {
+        PyObject *p = PyList_GetItem(params, i), *key = NULL, *inner = NULL;
+        Py_ssize_t next = cursor;
+        if (PyDict_Next(state, &next, &key, &inner) && key == p) cursor = next;
+        else inner = NULL;
+        PyObject *g = PyObject_GetAttr(p, s_grad);
+        if (!g) goto refuse;
+        int ok = 1;
+        if (g != Py_None) {
+            if (!inner) inner = PyDict_GetItemWithError(state, p);
+            long bucket = PyLong_AsLong(PyList_GetItem(index, i));
+            ok = inner && PyDict_Check(inner) && bucket >= 0 && bucket < n_buckets &&
+                 gather_item(plan, p, g, inner, (int)i, (int)bucket);
+        }
+        Py_DECREF(g);
+        if (!ok) goto refuse;
+    }
+    sort_by_bucket(plan);
+    if (!grow((void **)&plan->sums, &plan->room_sums, (size_t)plan->n_blocks, sizeof(double))) return NULL;
+    return PyLong_FromSsize_t(cursor);
+
+refuse:
+    PyErr_Clear();
+    release_held(plan);
+    return PyLong_FromLong(-1);
+}
+
+/* norms(plan, threads) → the number of the first bucket in the group whose norm is not finite, or -1. */
+static PyObject *norms(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    if (n_args != 2) return PyErr_Format(PyExc_TypeError, "norms takes 2 arguments; got %zd", n_args);
+    Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
+    int threads = (int)PyLong_AsLong(args[1]);
+    if (!plan || PyErr_Occurred()) return NULL;
+    plan->busy = 1;
+    Py_BEGIN_ALLOW_THREADS
+    if (plan->n_items) pooled_norms(plan, 0, plan->n_items, threads);
+    Py_END_ALLOW_THREADS
+    plan->busy = 0;
+    plan->have_norms = 1;
+    for (int b = 0; b < plan->n_buckets; b++)
+        if (!isfinite(plan->buckets[b].norm)) return PyLong_FromLong(plan->buckets[b].number);
+    return PyLong_FromLong(-1);
+}
+
+/* apply(plan, lr, threads, ring, rows, first) → the tensors written.
+
+   `ring` is None, or the trace (window, 2, buckets) whose row number `rows` takes sun and β2 of the group's buckets,
+   which are `first` and on, with NaN for those that had no gradient. The last group of a step counts the row. */
+static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    if (n_args != 6) return PyErr_Format(PyExc_TypeError, "apply takes 6 arguments; got %zd", n_args);
+    Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
+    double lr = PyFloat_AsDouble(args[1]);
+    int threads = (int)PyLong_AsLong(args[2]);
+    long first = PyLong_AsLong(args[5]);
+    if (!plan || PyErr_Occurred()) return NULL;
+
+    float *row = NULL;
+    int64_t width = 0;
+    if (args[3] != Py_None) {
+        View ring, rows;
+        if (!read_tensor(args[3], &ring) || ring.kind != F32 || !read_tensor(args[4], &rows) || rows.n != 1)
+            return PyErr_Format(PyExc_ValueError, "`ring` must be a float32 and `rows` an int64 tensor");
+        int64_t *count = rows.dl.data;
+        width = ring.n / (2 * WINDOW);
+        if (first < 0 || first + plan->n_group_buckets > width)
+            return PyErr_Format(PyExc_ValueError, "`ring` has %lld buckets; need more", (long long)width);
+        row = (float *)ring.dl.data + *count % WINDOW * 2 * width + first;
+        if (plan->n_group_buckets && first + plan->n_group_buckets == width) ++*count;
+    }
+
+    plan->busy = 1;
+    Py_BEGIN_ALLOW_THREADS
+    step_group(plan, lr, threads);
+    Py_END_ALLOW_THREADS
+    plan->busy = 0;
+
+    if (row) {
+        for (int b = 0; b < plan->n_group_buckets; b++) row[b] = row[width + b] = NAN;
+        for (int b = 0; b < plan->n_buckets; b++) {
+            const Bucket *bucket = &plan->buckets[b];
+            row[bucket->number] = (float)bucket->sun;
+            row[width + bucket->number] = (float)bucket->beta2;
+        }
+    }
+
+    PyObject *written = PyList_New(plan->n_held);
+    for (int i = 0; written && i < plan->n_held; i++) PyList_SetItem(written, i, plan->held[i]);
+    if (written) plan->n_held = 0; /* the list owns them now */
+    release_held(plan);
+    return written;
+}
+
+static PyObject *release(PyObject *self, PyObject *capsule) {
+    Plan *plan = PyCapsule_GetPointer(capsule, "kourkoutas.plan");
+    if (!plan) return NULL;
+    if (!plan->busy) release_held(plan);
+    Py_RETURN_NONE;
+}
+
+static void keep(PyObject **place, PyObject *x) {
+    PyObject *old = *place;
+    Py_INCREF(x);
+    *place = x;
+    Py_XDECREF(old);
+}
+
+/* connect(exchange table or None, (tensor type, parameter type), (float32, float64, bfloat16, float16), pool)
+
+   `pool`: whether to run on the process's OpenMP threads, if it has them. */
+static PyObject *connect(PyObject *self, PyObject *args) {
+    PyObject *capsule, *types, *kinds;
+    int pool;
+    if (!PyArg_ParseTuple(args, "OO!O!p", &capsule, &PyTuple_Type, &types, &PyTuple_Type, &kinds, &pool)) return NULL;
+    if (PyTuple_Size(types) != 2 || PyTuple_Size(kinds) != 4)
+        return PyErr_Format(PyExc_ValueError, "`connect` takes 2 types and 4 dtypes");
+    exchange = NULL;
+    if (capsule != Py_None) {
+        const Exchange *table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+        if (!table) return NULL;
+        while (table && table->major != 1) table = table->previous;
+        exchange = table && table->tensor_from ? table : NULL;
+    }
+    for (int i = 0; i < 2; i++) keep(&tensor_types[i], PyTuple_GetItem(types, i));
+    for (int i = 0; i < 4; i++) keep(&dtypes[i], PyTuple_GetItem(kinds, i));
+    find_pool(pool);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"connect", connect, METH_VARARGS, "Meet the framework: its exchange table, tensor types and dtypes."},
+    {"new_plan", new_plan, METH_NOARGS, "Working memory for one param group."},
+    {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, "Collect a group's tensors; -1 if not possible."},
+    {"norms", (PyCFunction)(void (*)(void))norms, METH_FASTCALL, "Pool the norms; a non-finite bucket or -1."},
+    {"apply", (PyCFunction)(void (*)(void))apply, METH_FASTCALL, "Update everything gathered."},
+    {"release", release, METH_O, "Let go of what was gathered."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "kourkoutas._native._step", NULL, -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__step(void) {
+    s_grad = PyUnicode_InternFromString("grad");
+    s_version = PyUnicode_InternFromString("_version");
+    s_step = PyUnicode_InternFromString("step");
+    s_exp_avg = PyUnicode_InternFromString("exp_avg");
+    s_exp_avg_sq = PyUnicode_InternFromString("exp_avg_sq");
+    s_max = PyUnicode_InternFromString("max_exp_avg_sq");
+    s_log_beta2 = PyUnicode_InternFromString("log_beta2");
+    s_ema = PyUnicode_InternFromString("norm_ema");
+    s_skipped = PyUnicode_InternFromString("skipped");
+    return PyModule_Create(&module);
+}

@@ -1,0 +1,152 @@
+"""Step time and memory of Kourkoutas-β against each framework's Adam.
+
+    kbeta bench                        every installed framework, all shapes
+    kbeta bench --framework torch --shape pinn --json
+
+Each framework and shape is timed in a process of its own. Contestants take turns, round after round, and each round
+gives the ratio of a contestant to its baseline; the median over rounds is what is reported. The figures are worth what
+the machine was worth: on a busy one only the ratios mean something, and even they spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kourkoutas.bench.shapes import SHAPES, count
+
+FRAMEWORKS = {"torch": ("torch",), "jax": ("jax", "optax"), "mlx": ("mlx",)}
+# MLX's CPU back end is too slow for the largest shape, and tiny measures nothing but dispatch there.
+SKIPPED = {("mlx", "tiny"), ("mlx", "big")}
+PEER_PYTHON = "KBETA_PEER_PYTHON"
+
+
+def installed() -> list[str]:
+    """The frameworks that can be timed here."""
+    return [name for name, needs in FRAMEWORKS.items() if all(importlib.util.find_spec(n) for n in needs)]
+
+
+def measure(framework: str, shape: str, threads: int, rounds: int, seconds: float) -> dict[str, Any]:
+    """Time one framework on one shape, in this process."""
+    from kourkoutas.bench.peer import Peer
+    from kourkoutas.bench.timing import Contestant, compare
+
+    module = importlib.import_module(f"kourkoutas.bench.{framework}")
+    contestants = module.contestants(SHAPES[shape], threads)
+    python = os.environ.get(PEER_PYTHON) if framework == "torch" else None
+    peer = Peer(python, SHAPES[shape], threads) if python else None
+    try:
+        if peer is not None:
+            contestants[peer.name] = Contestant(peer.steps, "K-β", peer.state_bytes, elsewhere=True)
+        rows = compare(contestants, count(shape), rounds, seconds)
+    finally:
+        if peer is not None:
+            peer.close()
+    return {"version": module.VERSION, "rows": [{"framework": framework, "shape": shape, **row} for row in rows]}
+
+
+def run(
+    frameworks: Sequence[str] | None = None,
+    shapes: Iterable[str] = tuple(SHAPES),
+    *,
+    threads: int | None = None,
+    rounds: int = 15,
+    seconds: float = 10.0,
+) -> dict[str, Any]:
+    """Time everything asked for, each framework and shape in a process of its own.
+
+    Args:
+      frameworks: of "torch", "jax", "mlx"; None for those installed.
+      shapes: of `SHAPES`.
+      threads: for PyTorch; None for the cores of this process.
+      rounds: at most this many per shape.
+      seconds: no new round after this long per shape, once there are three.
+
+    Returns:
+      {"machine": …, "versions": …, "rows": [{"framework", "shape", "contestant", "baseline", "seconds", "ratio", …}]}.
+    """
+    frameworks = installed() if frameworks is None else list(frameworks)
+    shapes = list(shapes)
+    for name, value, allowed in (("framework", frameworks, FRAMEWORKS), ("shape", shapes, SHAPES)):
+        for x in value:
+            if x not in allowed:
+                raise ValueError(f"`{name}` must be one of {', '.join(allowed)}; got {x!r}")
+    threads = threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads or os.cpu_count()
+    result: dict[str, Any] = {
+        "machine": {"cpu": platform.processor() or platform.machine(), "threads": threads, "load": _load()},
+        "versions": {},
+        "rows": [],
+    }
+    for framework in frameworks:
+        for shape in shapes:
+            if (framework, shape) in SKIPPED:
+                continue
+            options = [framework, shape, str(threads), str(rounds), str(seconds)]
+            done = subprocess.run([sys.executable, "-m", "kourkoutas.bench", *options], capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"timing {framework} on {shape} failed:\n{done.stderr}")
+            part = json.loads(done.stdout.splitlines()[-1])
+            result["versions"][framework] = part["version"]
+            result["rows"] += part["rows"]
+    return result
+
+
+def _load() -> float | None:
+    """How busy the machine was before the run: waiting processes per core."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else None
+
+
+def table(result: dict[str, Any]) -> str:
+    """The ratios as text."""
+    lines = []
+    for framework in dict.fromkeys(r["framework"] for r in result["rows"]):
+        rows = [r for r in result["rows"] if r["framework"] == framework]
+        shapes = list(dict.fromkeys(r["shape"] for r in rows))
+        lines.append(f"{framework} {result['versions'][framework]}: time per step, ratio to the baseline")
+        lines.append(f"{'':44}" + "".join(f"{s:>10}" for s in shapes))
+        for name in dict.fromkeys(r["contestant"] for r in rows):
+            mine = {r["shape"]: r for r in rows if r["contestant"] == name}
+            base = next(iter(mine.values()))["baseline"]
+            title = f"{name} / {base}" if name != base else f"{name}, µs"
+            cells = [f"{mine[s]['seconds'] * 1e6:10.0f}" if name == base else f"{mine[s]['ratio']:10.2f}" for s in mine]
+            lines.append(f"{title:44}" + "".join(cells))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command `kbeta bench`."""
+    parser = argparse.ArgumentParser(prog="kbeta bench", description="Time K-β against each framework's Adam.")
+    parser.add_argument("--framework", action="append", choices=FRAMEWORKS, help="repeat for several; default: all")
+    parser.add_argument("--shape", action="append", choices=SHAPES, help="repeat for several; default: all")
+    parser.add_argument("--threads", type=int, help="for PyTorch; default: the cores of this process")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=10.0, help="budget per framework and shape")
+    parser.add_argument("--out", type=Path, help="folder for bench.json and bench.png")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    options = parser.parse_args(argv)
+    result = run(
+        options.framework,
+        options.shape or tuple(SHAPES),
+        threads=options.threads,
+        rounds=options.rounds,
+        seconds=options.seconds,
+    )
+    sys.stdout.write(json.dumps(result, indent=1) + "\n" if options.json else table(result))
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
+        if importlib.util.find_spec("matplotlib"):
+            from kourkoutas.bench.picture import draw
+
+            draw(result, options.out / "bench.png")
+    return 0

@@ -1,0 +1,83 @@
+"""Which parameters share one β2: from a parameter's name and array to its bucket key.
+
+| buckets       | key                                              |
+|---------------|--------------------------------------------------|
+| "parameter"   | the parameter's own name (default)               |
+| "module"      | the name without its last part: `a.b.weight` → `a.b` |
+| "shape"       | the shape, e.g. `(128, 128)`                     |
+| "global"      | one bucket for all                               |
+| a callable    | `f(name, array)`, any hashable value             |
+
+NOTE: a key is worked out once, when the optimizer first sees the parameter, and never from object identity: arrays are
+replaced from step to step in JAX and MLX, and an identity key would open a new bucket each time.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kourkoutas.rule import Buckets
+
+KINDS = ("parameter", "module", "shape", "global")
+
+
+def check_buckets(buckets: Buckets) -> None:
+    """Raise unless `buckets` is a known kind or a callable."""
+    if callable(buckets) or buckets in KINDS:
+        return
+    choices = ", ".join(f'"{kind}"' for kind in KINDS)
+    near = difflib.get_close_matches(str(buckets), KINDS, n=1, cutoff=0.5)
+    hint = f' (did you mean "{near[0]}"?)' if near else ""
+    raise ValueError(f"`buckets` must be one of {choices}, or a callable f(name, array); got {buckets!r}{hint}")
+
+
+def bucket_key(buckets: Buckets, name: str, array: Any) -> Hashable:
+    """The bucket key of one parameter."""
+    if callable(buckets):
+        key: Hashable = buckets(name, array)
+        try:
+            hash(key)
+        except TypeError:
+            raise TypeError(
+                f"`buckets` must return a hashable key; got {key!r} for parameter {name!r}: return a str, int or tuple"
+            ) from None
+        return key
+    if buckets == "parameter":
+        return name
+    if buckets == "module":
+        return name.rpartition(".")[0]
+    if buckets == "shape":
+        return tuple(int(n) for n in array.shape)
+    return "all"
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Parameters sorted into buckets, in the order of first appearance.
+
+    Attributes:
+      names: one printable name per bucket.
+      index: for each parameter, the number of its bucket.
+    """
+
+    names: tuple[str, ...]
+    index: tuple[int, ...]
+
+
+def partition(buckets: Buckets, names: Sequence[str], arrays: Iterable[Any]) -> Partition:
+    """Sort parameters into buckets.
+
+    >>> import numpy as np
+    >>> partition("shape", ["a", "b", "c"], [np.zeros(2), np.zeros(3), np.zeros(2)])
+    Partition(names=('(2,)', '(3,)'), index=(0, 1, 0))
+    """
+    check_buckets(buckets)
+    number: dict[Hashable, int] = {}
+    index = tuple(
+        number.setdefault(bucket_key(buckets, name, array), len(number))
+        for name, array in zip(names, arrays, strict=True)
+    )
+    return Partition(tuple(str(key) for key in number), index)

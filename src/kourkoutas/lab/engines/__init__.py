@@ -1,0 +1,279 @@
+"""Engines: one small vocabulary of array, autodiff and training calls on PyTorch, JAX and MLX.
+
+A testbed is written once, as plain functions of an `Engine` (called `E` there) and arrays, and never imports a
+framework. Besides the calls below it may use what all three kinds of arrays share: arithmetic and comparison
+operators, `@`, basic indexing and slicing, `.shape`, `.ndim` and `.reshape(*shape)`.
+
+| group       | calls                                                                                            |
+|-------------|--------------------------------------------------------------------------------------------------|
+| conversion  | array, numpy, cast                                                                               |
+| creation    | zeros, ones, full, arange                                                                        |
+| elementwise | exp, log, sqrt, rsqrt, sin, cos, tanh, abs, square, sign, round, floor, logaddexp,               |
+|             | maximum, minimum, clip, where                                                                    |
+| reductions  | sum, mean, max, min, argmax                                                                      |
+| shapes      | reshape, transpose, concat, stack, split, expand, broadcast                                      |
+| linear      | matmul, einsum, linear                                                                           |
+| layers      | sigmoid, silu, gelu, softmax, log_softmax, layer_norm, attention, take, taylor_layer             |
+| networks    | taylor_squares                                                                                   |
+| losses      | bce_with_logits, cross_entropy                                                                   |
+| autodiff    | stop_gradient, value_and_grad                                                                    |
+| running     | compile, trainer                                                                                 |
+
+An engine may implement a call with a fused operation of its framework; the maths in the docstring stays the contract.
+
+NOTE: parameters are flat dicts "name.with.dots" → array, made in NumPy from the seed, so every engine starts from the
+same numbers. Arrays keep the dtype of the NumPy array they are made from.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kourkoutas.lab.spec import unknown
+
+if TYPE_CHECKING:
+    from kourkoutas.lab.optimizers import Recipe
+    from kourkoutas.trace import Trace
+
+Array = Any
+Params = dict[str, Array]
+Batch = dict[str, Array]
+Loss = Callable[["Engine", Params, Batch], Array]
+Stacked = Mapping[str, NDArray[Any]]
+Batches = Stacked | Sequence[Stacked]
+Axis = int | tuple[int, ...] | None
+Squares = tuple[NDArray[Any], ...]
+
+NAMES = ("torch", "jax", "mlx")
+
+
+class Trainer(Protocol):
+    """One optimization under way on one engine: parameters, optimizer state and a compiled step."""
+
+    trace: Trace | None
+
+    def run(self, batches: Batches, lrs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Take one step per entry of `lrs` and return the loss of each step, before its update.
+
+        `batches` is either one mapping of stacked arrays, whose first axis counts the steps (empty when the problem
+        has only constants), or a sequence with one mapping per step, whose shapes may differ from step to step.
+        """
+        ...
+
+    def arrays(self) -> Params:
+        """The current parameters as the engine's arrays, for evaluation; valid until the next `run`."""
+        ...
+
+    def params(self) -> dict[str, NDArray[Any]]:
+        """A copy of the current parameters."""
+        ...
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Parameters and optimizer state as one flat dict of arrays; `restore` of it continues bit for bit."""
+        ...
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Take over what `state` returned, in this or another process.
+
+        `trace` starts afresh; it may repeat rows from before the restored step, under the same step numbers.
+        """
+        ...
+
+
+class Engine(Protocol):
+    """The vocabulary. `axis` counts as in NumPy; results keep the dtype of their inputs."""
+
+    name: str
+
+    # Conversion
+    def array(self, x: Any) -> Array:
+        """NumPy array (or nested numbers) → engine array of the same dtype; Python floats become float32."""
+        ...
+
+    def numpy(self, x: Array) -> NDArray[Any]:
+        """Engine array → NumPy array, detached, on the host."""
+        ...
+
+    def cast(self, x: Array, dtype: str) -> Array:
+        """To "float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8" or "bool"."""
+        ...
+
+    # Creation (float32)
+    def zeros(self, *shape: int) -> Array: ...
+    def ones(self, *shape: int) -> Array: ...
+    def full(self, shape: Sequence[int], value: float) -> Array: ...
+    def arange(self, n: int) -> Array:
+        """0, …, n-1 as int32."""
+        ...
+
+    # Elementwise
+    def exp(self, x: Array) -> Array: ...
+    def log(self, x: Array) -> Array: ...
+    def sqrt(self, x: Array) -> Array: ...
+    def rsqrt(self, x: Array) -> Array: ...
+    def sin(self, x: Array) -> Array: ...
+    def cos(self, x: Array) -> Array: ...
+    def tanh(self, x: Array) -> Array: ...
+    def abs(self, x: Array) -> Array: ...
+    def square(self, x: Array) -> Array: ...
+    def sign(self, x: Array) -> Array: ...
+    def round(self, x: Array) -> Array:
+        """To the nearest whole number, halves to even; its gradient is zero."""
+        ...
+
+    def floor(self, x: Array) -> Array: ...
+    def logaddexp(self, x: Array, y: Array | float) -> Array:
+        """log(exp x + exp y), without overflow."""
+        ...
+
+    def maximum(self, x: Array, y: Array | float) -> Array: ...
+    def minimum(self, x: Array, y: Array | float) -> Array: ...
+    def clip(self, x: Array, low: float, high: float) -> Array: ...
+    def where(self, condition: Array, x: Array | float, y: Array | float) -> Array: ...
+
+    # Reductions
+    def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array: ...
+    def mean(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array: ...
+    def max(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array: ...
+    def min(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array: ...
+    def argmax(self, x: Array, axis: int) -> Array: ...
+
+    # Shapes
+    def reshape(self, x: Array, shape: Sequence[int]) -> Array: ...
+    def transpose(self, x: Array, axes: Sequence[int]) -> Array: ...
+    def concat(self, xs: Sequence[Array], axis: int = 0) -> Array: ...
+    def stack(self, xs: Sequence[Array], axis: int = 0) -> Array: ...
+    def split(self, x: Array, parts: int, axis: int = -1) -> Sequence[Array]:
+        """`parts` equal pieces along `axis`."""
+        ...
+
+    def expand(self, x: Array, axis: int) -> Array:
+        """A new axis of length 1 at `axis`."""
+        ...
+
+    def broadcast(self, x: Array, shape: Sequence[int]) -> Array: ...
+
+    # Linear algebra
+    def matmul(self, x: Array, y: Array) -> Array: ...
+    def einsum(self, subscripts: str, *xs: Array) -> Array: ...
+    def linear(self, x: Array, w: Array, b: Array | None = None) -> Array:
+        """x·w + b with w of shape (inputs, outputs); x may have leading axes."""
+        ...
+
+    # Layers
+    def sigmoid(self, x: Array) -> Array: ...
+    def silu(self, x: Array) -> Array:
+        """x·σ(x)."""
+        ...
+
+    def gelu(self, x: Array) -> Array:
+        """½x(1 + tanh(√(2/π)(x + 0.044715x³))), the tanh form."""
+        ...
+
+    def softmax(self, x: Array, axis: int = -1) -> Array: ...
+    def log_softmax(self, x: Array, axis: int = -1) -> Array: ...
+    def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float = 1e-5) -> Array:
+        """gain·(x - ⟨x⟩)/√(var x + eps) + bias over the last axis, with the biased variance."""
+        ...
+
+    def attention(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        mask: Array | None = None,
+        causal: bool = False,
+        scale: float | None = None,
+    ) -> Array:
+        """softmax(scale·q·kᵀ)·v for q (…, heads, queries, d) and k, v (…, heads, keys, d); scale is 1/√d unless given.
+
+        `mask` is boolean, broadcastable to (…, queries, keys), True where a query may look. `causal` lets query i look
+        at keys 0…i; it cannot be combined with `mask`.
+        """
+        ...
+
+    def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int], *, fused: bool = False) -> Array:
+        """silu(x·w + b) for rows that hold values, slopes and Laplacians: see `kourkoutas.lab.engines.taylor`.
+
+        `fused` asks PyTorch to compile the elementwise part; JAX and MLX compile it with the step.
+        """
+        ...
+
+    def taylor_squares(
+        self, layers: Sequence[Array], x: Array, targets: Array, squares: Callable[[int], Squares]
+    ) -> Array | None:
+        """Σ weight·(y + bias·b - target - y[partner])² over rows of a SiLU network; None without a kernel for it.
+
+        y is a row's output after `taylor_layer`s and a last linear layer, whose bias b is added only where `bias` is 1.
+
+        Args:
+          layers: w, b, w, b, … of all layers.
+          x: input rows.
+          targets: the numbers that `target` points to.
+          squares: from the number of rows that the kernel takes at a time, the list of squares in blocks of that many:
+            channels of each block (5, 2 or 1); row of x, target, partner in the block (-1 for none), weight and bias of
+            each of its rows.
+        """
+        ...
+
+    def take(self, table: Array, ids: Array) -> Array:
+        """Rows of `table` (an embedding) at integer `ids`: shape ids.shape + (columns,)."""
+        ...
+
+    # Losses
+    def bce_with_logits(self, logits: Array, y: Array) -> Array:
+        """⟨log(1 + exp z) - y·z⟩."""
+        ...
+
+    def cross_entropy(self, logits: Array, ids: Array) -> Array:
+        """⟨-log softmax(logits)[ids]⟩ over all leading axes, in nats."""
+        ...
+
+    # Autodiff
+    def stop_gradient(self, x: Array) -> Array: ...
+    def value_and_grad(self, f: Callable[..., Array]) -> Callable[..., tuple[Array, Params]]:
+        """f(params, *rest) → scalar becomes g(params, *rest) → (value, gradients by name)."""
+        ...
+
+    # Running
+    def compile(self, f: Callable[..., Any]) -> Callable[..., Any]:
+        """f of arrays and dicts of arrays, compiled where the framework gains from it; used without gradients."""
+        ...
+
+    def trainer(
+        self,
+        loss: Loss,
+        params: Mapping[str, NDArray[Any]],
+        recipe: Recipe,
+        *,
+        constants: Mapping[str, NDArray[Any]] | None = None,
+        trace_every: int = 0,
+        compile: bool = False,
+    ) -> Trainer:
+        """A `Trainer` of `loss(E, params, batch)` from `params` with the optimizer of `recipe`.
+
+        `constants` are moved to the device once and are part of every batch. `trace_every=k` records sun and β2 of
+        every k-th step (K-β arms; others have no trace); call `run` with at most `kourkoutas.trace.WINDOW` steps then.
+        `compile` asks PyTorch for torch.compile of the loss and its gradient; JAX and MLX always compile their step.
+
+        NOTE: compiled steps are kept per process under (loss, recipe). A `loss` that is a module-level function, or a
+        frozen dataclass with `__call__`, is compiled once for all seeds; a bound method or lambda once per run.
+        """
+        ...
+
+
+def get(name: str) -> Engine:
+    """The engine of that name: "torch", "jax" or "mlx"."""
+    if name not in NAMES:
+        raise unknown("engine", name, NAMES)
+    try:
+        module = importlib.import_module(f"kourkoutas.lab.engines.{name}")
+    except ImportError as error:
+        raise ImportError(f"engine {name!r} needs its framework: pip install 'kourkoutas-beta[{name}]'") from error
+    return cast(Engine, module.ENGINE)

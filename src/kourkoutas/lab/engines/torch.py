@@ -1,0 +1,379 @@
+"""The PyTorch engine: eager steps, or torch.compile of the loss where a testbed asks for it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from kourkoutas import _native
+from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Params, Squares, Trainer
+from kourkoutas.lab.engines.torch_taylor import TaylorLayer, TaylorSquares, compiled, suits
+from kourkoutas.lab.optimizers import Recipe, build_torch
+from kourkoutas.trace import Trace
+
+_DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+
+
+def _tensor(x: Any) -> torch.Tensor:
+    """Shares memory with a writable NumPy array; torch would warn about a read-only one, which is copied."""
+    if isinstance(x, np.ndarray):
+        return torch.from_numpy(x if x.flags.writeable and x.flags.c_contiguous else np.array(x, order="C"))
+    return torch.as_tensor(x)
+
+
+def _host(x: torch.Tensor) -> NDArray[Any]:
+    """A copy on the host; bfloat16, which NumPy does not have, as its bits."""
+    x = x.detach().cpu()
+    return np.array((x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy())
+
+
+def _pack(node: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
+    """A state dict as plain JSON, its tensors moved to `arrays`; what is neither is left for `_unpack` to keep."""
+    if isinstance(node, torch.Tensor):
+        arrays[path] = _host(node)
+        return {"tensor": path, "dtype": str(node.dtype).removeprefix("torch.")}
+    if isinstance(node, Mapping):
+        return {"items": [[key, _pack(value, f"{path}/{key}", arrays)] for key, value in node.items()]}
+    if isinstance(node, (list, tuple)):
+        kind = "tuple" if isinstance(node, tuple) else "list"
+        return {kind: [_pack(value, f"{path}/{i}", arrays) for i, value in enumerate(node)]}
+    if node is None or isinstance(node, (bool, int, float, str)):
+        return {"value": node}
+    return {"keep": path}
+
+
+def _unpack(node: Any, arrays: Mapping[str, NDArray[Any]], current: Any) -> Any:
+    if "tensor" in node:
+        x = torch.from_numpy(np.array(arrays[node["tensor"]]))
+        return x.view(torch.bfloat16) if node["dtype"] == "bfloat16" else x
+    if "items" in node:
+        now = current if isinstance(current, Mapping) else {}
+        return {key: _unpack(value, arrays, now.get(key)) for key, value in node["items"]}
+    if "keep" in node:
+        return current
+    if "value" in node:
+        return node["value"]
+    kind = "tuple" if "tuple" in node else "list"
+    count = len(node[kind])
+    old = current if isinstance(current, (list, tuple)) and len(current) == count else [None] * count
+    values = [_unpack(value, arrays, c) for value, c in zip(node[kind], old, strict=True)]
+    return tuple(values) if kind == "tuple" else values
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(loss: Loss) -> Callable[..., torch.Tensor]:
+    return compiled(functools.partial(loss, ENGINE))
+
+
+class _Shifted:
+    """A trace for the rows of an optimizer that started to count after `offset` steps.
+
+    NOTE: torch optimizers do not save their ring of rows, so step t of a restored one is step offset + t of the run.
+    """
+
+    def __init__(self, trace: Trace, offset: int) -> None:
+        self._trace, self._offset = trace, offset
+
+    def pull(self, ring: Any, count: int) -> None:
+        self._trace.pull(np.roll(np.asarray(ring), self._offset, axis=0), count + self._offset)
+
+
+class TorchTrainer:
+    """See `kourkoutas.lab.engines.Trainer`."""
+
+    def __init__(
+        self,
+        loss: Loss,
+        params: Mapping[str, NDArray[Any]],
+        recipe: Recipe,
+        constants: Mapping[str, NDArray[Any]],
+        trace_every: int,
+        compile: bool,
+    ) -> None:
+        traced = trace_every > 0 and recipe.family == "kbeta"
+        self._loss = _compiled(loss) if compile else functools.partial(loss, ENGINE)
+        self._params = {name: torch.tensor(p).requires_grad_() for name, p in params.items()}
+        self._leaves = list(self._params.values())
+        self._constants = {name: _tensor(x) for name, x in constants.items()}
+        self._optimizer = build_torch(recipe, list(self._params.items()), diagnostics=traced)
+        # Finds its own step length, for which it evaluates the loss at several points.
+        self._searches = isinstance(self._optimizer, torch.optim.LBFGS)
+        self._taken = self._offset = 0
+        self._trace_every = trace_every if traced else 0
+        self.trace = self._new_trace()
+
+    def _new_trace(self) -> Trace | None:
+        return Trace(self._optimizer.bucket_names, every=self._trace_every) if self._trace_every else None
+
+    def run(self, batches: Batches, lrs: NDArray[np.float64]) -> NDArray[np.float64]:
+        losses: list[torch.Tensor] = []
+        if isinstance(batches, Mapping):
+            stacked = {k: _tensor(x) for k, x in batches.items()}
+            each = ({k: x[i] for k, x in stacked.items()} for i in range(len(lrs)))
+        else:
+            each = ({k: _tensor(x) for k, x in batch.items()} for batch in batches)
+        for batch, lr in zip(each, lrs, strict=True):
+            evaluate = functools.partial(self._evaluate, {**self._constants, **batch})
+            for group in self._optimizer.param_groups:
+                group["lr"] = 1.0 if self._searches else float(lr)
+            if self._searches:
+                losses.append(torch.as_tensor(self._optimizer.step(evaluate)))
+            else:
+                losses.append(evaluate())
+                self._optimizer.step()
+        self._taken += len(losses)
+        if self.trace is not None:
+            self._optimizer.pull(_Shifted(self.trace, self._offset))
+        return torch.stack(losses).to(torch.float64).cpu().numpy() if losses else np.zeros(0)
+
+    def _evaluate(self, batch: Params) -> torch.Tensor:
+        """The loss, with its gradient left in the parameters."""
+        with torch.enable_grad():
+            loss = self._loss(self._params, batch)
+            grads = torch.autograd.grad(loss, self._leaves, allow_unused=True)
+        for p, g in zip(self._leaves, grads, strict=True):
+            p.grad = g
+        return loss.detach()
+
+    def arrays(self) -> Params:
+        return {name: p.detach() for name, p in self._params.items()}
+
+    def params(self) -> dict[str, NDArray[Any]]:
+        return {name: np.array(p.detach().cpu().numpy()) for name, p in self._params.items()}
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        arrays = {f"params/{name}": _host(p) for name, p in self._params.items()}
+        skeleton = json.dumps(_pack(self._optimizer.state_dict(), "optimizer", arrays))
+        return {**arrays, "taken": np.array(self._taken), "skeleton": np.frombuffer(skeleton.encode(), np.uint8).copy()}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        skeleton = json.loads(bytes(np.asarray(state["skeleton"])).decode())
+        self._optimizer.load_state_dict(_unpack(skeleton, state, self._optimizer.state_dict()))
+        with torch.no_grad():
+            for name, p in self._params.items():
+                saved = torch.from_numpy(np.array(state[f"params/{name}"]))
+                p.copy_(saved.view(torch.bfloat16) if p.dtype == torch.bfloat16 else saved)
+        self._taken = self._offset = int(state["taken"])
+        self.trace = self._new_trace()
+
+
+class TorchEngine:
+    """See `kourkoutas.lab.engines.Engine`."""
+
+    name = "torch"
+
+    def array(self, x: Any) -> Array:
+        return _tensor(x)
+
+    def numpy(self, x: Array) -> NDArray[Any]:
+        x = x.detach().cpu()
+        return np.asarray((x.float() if x.dtype == torch.bfloat16 else x).numpy())
+
+    def cast(self, x: Array, dtype: str) -> Array:
+        return x.to(_DTYPES[dtype])
+
+    def zeros(self, *shape: int) -> Array:
+        return torch.zeros(shape, dtype=torch.float32)
+
+    def ones(self, *shape: int) -> Array:
+        return torch.ones(shape, dtype=torch.float32)
+
+    def full(self, shape: Sequence[int], value: float) -> Array:
+        return torch.full(tuple(shape), value, dtype=torch.float32)
+
+    def arange(self, n: int) -> Array:
+        return torch.arange(n, dtype=torch.int32)
+
+    def exp(self, x: Array) -> Array:
+        return torch.exp(x)
+
+    def log(self, x: Array) -> Array:
+        return torch.log(x)
+
+    def sqrt(self, x: Array) -> Array:
+        return torch.sqrt(x)
+
+    def rsqrt(self, x: Array) -> Array:
+        return torch.rsqrt(x)
+
+    def sin(self, x: Array) -> Array:
+        return torch.sin(x)
+
+    def cos(self, x: Array) -> Array:
+        return torch.cos(x)
+
+    def tanh(self, x: Array) -> Array:
+        return torch.tanh(x)
+
+    def abs(self, x: Array) -> Array:
+        return torch.abs(x)
+
+    def square(self, x: Array) -> Array:
+        return torch.square(x)
+
+    def sign(self, x: Array) -> Array:
+        return torch.sign(x)
+
+    def round(self, x: Array) -> Array:
+        return torch.round(x)
+
+    def floor(self, x: Array) -> Array:
+        return torch.floor(x)
+
+    def logaddexp(self, x: Array, y: Array | float) -> Array:
+        return torch.logaddexp(x, torch.as_tensor(y, dtype=x.dtype, device=x.device))
+
+    def maximum(self, x: Array, y: Array | float) -> Array:
+        return torch.clamp(x, min=y)
+
+    def minimum(self, x: Array, y: Array | float) -> Array:
+        return torch.clamp(x, max=y)
+
+    def clip(self, x: Array, low: float, high: float) -> Array:
+        return torch.clamp(x, low, high)
+
+    def where(self, condition: Array, x: Array | float, y: Array | float) -> Array:
+        return torch.where(condition, x, y)
+
+    def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
+        return torch.sum(x) if axis is None and not keepdims else torch.sum(x, dim=axis, keepdim=keepdims)
+
+    def mean(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
+        return torch.mean(x) if axis is None and not keepdims else torch.mean(x, dim=axis, keepdim=keepdims)
+
+    def max(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
+        return torch.amax(x, dim=() if axis is None else axis, keepdim=keepdims)
+
+    def min(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
+        return torch.amin(x, dim=() if axis is None else axis, keepdim=keepdims)
+
+    def argmax(self, x: Array, axis: int) -> Array:
+        return torch.argmax(x, dim=axis)
+
+    def reshape(self, x: Array, shape: Sequence[int]) -> Array:
+        return torch.reshape(x, tuple(shape))
+
+    def transpose(self, x: Array, axes: Sequence[int]) -> Array:
+        return torch.permute(x, tuple(axes))
+
+    def concat(self, xs: Sequence[Array], axis: int = 0) -> Array:
+        return torch.cat(list(xs), dim=axis)
+
+    def stack(self, xs: Sequence[Array], axis: int = 0) -> Array:
+        return torch.stack(list(xs), dim=axis)
+
+    def split(self, x: Array, parts: int, axis: int = -1) -> Sequence[Array]:
+        return torch.tensor_split(x, parts, dim=axis)
+
+    def expand(self, x: Array, axis: int) -> Array:
+        return torch.unsqueeze(x, axis)
+
+    def broadcast(self, x: Array, shape: Sequence[int]) -> Array:
+        return torch.broadcast_to(x, tuple(shape))
+
+    def matmul(self, x: Array, y: Array) -> Array:
+        return torch.matmul(x, y)
+
+    def einsum(self, subscripts: str, *xs: Array) -> Array:
+        return torch.einsum(subscripts, *xs)
+
+    def linear(self, x: Array, w: Array, b: Array | None = None) -> Array:
+        return F.linear(x, w.T, b)
+
+    def sigmoid(self, x: Array) -> Array:
+        return torch.sigmoid(x)
+
+    def silu(self, x: Array) -> Array:
+        return F.silu(x)
+
+    def gelu(self, x: Array) -> Array:
+        return F.gelu(x, approximate="tanh")
+
+    def softmax(self, x: Array, axis: int = -1) -> Array:
+        return torch.softmax(x, dim=axis)
+
+    def log_softmax(self, x: Array, axis: int = -1) -> Array:
+        return torch.log_softmax(x, dim=axis)
+
+    def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float = 1e-5) -> Array:
+        return F.layer_norm(x, (x.shape[-1],), gain, bias, eps)
+
+    def attention(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        mask: Array | None = None,
+        causal: bool = False,
+        scale: float | None = None,
+    ) -> Array:
+        if causal and mask is not None:
+            raise ValueError("`causal=True` cannot be combined with `mask`: put the causal part into the mask")
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+
+    def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int], *, fused: bool = False) -> Array:
+        return TaylorLayer.apply(x, w, b, counts, fused)
+
+    def taylor_squares(
+        self, layers: Sequence[Array], x: Array, targets: Array, squares: Callable[[int], Squares]
+    ) -> Array | None:
+        if not suits([x, targets, *layers]):
+            return None
+        return TaylorSquares.apply(x, targets, squares(_native.taylor.ROWS), *layers)
+
+    def take(self, table: Array, ids: Array) -> Array:
+        return F.embedding(ids if ids.dtype in (torch.int32, torch.int64) else ids.long(), table)
+
+    def bce_with_logits(self, logits: Array, y: Array) -> Array:
+        return torch.mean(torch.logaddexp(logits, torch.zeros((), dtype=logits.dtype)) - y * logits)
+
+    def cross_entropy(self, logits: Array, ids: Array) -> Array:
+        return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), ids.reshape(-1).long())
+
+    def stop_gradient(self, x: Array) -> Array:
+        return x.detach()
+
+    def value_and_grad(self, f: Callable[..., Array]) -> Callable[..., tuple[Array, Params]]:
+        def both(params: Params, *rest: Any) -> tuple[Array, Params]:
+            leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+            value = f(leaves, *rest)
+            grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+            zeros = (torch.zeros_like(p) if g is None else g for p, g in zip(leaves.values(), grads, strict=True))
+            return value.detach(), dict(zip(leaves, zeros, strict=True))
+
+        return both
+
+    def compile(self, f: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.no_grad()(f)
+
+    def trainer(
+        self,
+        loss: Loss,
+        params: Mapping[str, NDArray[Any]],
+        recipe: Recipe,
+        *,
+        constants: Mapping[str, NDArray[Any]] | None = None,
+        trace_every: int = 0,
+        compile: bool = False,
+    ) -> Trainer:
+        return TorchTrainer(loss, params, recipe, constants or {}, trace_every, compile)
+
+
+ENGINE = TorchEngine()

@@ -1,0 +1,368 @@
+"""Optimizer recipes by name: the paper's arms, the controls, and rivals, each with a builder per engine.
+
+| label                         | what it is                                                                          |
+|-------------------------------|-------------------------------------------------------------------------------------|
+| kbeta                         | K-β with the testbed's options                                                      |
+| kbeta-static                  | the same with β2 frozen at ½(β2_min + β2_max): do the dynamics matter?              |
+| kbeta-exact                   | the same with bias_correction="exact": dynamics without the hidden warmup           |
+| kbeta-fixed                   | the same with β2_min = β2_max, which is Adam                                        |
+| adam95, adam999               | the framework's Adam, β1 0.9, eps 1e-8, bias correction on                          |
+| adam-mid                      | Adam with β2 = ½(β2_min + β2_max): is it the mean value?                            |
+| adam95-warm, adam999-warm     | Adam with its learning rate times √(1 - 0.999^t): is it the hidden warmup?          |
+| adam95-nobc, adam999-nobc     | Adam without bias correction                                                        |
+| radam, adabelief, yogi, …     | rivals, from torch.optim, optax, mlx.optimizers or pytorch_optimizer as installed   |
+| torch.X, optax.x, mlx.X, pytorch_optimizer.X | any other optimizer of that library, with its own keywords as options |
+
+A label may carry a tag in brackets, "kbeta[alpha=0.9]", so that one study can hold several versions of an arm.
+
+NOTE: `kbeta-static` is K-β in an endless warmup, because that, and not β2_min = β2_max, leaves the bias correction
+1 - β2_max^t of `kbeta` as it is.
+
+NOTE: a rival is what its library makes of it. torch and optax differ in NAdam (torch has a schedule of the momentum)
+and in AMSGrad (torch takes the maximum before the bias correction, optax after it).
+
+NOTE: learning rates come from the testbed's schedule, times `Recipe.lr_factor`, one number per step. `lbfgs` searches
+its own step length from a first guess of 1, whatever the schedule; it suits losses without noise.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kourkoutas.buckets import check_buckets
+from kourkoutas.lab.spec import coerce, guess, unknown
+from kourkoutas.rule import HYPER_NAMES, Hyper
+
+WARM = 0.999
+ENDLESS = 10**9
+# At this many steps β^t is 0 in every precision, so that the library's own Adam divides by exactly 1.
+LATE = 2**24
+
+CONTROLS = ("kbeta-static", "adam-mid", "adam95-warm", "adam999-warm", "kbeta-exact")
+_ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "bias_correction": True}
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Where a rival lives: engine → "module:function", and the options it gets, in the names of this module."""
+
+    homes: Mapping[str, str]
+    options: Mapping[str, Any]
+
+
+RIVALS: dict[str, Rival] = {
+    "radam": Rival(
+        {"torch": "torch.optim:RAdam", "jax": "optax:radam"},
+        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
+    ),
+    "adabelief": Rival(
+        {"torch": "pytorch_optimizer:AdaBelief", "jax": "optax:adabelief"},
+        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-16},
+    ),
+    "yogi": Rival(
+        {"torch": "pytorch_optimizer:Yogi", "jax": "optax:yogi"},
+        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-3},
+    ),
+    "rmsprop": Rival(
+        {"torch": "torch.optim:RMSprop", "jax": "optax:rmsprop", "mlx": "mlx.optimizers:RMSprop"},
+        {"decay": 0.99, "eps": 1e-8},
+    ),
+    "nadam": Rival(
+        {"torch": "torch.optim:NAdam", "jax": "optax:nadam"},
+        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
+    ),
+    "amsgrad": Rival(
+        {"torch": "torch.optim:Adam", "jax": "optax:amsgrad"},
+        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
+    ),
+    "lion": Rival(
+        {"torch": "pytorch_optimizer:Lion", "jax": "optax:lion", "mlx": "mlx.optimizers:Lion"},
+        {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0},
+    ),
+    "adamw": Rival(
+        {"torch": "torch.optim:AdamW", "jax": "optax:adamw", "mlx": "mlx.optimizers:AdamW"},
+        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 1e-2},
+    ),
+    # One iteration per step; the line search evaluates the loss and its gradient two or more times.
+    "lbfgs": Rival(
+        {"torch": "torch.optim:LBFGS"},
+        {
+            "max_iter": 1,
+            "max_eval": 20,
+            "history_size": 50,
+            "tolerance_grad": 0.0,
+            "tolerance_change": 0.0,
+            "line_search_fn": "strong_wolfe",
+        },
+    ),
+}
+# Options that only one home needs: the switch that makes torch's Adam an AMSGrad.
+_FIXED: dict[tuple[str, str], dict[str, Any]] = {("amsgrad", "torch"): {"amsgrad": True}}
+_LIBRARIES = {
+    "torch": ("torch", "torch.optim"),
+    "optax": ("jax", "optax"),
+    "mlx": ("mlx", "mlx.optimizers"),
+    "pytorch_optimizer": ("torch", "pytorch_optimizer"),
+}
+# This module's option name → the keyword in each engine's libraries.
+_KEYWORDS: dict[str, dict[str, str]] = {
+    "torch": {"decay": "alpha"},
+    "jax": {"beta1": "b1", "beta2": "b2", "decay": "decay"},
+    "mlx": {"decay": "alpha"},
+}
+
+LABELS = (
+    "kbeta",
+    "adam95",
+    "adam999",
+    *CONTROLS,
+    "kbeta-fixed",
+    "adam95-nobc",
+    "adam999-nobc",
+    *RIVALS,
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An optimizer, ready to be built on any engine that has it.
+
+    Attributes:
+      label: the arm's name in tables.
+      family: "kbeta", "adam", a rival's name, or "library.Name".
+      items: the options, sorted; see `options`.
+      warm: β of the learning-rate factor √(1 - β^t), or None.
+      lr_scale: constant factor on the testbed's learning rate.
+    """
+
+    label: str
+    family: str
+    items: tuple[tuple[str, Any], ...]
+    warm: float | None = None
+    lr_scale: float = 1.0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.items)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What decides the compiled step: everything but the label and the learning rate."""
+        return (self.family, self.items)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """For result.json: every option as plain JSON."""
+        plain = {k: v if isinstance(v, (bool, int, float, str, type(None))) else str(v) for k, v in self.items}
+        return {"family": self.family, **plain, "warm": self.warm, "lr_scale": self.lr_scale}
+
+    def lr_factor(self, t: NDArray[np.int64]) -> NDArray[np.float64]:
+        """lr_scale·√(1 - β^t) of the updates t = 1, 2, …; without the root unless the arm is warmed."""
+        t = np.asarray(t, np.float64)
+        if self.warm is None:
+            return np.full(t.shape, self.lr_scale)
+        return np.asarray(self.lr_scale * np.sqrt(-np.expm1(t * np.log(self.warm))))
+
+
+def recipe(label: str, kbeta: Mapping[str, Any] | None = None, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe of `label` on a testbed whose K-β options are `kbeta`, with `overrides` from `--set label.name=…`.
+
+    >>> recipe("adam-mid", {"beta2_min": 0.9, "beta2_max": 0.998}).options["beta2"]
+    0.949
+    """
+    overrides = dict(overrides or {})
+    lr_scale = coerce("lr_scale", overrides.pop("lr_scale", 1.0), 1.0)
+    if lr_scale is None or not lr_scale > 0:
+        raise ValueError(f"`lr_scale` must be > 0, for example 0.1; got {lr_scale!r}")
+    base = label.partition("[")[0]
+    warm: float | None = None
+    options: dict[str, Any]
+    if base in ("kbeta", "kbeta-static", "kbeta-exact", "kbeta-fixed"):
+        family, options = "kbeta", _kbeta_options(base, kbeta or {}, overrides)
+    elif base in LABELS and base.startswith("adam") and base not in RIVALS:
+        family, options, warm = "adam", *_adam_options(base, kbeta or {}, overrides)
+    elif base in RIVALS:
+        family = base
+        options = {**RIVALS[base].options, **{k: guess(v) for k, v in overrides.items()}}
+    elif base.partition(".")[0] in _LIBRARIES and base.partition(".")[2]:
+        family, options = base, {k: guess(v) for k, v in overrides.items()}
+    else:
+        raise unknown("optimizer", label, LABELS)
+    return Recipe(label, family, tuple(sorted(options.items())), warm, lr_scale)
+
+
+def _kbeta_options(base: str, kbeta: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    options: dict[str, Any] = {"buckets": "parameter", **kbeta}
+    if base == "kbeta-static":
+        options["warmup_steps"] = ENDLESS
+    elif base == "kbeta-exact":
+        options["bias_correction"] = "exact"
+    names = (*HYPER_NAMES, "buckets")
+    for name, value in overrides.items():
+        if name not in names:
+            raise unknown(f"option of {base}", name, (*names, "lr_scale"))
+        like = options.get(name, getattr(Hyper(), name, ""))
+        options[name] = value if callable(value) else coerce(name, value, like)
+    if base == "kbeta-fixed":
+        options["beta2_min"] = options.setdefault("beta2_max", Hyper().beta2_max)
+    check_buckets(options["buckets"])
+    Hyper.pick(options)
+    return options
+
+
+def _adam_options(
+    base: str, kbeta: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> tuple[dict[str, Any], float | None]:
+    hyper = Hyper.pick(kbeta)
+    options: dict[str, Any] = dict(_ADAM)
+    options["beta2"] = (
+        round((hyper.beta2_min + hyper.beta2_max) / 2, 12)
+        if base == "adam-mid"
+        else 0.95
+        if base.startswith("adam95")
+        else 0.999
+    )
+    options["bias_correction"] = not base.endswith("-nobc")
+    for name, value in overrides.items():
+        if name not in options:
+            raise unknown(f"option of {base}", name, (*options, "lr_scale"))
+        options[name] = coerce(name, value, options[name])
+    Hyper(beta1=options["beta1"], beta2_min=0, beta2_max=options["beta2"], eps=options["eps"])
+    return options, WARM if base.endswith("-warm") else None
+
+
+def engines_of(recipe: Recipe) -> tuple[str, ...]:
+    """The engines that have this optimizer, whether or not its library is installed."""
+    if recipe.family in ("kbeta", "adam"):
+        return ("torch", "jax", "mlx")
+    if recipe.family in RIVALS:
+        return tuple(RIVALS[recipe.family].homes)
+    return (_LIBRARIES[recipe.family.partition(".")[0]][0],)
+
+
+def check(recipe: Recipe, engine: str) -> None:
+    """Raise unless `recipe` can be built on `engine`: the optimizer exists there, its library is installed, and it has
+    the options."""
+    if recipe.family not in ("kbeta", "adam"):
+        _rival(recipe, engine)
+
+
+def _rival(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The constructor of a rival on `engine` and its keywords."""
+    homes = engines_of(recipe)
+    if engine not in homes:
+        raise ValueError(
+            f"optimizer {recipe.label!r} is not available on engine {engine!r}: use --engine {' or '.join(homes)}"
+        )
+    if recipe.family in RIVALS:
+        module, _, name = RIVALS[recipe.family].homes[engine].partition(":")
+    else:
+        library, _, name = recipe.family.partition(".")
+        module = _LIBRARIES[library][1]
+    try:
+        home = importlib.import_module(module)
+    except ImportError:
+        rest = [e for e in homes if e != engine]
+        other = f", or use --engine {' or '.join(rest)}" if rest else ""
+        package = module.partition(".")[0].replace("_", "-")
+        raise ImportError(
+            f"optimizer {recipe.label!r} on engine {engine!r} comes from {module}, which is not installed: "
+            f"pip install {package}{other}"
+        ) from None
+    make = getattr(home, name, None)
+    if not callable(make):
+        raise unknown(f"optimizer of {module}", name, [n for n in dir(home) if not n.startswith("_")])
+    words = _KEYWORDS[engine]
+    options = {words.get(k, k): v for k, v in recipe.items}
+    accepted = tuple(inspect.signature(make).parameters)
+    if "betas" in accepted and ("beta1" in options or "beta2" in options):
+        options["betas"] = (options.pop("beta1", 0.9), options.pop("beta2", 0.999))
+    options.update(_FIXED.get((recipe.family, engine), {}))
+    for word in options:
+        if word not in accepted:
+            raise unknown(f"option of {recipe.label} ({module}.{name})", word, accepted)
+    return make, options
+
+
+def build_torch(recipe: Recipe, named: Sequence[tuple[str, Any]], diagnostics: bool = False) -> Any:
+    """A torch optimizer of named leaf tensors; its learning rate is set per step through its param groups."""
+    import torch
+
+    if recipe.family == "kbeta":
+        from kourkoutas.torch import KourkoutasBeta
+
+        return KourkoutasBeta(named, lr=0.0, diagnostics=diagnostics, **recipe.options)
+    tensors = [p for _, p in named]
+    if recipe.family != "adam":
+        make, options = _rival(recipe, "torch")
+        return make(tensors, lr=0.0, **options)
+    o = recipe.options
+    kind = torch.optim.AdamW if o["weight_decay"] else torch.optim.Adam
+    fused = all(p.device.type in ("cpu", "cuda", "mps") for p in tensors)
+    optimizer = kind(
+        tensors, lr=0.0, betas=(o["beta1"], o["beta2"]), eps=o["eps"], weight_decay=o["weight_decay"], fused=fused
+    )
+    if not o["bias_correction"]:
+        for p in tensors:
+            optimizer.state[p] = {
+                "step": torch.tensor(float(LATE), device=p.device),
+                "exp_avg": torch.zeros_like(p),
+                "exp_avg_sq": torch.zeros_like(p),
+            }
+    return optimizer
+
+
+def build_optax(recipe: Recipe, diagnostics: bool = False) -> Callable[[Any], Any]:
+    """A function from the learning rate of a step, maybe traced, to the gradient transformation of that step.
+
+    The structure of the state does not depend on the learning rate, so each step may use its own.
+    """
+    import jax.numpy as jnp
+    import optax
+
+    o = recipe.options
+    if recipe.family == "kbeta":
+        from kourkoutas.optax import kourkoutas_beta
+
+        return lambda lr: kourkoutas_beta(lr, diagnostics=diagnostics, **o)
+    if recipe.family != "adam":
+        make, options = _rival(recipe, "jax")
+        return lambda lr: make(lr, **options)
+
+    def adam(lr: Any) -> Any:
+        if o["weight_decay"]:
+            tx = optax.adamw(lr, b1=o["beta1"], b2=o["beta2"], eps=o["eps"], weight_decay=o["weight_decay"])
+        else:
+            tx = optax.adam(lr, b1=o["beta1"], b2=o["beta2"], eps=o["eps"])
+        if o["bias_correction"]:
+            return tx
+        return optax.GradientTransformation(
+            lambda params: optax.tree_utils.tree_set(tx.init(params), count=jnp.asarray(LATE, jnp.int32)), tx.update
+        )
+
+    return adam
+
+
+def build_mlx(recipe: Recipe, diagnostics: bool = False) -> Any:
+    """An MLX optimizer; its learning rate is set per step through `learning_rate`."""
+    import mlx.optimizers as optim
+
+    o = recipe.options
+    if recipe.family == "kbeta":
+        from kourkoutas.mlx import KourkoutasBeta
+
+        return KourkoutasBeta(0.0, diagnostics=diagnostics, **o)
+    if recipe.family != "adam":
+        make, options = _rival(recipe, "mlx")
+        return make(0.0, **{k: list(v) if k == "betas" else v for k, v in options.items()})
+    betas, eps, bias = [o["beta1"], o["beta2"]], o["eps"], o["bias_correction"]
+    if o["weight_decay"]:
+        return optim.AdamW(0.0, betas, eps, weight_decay=o["weight_decay"], bias_correction=bias)
+    return optim.Adam(0.0, betas, eps, bias_correction=bias)

@@ -1,0 +1,236 @@
+"""What a study is to do: arms × seeds, each a `RunSpec`, from the words of a command line."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kourkoutas.lab import engines, store, testbeds
+from kourkoutas.lab import optimizers as recipes
+from kourkoutas.lab.spec import RunSpec, guess, unknown
+from kourkoutas.lab.trial import OWN_SETTINGS
+
+if TYPE_CHECKING:
+    pass
+
+OWN = "own"  # engine and preset of a study of a user's function, which brings both
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a study is to do; every field but the seeds and arms is its configuration."""
+
+    testbed: str
+    preset: str
+    engine: str
+    settings: Mapping[str, Any]
+    arms: Sequence[store.Arm]
+    seeds: Sequence[int]
+    code: store.Code | None = None
+
+    def spec(self, arm: store.Arm, seed: int) -> RunSpec:
+        settings = {**self.settings, **arm.settings}
+        if self.code is not None:
+            # Part of the run's id: a result of other code, or another endpoint, is another run.
+            settings |= {"code": self.code.sha256[:16], "endpoint": self.code.endpoint}
+        return RunSpec(
+            testbed=self.testbed,
+            preset=self.preset,
+            engine=self.engine,
+            optimizer=arm.label,
+            seed=seed,
+            settings=settings,
+            options=arm.options,
+        )
+
+    def specs(self) -> list[RunSpec]:
+        """All runs, seed by seed."""
+        return [self.spec(arm, seed) for seed in self.seeds for arm in self.arms]
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds from numbers and ranges.
+
+    >>> parse_seeds("0-3,7")
+    [0, 1, 2, 3, 7]
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        try:
+            low, high = int(first), int(last if dash else first)
+        except ValueError:
+            raise ValueError(f"--seeds must be numbers and ranges like 0-9 or 0,3,7; got {text!r}") from None
+        if high < low:
+            raise ValueError(f"--seeds: the range {part.strip()!r} runs backwards; write {high}-{low}")
+        seeds += range(low, high + 1)
+    return list(dict.fromkeys(seeds))
+
+
+def parse_assignments(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """`NAME=VALUE` strings as a mapping; the last one of a name counts.
+
+    >>> parse_assignments("--set", ["steps=100", "kbeta.alpha=0.9"])
+    {'steps': '100', 'kbeta.alpha': '0.9'}
+    """
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (equals and name.strip() and value.strip()):
+            raise ValueError(f"{option} must look like NAME=VALUE, for example {option} kbeta.alpha=0.9; got {text!r}")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def arms_of(
+    optimizers: Sequence[str], options: Mapping[str, str], grids: Mapping[str, str]
+) -> tuple[dict[str, Any], list[store.Arm]]:
+    """(settings of the testbed, arms) from `--optimizers`, `--set` and `--grid`.
+
+    `NAME=VALUE` sets the testbed for every arm, `OPTIMIZER.NAME=VALUE` one optimizer. A grid splits the
+    optimizer's arm, or every arm, into one per value:
+
+    >>> settings, arms = arms_of(["kbeta", "adam95"], {"steps": "50"}, {"kbeta.alpha": "0.85,0.9"})
+    >>> settings, [arm.label for arm in arms]
+    ({'steps': 50}, ['kbeta[alpha=0.85]', 'kbeta[alpha=0.9]', 'adam95'])
+    """
+    names = list(dict.fromkeys(name.strip() for name in optimizers if name.strip()))
+    if not names:
+        raise ValueError("--optimizers must name at least one optimizer, for example kbeta,adam95")
+    settings = {name: guess(value) for name, value in options.items() if "." not in name}
+    own: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for name, value in options.items():
+        if "." in name:
+            optimizer, option = _split(name, names)
+            own[optimizer][option] = guess(value)
+    for name in grids:
+        if "." in name:
+            _split(name, names)
+
+    arms = []
+    for optimizer in names:
+        axes = {
+            key: list(dict.fromkeys(guess(value.strip()) for value in values.split(",") if value.strip()))
+            for key, values in grids.items()
+            if "." not in key or _split(key, names)[0] == optimizer
+        }
+        for point in itertools.product(*axes.values()):
+            values = dict(zip(axes, point, strict=True))
+            label = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
+            arms.append(
+                store.Arm(
+                    label=f"{optimizer}[{label}]" if label else optimizer,
+                    optimizer=optimizer,
+                    options=own[optimizer] | {_split(k, names)[1]: v for k, v in values.items() if "." in k},
+                    settings={k: v for k, v in values.items() if "." not in k},
+                )
+            )
+    return settings, arms
+
+
+def _split(name: str, optimizers: Sequence[str]) -> tuple[str, str]:
+    """("kbeta", "alpha") of "kbeta.alpha"; the optimizer's own name may hold dots, as "torch.SGD" does."""
+    found = [optimizer for optimizer in optimizers if name.startswith(f"{optimizer}.")]
+    if not found:
+        raise unknown(f"optimizer in `{name}`", name.rpartition(".")[0], optimizers)
+    optimizer = max(found, key=len)
+    return optimizer, name.removeprefix(f"{optimizer}.")
+
+
+def plan_testbed(
+    name: str,
+    *,
+    preset: str,
+    engine: str,
+    optimizers: Sequence[str] = (),
+    seeds: Sequence[int] = (0,),
+    options: Mapping[str, str] | None = None,
+    grids: Mapping[str, str] | None = None,
+) -> Plan:
+    """A study of a testbed, with every name and value checked before anything is run or written."""
+    testbed = testbeds.get(name)
+    if engine not in engines.NAMES:
+        raise unknown("engine", engine, engines.NAMES)
+    check_installed(engine)
+    settings, arms = arms_of(optimizers or testbed.arms, options or {}, grids or {})
+    checked = []
+    for arm in arms:
+        resolved = testbeds.settings_of(testbed, preset, {**settings, **arm.settings})
+        recipe = recipes.recipe(arm.label, testbed.kbeta, arm.options)
+        recipes.check(recipe, engine)
+        # A text or other data that cannot be used is an error here too, before anything is written.
+        testbed.problem(resolved, min(seeds, default=0))
+        own = _canonical({name: getattr(resolved, name) for name in arm.settings})
+        checked.append(_checked(arm, recipe).model_copy(update={"settings": own}))
+    shared = testbeds.settings_of(testbed, preset, settings)
+    return Plan(
+        testbed.name, preset, engine, _canonical({name: getattr(shared, name) for name in settings}), checked, seeds
+    )
+
+
+def plan_own(
+    target: str,
+    *,
+    optimizers: Sequence[str] = (),
+    seeds: Sequence[int] = (0,),
+    options: Mapping[str, str] | None = None,
+    grids: Mapping[str, str] | None = None,
+    endpoint: str | None = None,
+    log: bool = False,
+    higher_is_better: bool = False,
+) -> Plan:
+    """A study of the user's function FILE.py:FUNC; the framework shows when it is run."""
+    code = code_of(target, endpoint, log=log, higher_is_better=higher_is_better)
+    settings, arms = arms_of(optimizers or ("kbeta", "adam95", "adam999"), options or {}, grids or {})
+    for name in OWN_SETTINGS:
+        if name in settings or any(name in arm.settings for arm in arms):
+            raise ValueError(f"--set {name}=...: {name!r} is taken by kbeta itself; use another name in your code")
+    checked = [_checked(arm, recipes.recipe(arm.label, {}, arm.options)) for arm in arms]
+    return Plan(f"{Path(code.file).stem}.{code.function}", OWN, OWN, settings, checked, seeds, code)
+
+
+def _checked(arm: store.Arm, recipe: recipes.Recipe) -> store.Arm:
+    """The arm with its options as the recipe understood them, so that 1e2 and 100 are the same run."""
+    known = {**recipe.options, "lr_scale": recipe.lr_scale}
+    return arm.model_copy(update={"options": _canonical({k: known.get(k, v) for k, v in arm.options.items()})})
+
+
+def _canonical(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as they come back from JSON: lists for tuples."""
+    plain: dict[str, Any] = json.loads(json.dumps(values))
+    return plain
+
+
+def check_installed(engine: str) -> None:
+    """Raise unless the framework of `engine` is installed; imports nothing."""
+    for package in {"jax": ("jax", "optax"), "mlx": ("mlx",)}.get(engine, (engine,)):
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(
+                f"--engine {engine} needs {package}, which is not installed: pip install 'kourkoutas-beta[{engine}]'"
+            )
+
+
+def code_of(
+    target: str, endpoint: str | None = None, *, log: bool = False, higher_is_better: bool = False
+) -> store.Code:
+    """The user's function named by FILE.py:FUNC; only its text is read here."""
+    file, _, function = target.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise ValueError(f"{target!r}: there is no file {file}; name a Python file and a function in it, FILE.py:FUNC")
+    if not function.isidentifier():
+        raise ValueError(f"{target!r}: {function!r} is not a function name; write {file}:train, for example")
+    return store.Code(
+        file=str(path.resolve()),
+        function=function,
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        endpoint=endpoint,
+        log=log,
+        higher_is_better=higher_is_better,
+    )

@@ -1,0 +1,115 @@
+"""What a study is doing, on a terminal (bars that move) or in a file (one line per finished run)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from kourkoutas.lab.pool import Observer
+from kourkoutas.lab.spec import RunResult, RunSpec
+
+
+@contextlib.contextmanager
+def showing(console: Console) -> Iterator[Observer]:
+    """An observer that writes to `console`."""
+    if not console.is_terminal:
+        yield Lines(console)
+        return
+    bars = Bars(console)
+    with bars.bars:
+        yield bars
+
+
+def outcome(result: RunResult) -> str:
+    """A result in a few words."""
+    if result.status == "failed":
+        return f"failed: {last_line(result.error)}"
+    if result.status == "diverged":
+        at = result.metrics.get("diverged_at")
+        return "diverged" + ("" if at is None else f" at step {at:.0f}")
+    return "ok" if result.endpoint is None else f"{result.endpoint:.6g}"
+
+
+def last_line(error: str | None) -> str:
+    """The line of an error that says most: the last of a traceback, the first of anything else."""
+    lines = [line for line in (error or "").splitlines() if line.strip()]
+    if not lines:
+        return "no reason recorded"
+    return lines[-1].strip() if lines[0].startswith("Traceback") else lines[0].strip()
+
+
+class Lines:
+    """One line per finished run."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._done = self._total = 0
+
+    def planned(self, total: int, kept: int, failed: int, workers: int, threads: int) -> None:
+        self._done, self._total = kept, total
+        self._print(plan_line(total, kept, failed, workers, threads))
+
+    def started(self, spec: RunSpec) -> None:
+        pass
+
+    def progress(self, spec: RunSpec, step: int, steps: int | None, loss: float | None) -> None:
+        pass
+
+    def finished(self, spec: RunSpec, result: RunResult) -> None:
+        self._done += 1
+        what = f"{spec.optimizer} seed {spec.seed}: {outcome(result)} ({result.seconds:.1f} s)"
+        self._print(f"[{self._done}/{self._total}] {what}")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class Bars:
+    """A bar for the study and one for each run under way."""
+
+    def __init__(self, console: Console) -> None:
+        self.bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[loss]}", markup=False),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._study: TaskID | None = None
+        self._runs: dict[str, TaskID] = {}
+
+    def planned(self, total: int, kept: int, failed: int, workers: int, threads: int) -> None:
+        self._say(plan_line(total, kept, failed, workers, threads))
+        self._study = self.bars.add_task("runs", total=total, completed=kept, loss="")
+
+    def started(self, spec: RunSpec) -> None:
+        self._runs[spec.id] = self.bars.add_task(f"  {spec.optimizer} seed {spec.seed}", total=None, loss="")
+
+    def progress(self, spec: RunSpec, step: int, steps: int | None, loss: float | None) -> None:
+        text = "" if loss is None else f"loss {loss:.4g}"
+        self.bars.update(self._runs[spec.id], completed=step, total=steps, loss=text)
+
+    def finished(self, spec: RunSpec, result: RunResult) -> None:
+        self.bars.remove_task(self._runs.pop(spec.id))
+        if result.status != "ok":
+            self._say(f"{spec.optimizer} seed {spec.seed}: {outcome(result)}")
+        if self._study is not None:
+            self.bars.advance(self._study)
+
+    def _say(self, text: str) -> None:
+        self.bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def plan_line(total: int, kept: int, failed: int, workers: int, threads: int) -> str:
+    """The study in one line before it starts."""
+    parts = [f"{total} run{'' if total == 1 else 's'}"]
+    if kept:
+        parts.append(f"{kept} already finished" + (f" ({failed} of them failed)" if failed else ""))
+    if kept < total:
+        crew = "1 worker" if workers == 1 else f"{workers} workers"
+        parts.append(f"{total - kept} to make: {crew} with {threads} thread{'' if threads == 1 else 's'} each")
+    return ", ".join(parts)

@@ -1,0 +1,447 @@
+"""The results folder of a study: the only module that reads or writes one.
+
+    OUT/study.json              what was asked for: testbed, preset, engine, arms, seeds, settings, command, environment
+    OUT/.lock                   held while a process writes here
+    OUT/report.html             made from the rest
+    OUT/runs/<id>/spec.json     what this run is; written for every planned run before the first one starts
+    OUT/runs/<id>/metrics.jsonl one JSON object per logged step, append-only
+    OUT/runs/<id>/trace.npz     sun and β2 per bucket (Kourkoutas-β arms)
+    OUT/runs/<id>/params.npz    the final parameters (testbeds)
+    OUT/runs/<id>/checkpoint/   where an unfinished run continues
+    OUT/runs/<id>/output.txt    what the run printed, where a worker process ran it
+    OUT/runs/<id>/result.json   there if and only if the run is finished
+
+NOTE: every JSON file is written to a temporary file, synced and renamed, so a kill at any moment leaves the old file or
+the new one. A leftover `*.tmp` is never read and is removed by the next process that writes here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from kourkoutas.lab.spec import RunResult, RunSpec
+
+VERSIONED = ("kourkoutas-beta", "numpy", "torch", "jax", "jaxlib", "optax", "mlx", "scipy", "statsmodels")
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class StoreError(ValueError):
+    """A results folder that cannot be read or must not be written; the message says how to go on."""
+
+
+class Arm(BaseModel):
+    """One column of a study: an optimizer, its options that differ from the recipe, and settings of its own (grids)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    label: str
+    optimizer: str
+    options: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+
+
+class Code(BaseModel):
+    """The user's training function, for a study of one, and how its endpoint is to be read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    file: str
+    function: str
+    sha256: str
+    endpoint: str | None = None
+    log: bool = False
+    higher_is_better: bool = False
+
+
+class Call(BaseModel):
+    """One command that wrote to the folder."""
+
+    command: str
+    at: str
+    versions: dict[str, str]
+
+
+class StudyRecord(BaseModel):
+    """study.json."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    testbed: str
+    preset: str
+    engine: str
+    settings: dict[str, Any]
+    code: Code | None = None
+    arms: list[Arm]
+    seeds: list[int]
+    command: str
+    created: str
+    environment: dict[str, Any]
+    versions: dict[str, str]
+    calls: list[Call]
+
+    def arm(self, label: str) -> Arm | None:
+        return next((arm for arm in self.arms if arm.label == label), None)
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """One run of a study on disk; `result` is None until it has finished."""
+
+    spec: RunSpec
+    result: RunResult | None
+    folder: Path
+
+    @property
+    def id(self) -> str:
+        return self.folder.name
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl; a last line cut short by a kill is left out while the run is unfinished."""
+        return read_metrics(self.folder / "metrics.jsonl", finished=self.result is not None)
+
+    def trace(self) -> dict[str, NDArray[Any]] | None:
+        """The arrays `names`, `steps`, `sun` and `beta2`, or None when the run recorded none."""
+        path = self.folder / "trace.npz"
+        if not path.exists():
+            return None
+        try:
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+            raise StoreError(f"{path}: not a readable trace ({error}); {_redo(self.folder)}") from None
+
+
+class Study:
+    """A results folder, opened for reading.
+
+    Example:
+      >>> Study.open("no-such-folder")
+      Traceback (most recent call last):
+      kourkoutas.lab.store.StoreError: no-such-folder/study.json: not found; ...
+    """
+
+    def __init__(self, path: Path, record: StudyRecord) -> None:
+        self.path = path
+        self.record = record
+
+    @classmethod
+    def open(cls, path: str | Path) -> Study:
+        """Read `path`/study.json."""
+        path = Path(path)
+        file = path / "study.json"
+        if not file.exists():
+            raise StoreError(f"{file}: not found; `kbeta study ... --out {path}` makes one")
+        remedy = f"move {path} away and run the study again, or restore the file"
+        return cls(path, _read(file, StudyRecord, remedy))
+
+    def folder(self, spec: RunSpec) -> Path:
+        return self.path / "runs" / spec.id
+
+    def result(self, spec: RunSpec) -> RunResult | None:
+        """The result of one run, or None while it is unfinished."""
+        return _read_result(self.folder(spec))
+
+    def runs(self) -> list[StoredRun]:
+        """Every planned run, in the order of the arms and then of the seeds."""
+        root = self.path / "runs"
+        found = []
+        for folder in sorted(root.iterdir()) if root.exists() else ():
+            file = folder / "spec.json"
+            if not folder.is_dir() or not any(_kept(folder)):  # empty: killed while the study was being planned
+                continue
+            if not file.exists():
+                raise StoreError(f"{file}: not found; {_redo(folder)}")
+            spec = _read(file, RunSpec, _redo(folder))
+            if spec.id != folder.name:
+                raise StoreError(
+                    f"{file}: describes run {spec.id}, not its folder; it was edited or moved: {_redo(folder)}"
+                )
+            found.append(StoredRun(spec, _read_result(folder), folder))
+        order = {arm.label: i for i, arm in enumerate(self.record.arms)}
+        return sorted(found, key=lambda run: (order.get(run.spec.optimizer, len(order)), run.spec.seed))
+
+
+class Writer(Study):
+    """A results folder that this process holds the lock of; made by `writing`."""
+
+    def plan(self, specs: Sequence[RunSpec]) -> None:
+        """Put down every run that is to be made, so that none can be forgotten."""
+        for spec in specs:
+            folder = self.folder(spec)
+            file = folder / "spec.json"
+            if not file.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                _write(file, spec)
+
+    def finish(self, spec: RunSpec, result: RunResult) -> None:
+        """Write result.json: from now on the run is finished."""
+        write_result(self.folder(spec), result)
+
+    def reopen(self, spec: RunSpec) -> None:
+        """Make a finished run unfinished again; what it has on disk stays, so that it can continue."""
+        (self.folder(spec) / "result.json").unlink(missing_ok=True)
+
+
+def write_result(folder: Path, result: RunResult) -> None:
+    """Write result.json atomically: from now on the run in `folder` is finished."""
+    _write(folder / "result.json", result)
+
+
+@contextlib.contextmanager
+def writing(
+    path: str | Path,
+    *,
+    testbed: str,
+    preset: str,
+    engine: str,
+    settings: Mapping[str, Any],
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+    command: str,
+    code: Code | None = None,
+) -> Iterator[Writer]:
+    """Hold the folder at `path` for writing runs of this configuration.
+
+    A new folder is made. An existing one is extended by new arms and seeds; one of another configuration is an error
+    that lists what differs, and is left as it was.
+    """
+    path = Path(path)
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    call = Call(command=command, at=now, versions=versions())
+    record = StudyRecord(
+        testbed=testbed,
+        preset=preset,
+        engine=engine,
+        settings=dict(settings),
+        code=code,
+        arms=list(arms),
+        seeds=sorted(set(seeds)),
+        command=command,
+        created=now,
+        environment=environment(),
+        versions=call.versions,
+        calls=[call],
+    )
+    _check_free(path)
+    with _locked(path, command):
+        if (path / "study.json").exists():
+            record = _extend(path, Study.open(path).record, record)
+        _write(path / "study.json", record)
+        for stale in (*path.glob("*.tmp"), *path.glob("runs/*/*.tmp")):
+            stale.unlink(missing_ok=True)
+        yield Writer(path, record)
+
+
+def environment() -> dict[str, Any]:
+    """The machine, as far as it can matter to a result."""
+    return {
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "cores": cores(),
+        "python": platform.python_version(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Installed versions, read without importing anything."""
+    found = {}
+    for name in VERSIONED:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def cores() -> int:
+    """Cores this process may use: its affinity, and in a container the quota of its control group."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        count = min(count, max(1, int(quota) // int(period)))  # "max", no quota, is no number
+    return count
+
+
+def read_metrics(file: Path, *, finished: bool) -> list[dict[str, Any]]:
+    """The rows of one metrics.jsonl, in order; absent means none were logged."""
+    if not file.exists():
+        return []
+    rows = []
+    lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
+    complete, tail = lines[:-1], lines[-1]
+    for number, line in enumerate(complete, start=1):
+        rows.append(_row(file, number, line))
+    if tail and finished:
+        rows.append(_row(file, len(lines), tail))
+    return rows
+
+
+def _row(file: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise StoreError(f"{file}, line {number}: not a JSON object: {line[:60]!r}; {_redo(file.parent)}")
+    return row
+
+
+def _redo(folder: Path) -> str:
+    return f"delete the folder {folder} and run the study again to redo this run"
+
+
+def _read_result(folder: Path) -> RunResult | None:
+    file = folder / "result.json"
+    return _read(file, RunResult, _redo(folder)) if file.exists() else None
+
+
+def _read(file: Path, model: type[Model], remedy: str) -> Model:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{file}: cannot be read ({error}); {remedy}") from None
+    try:
+        return model.model_validate(json.loads(text))
+    except json.JSONDecodeError as error:
+        cut = "is empty or cut short" if error.pos >= len(text.rstrip()) else "is not JSON"
+        raise StoreError(f"{file}, line {error.lineno}: {cut} ({error.msg}); {remedy}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise StoreError(f"{file}, line {_line_of(text, first['loc'])}: `{field}`: {first['msg']}; {remedy}") from None
+
+
+def _line_of(text: str, loc: tuple[int | str, ...]) -> int:
+    """The line where the key that a validation error names stands, or 1 when it is a missing one."""
+    at = 0
+    for part in loc:
+        if isinstance(part, str) and (next_at := text.find(f'"{part}"', at)) >= 0:
+            at = next_at
+    return text.count("\n", 0, at) + 1
+
+
+def _write(file: Path, content: BaseModel) -> None:
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as stream:
+        stream.write(content.model_dump_json(indent=1) + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, file)
+    directory = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _kept(folder: Path) -> Iterator[Path]:
+    """What is in a folder but for the lock and temporary files."""
+    return (p for p in folder.iterdir() if p.name != ".lock" and not p.name.endswith(".tmp"))
+
+
+def _check_free(path: Path) -> None:
+    """Refuse a folder that holds something else, before a lock file is left in it."""
+    if path.exists() and not path.is_dir():
+        raise StoreError(f"--out {path} is a file; name a folder")
+    if path.is_dir() and not (path / "study.json").exists():
+        others = sorted(p.name for p in _kept(path))
+        if others:
+            raise StoreError(
+                f"--out {path} is not a results folder and not empty (it holds {', '.join(others[:3])}); "
+                "name a new folder"
+            )
+
+
+@contextlib.contextmanager
+def _locked(path: Path, command: str) -> Iterator[None]:
+    """Hold `path`/.lock.
+
+    NOTE: flock belongs to the process, not to the file's existence: the kernel lets go of it when the process ends,
+    however it ends, so a lock file left by kill -9 stops nobody.
+    """
+    import fcntl
+
+    created = not path.exists()
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / ".lock").open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise StoreError(f"{path} is being written by {holder}; wait for it, or name another --out") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} ({command})")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+            if created and not (path / "study.json").exists():
+                shutil.rmtree(path)
+
+
+def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
+    """`old` with the arms and seeds of `new` added, or an error that lists what differs."""
+    differs = [
+        f"{name} is {getattr(old, name)!r} there and {getattr(new, name)!r} here"
+        for name in ("testbed", "preset", "engine")
+        if getattr(old, name) != getattr(new, name)
+    ]
+    for key in sorted({*old.settings, *new.settings}):
+        there, here = old.settings.get(key, "the preset's"), new.settings.get(key, "the preset's")
+        if there != here:
+            differs.append(f"setting {key} is {there!r} there and {here!r} here")
+    differs += _code_differs(old.code, new.code)
+    for arm in new.arms:
+        before = old.arm(arm.label)
+        if before is not None and before != arm:
+            there, here = before.options | before.settings, arm.options | arm.settings
+            differs.append(f"arm {arm.label} has options {there} there and {here} here")
+    if differs:
+        raise StoreError(
+            f"--out {path} holds results of another configuration: {'; '.join(differs)}. Nothing was written: "
+            "name another --out, or repeat the command recorded in its study.json"
+        )
+    old.arms += [arm for arm in new.arms if old.arm(arm.label) is None]
+    old.seeds = sorted({*old.seeds, *new.seeds})
+    old.code = new.code  # the same but for how the endpoint is read
+    old.command, old.versions, old.environment = new.command, new.versions, new.environment
+    old.calls += new.calls
+    return old
+
+
+def _code_differs(old: Code | None, new: Code | None) -> list[str]:
+    if old is None or new is None:
+        return []
+    if old.sha256 != new.sha256:
+        return [f"{new.file} has changed since (sha256 {old.sha256[:8]} there, {new.sha256[:8]} now)"]
+    return [
+        f"{name} is {getattr(old, name)!r} there and {getattr(new, name)!r} here"
+        for name in ("function", "endpoint")
+        if getattr(old, name) != getattr(new, name)
+    ]
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

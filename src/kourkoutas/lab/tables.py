@@ -1,0 +1,195 @@
+"""Tables of results: reading anybody's CSV, and printing a comparison."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kourkoutas.lab.stats import Comparison, Contrast, Interval, Seed
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+COLUMNS = ("seed", "optimizer", "value")
+
+
+def read_table(path: str | Path) -> dict[str, dict[Seed, float]]:
+    """{optimizer: {seed: value}} from a text table with the columns seed, optimizer and value, in any order.
+
+    Comma, semicolon or tab separate; other columns are ignored; `nan` and `inf` stand for a diverged run.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file; give a table with the columns {', '.join(COLUMNS)}") from None
+    except IsADirectoryError:
+        raise ValueError(f"{path}: is a folder; give a table with the columns {', '.join(COLUMNS)}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: byte {error.start} is not UTF-8; save the table as UTF-8 text") from None
+    head = next((line for line in text.splitlines() if line.strip()), "")
+    delimiter = max(",;\t", key=head.count)
+    reader = csv.reader(text.splitlines(), delimiter=delimiter)
+    header: list[str] | None = None
+    raw: dict[tuple[str, str], tuple[int, float]] = {}
+    for row in reader:
+        line = reader.line_num
+        if not any(cell.strip() for cell in row):
+            continue
+        if header is None:
+            header = [cell.strip().lower() for cell in row]
+            for name in COLUMNS:
+                if header.count(name) != 1:
+                    what = "is missing" if name not in header else "appears more than once"
+                    raise ValueError(
+                        f"{path}, line {line}: column {name!r} {what} (found {', '.join(header)}); "
+                        f"the first line must name the columns {', '.join(COLUMNS)}"
+                    )
+            continue
+        if len(row) != len(header):
+            raise ValueError(
+                f"{path}, line {line}: {len(row)} fields where the first line names {len(header)} columns; "
+                f"add or remove {'field' if abs(len(row) - len(header)) == 1 else 'fields'} (separator {delimiter!r})"
+            )
+        cells = {name: row[header.index(name)].strip() for name in COLUMNS}
+        for name in ("seed", "optimizer"):
+            if not cells[name]:
+                raise ValueError(f"{path}, line {line}, column {name!r}: empty; fill in the {name}")
+        try:
+            value = float(cells["value"])
+        except ValueError:
+            raise ValueError(
+                f"{path}, line {line}, column 'value': {cells['value']!r} is not a number; "
+                "write it as 0.0012 or 1.2e-3, or nan for a diverged run"
+            ) from None
+        key = (cells["optimizer"], cells["seed"])
+        if key in raw:
+            raise ValueError(
+                f"{path}, line {line}, column 'seed': {key[0]!r} has seed {key[1]} already on line {raw[key][0]}; "
+                "keep one value per optimizer and seed"
+            )
+        raw[key] = (line, value)
+    if not raw:
+        raise ValueError(f"{path}: holds no rows; give one line per run under the columns {', '.join(COLUMNS)}")
+    whole = all(seed.removeprefix("-").isdecimal() for _, seed in raw)
+    values: dict[str, dict[Seed, float]] = {}
+    for (name, seed), (_, value) in raw.items():
+        values.setdefault(name, {})[int(seed) if whole else seed] = value
+    return values
+
+
+def show(value: float | None, digits: int = 4) -> str:
+    """A number for people: `digits` significant figures, "–" for None, "diverged" for what is not finite."""
+    if value is None:
+        return "–"
+    return f"{value:.{digits}g}" if math.isfinite(value) else "diverged"
+
+
+def show_ci(value: float | None, ci: Interval | None, digits: int = 5) -> str:
+    """value [low, high]."""
+    return show(value, digits) + ("" if ci is None else f" [{show(ci.low, digits)}, {show(ci.high, digits)}]")
+
+
+def effect_name(comparison: Comparison) -> str:
+    """What the effect of a contrast is: a ratio or a difference that speaks for the treatment when large."""
+    order = ("treatment", "baseline") if comparison.higher_is_better else ("baseline", "treatment")
+    return f"geometric-mean ratio {'/'.join(order)}" if comparison.log else f"mean difference {' − '.join(order)}"
+
+
+def show_effect(spread: float, log: bool, digits: int = 4) -> str:
+    """A ratio or difference of ranks, in which an infinite entry stands for a diverged run."""
+    if math.isfinite(spread) and not (log and spread == 0):
+        return show(spread, digits)
+    return "baseline diverged" if spread > 0 else "treatment diverged"
+
+
+def render(comparison: Comparison, *, seeds: bool = True) -> RenderableType:
+    """Tables for a rich console: every seed, each optimizer, effect sizes, then tests and notes."""
+    from rich import box
+    from rich.console import Group
+    from rich.markup import escape  # a label may hold brackets: kbeta[alpha=0.9]
+    from rich.table import Table
+    from rich.text import Text
+
+    def table(title: str, *columns: str) -> Table:
+        made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+        for i, column in enumerate(columns):
+            made.add_column(column, justify="left" if i == 0 else "right", overflow="fold", no_wrap=i == 0)
+        return made
+
+    log, level = comparison.log, f"{100 * comparison.confidence:g} %"
+    digits = 5 if log else 3
+    parts: list[RenderableType] = []
+    if seeds:
+        every = table("Every seed", "seed", *map(escape, comparison.values))
+        for seed in comparison.seeds:
+            row = [show(by[seed], 6) if seed in by else "missing" for by in comparison.values.values()]
+            every.add_row(str(seed), *row)
+        parts.append(every)
+
+    middle = "geometric mean" if log else "mean ± sd"
+    arms = table("Each optimizer", "", "runs", "diverged", "median [IQR]", middle)
+    robust = table("", "", f"IQM [{level}]", *([f"success [{level}]"] if comparison.threshold is not None else []))
+    for s in comparison.summaries:
+        mean = show(s.geometric_mean) if log else show(s.mean) + (f" ± {show(s.sd, 2)}" if s.sd is not None else "")
+        arms.add_row(
+            escape(s.optimizer), str(s.n), str(s.diverged), f"{show(s.median)} [{show(s.q1)}, {show(s.q3)}]", mean
+        )
+        rate = [f"{s.success.successes}/{s.success.n}: {show_ci(s.success.rate, s.success.ci, 3)}"] if s.success else []
+        robust.add_row(escape(s.optimizer), show_ci(s.iqm, s.iqm_ci, 4), *rate)
+
+    title = f"Effect sizes: {effect_name(comparison)}; {'> 1' if log else '> 0'} speaks for the first named"
+    effects = table(title, "", "w/t/l", f"P(better) [{level}]", f"{'ratio' if log else 'difference'} [{level}]")
+    sizes = table("", "", f"BCa [{level}]", "median", "d_z", "r", "rank-bis.")
+    tests = table(f"Tests, two-sided, paired by seed{' on log10' if log else ''}", "", "test", "", "p", "Holm p")
+    for c in comparison.contrasts:
+        label, size = escape(f"{c.treatment} vs {c.baseline}"), c.ratio if log else c.difference
+        effects.add_row(
+            label,
+            f"{c.wins}/{c.ties}/{c.losses}",
+            show_ci(c.improvement, c.improvement_ci, 2),
+            show_ci(size.value, size.ci, digits) if size else "–",
+        )
+        boot = size.bootstrap_ci if size else None
+        sizes.add_row(
+            label,
+            f"[{show(boot.low, digits)}, {show(boot.high, digits)}]" if boot else "–",
+            show_effect(c.median, log),
+            show(c.t.d_z, 3),
+            show(c.t.r, 3),
+            show(c.wilcoxon.rank_biserial, 3),
+        )
+        for name, statistic, p, adjusted in rows_of_tests(c):
+            tests.add_row(label, name, statistic, p, adjusted)
+            label = ""
+    parts += [arms, robust, effects, sizes, tests]
+    parts.extend(Text(f"Note: {note}") for note in all_notes(comparison))
+    return Group(*parts)
+
+
+def all_notes(comparison: Comparison) -> list[str]:
+    """The notes of the comparison and of its contrasts, each once and naming whom it is about."""
+    about: dict[str, list[str]] = {}
+    for c in comparison.contrasts:
+        for note in c.notes:
+            about.setdefault(note, []).append(f"{c.treatment} vs {c.baseline}")
+    every = len(comparison.contrasts)
+    found = [f"{'every contrast' if 1 < every == len(who) else ', '.join(who)}: {note}" for note, who in about.items()]
+    return [*comparison.notes, *found]
+
+
+def rows_of_tests(c: Contrast) -> list[tuple[str, str, str, str]]:
+    """(test, statistic, p, Holm-adjusted p) of a contrast, for a table."""
+    t = "undefined" if c.t.t is None else f"t({c.t.df}) = {c.t.t:.3f}"
+    w = "undefined" if c.wilcoxon.statistic is None else f"W = {c.wilcoxon.statistic:g}, n = {c.wilcoxon.n}"
+    rows = [
+        ("paired t", t, show(c.t.p, 3), show(c.t.p_holm, 3)),
+        (f"Wilcoxon ({c.wilcoxon.method})", w, show(c.wilcoxon.p, 3), show(c.wilcoxon.p_holm, 3)),
+        ("sign", f"{c.sign.wins} to {c.sign.losses}", show(c.sign.p, 3), show(c.sign.p_holm, 3)),
+    ]
+    if c.mcnemar:
+        against = f"only {c.treatment} {c.mcnemar.only_treatment}, only {c.baseline} {c.mcnemar.only_baseline}"
+        rows.append(("McNemar (exact)", against, show(c.mcnemar.p, 3), show(c.mcnemar.p_holm, 3)))
+    return rows

@@ -1,0 +1,322 @@
+"""One run: a problem, an optimizer and an engine, trained in chunks, recorded, and continued where it was killed.
+
+Files, when a folder is given:
+
+    metrics.jsonl    one line per block of steps (step, loss, lr) and per evaluation, appended while training
+    trace.npz        sun and β2 per bucket, of K-β arms
+    params.npz       the final parameters
+    checkpoint/      everything needed to go on: see `kourkoutas.lab.checkpoint`
+
+NOTE: chunks start at multiples of the problem's chunk size whether or not the run was interrupted, and checkpoints
+are taken between chunks only. So a continued run makes the same calls with the same arrays as an uninterrupted one
+and ends with the same bits. Lines of metrics.jsonl that are newer than the checkpoint are cut off when it is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kourkoutas.lab import engines, optimizers, testbeds
+from kourkoutas.lab.checkpoint import Arrays, Checkpoints, write_atomically
+from kourkoutas.lab.engines import Engine, Trainer
+from kourkoutas.lab.spec import RunResult, RunSpec
+from kourkoutas.lab.testbeds import Problem
+from kourkoutas.trace import WINDOW
+
+CURVE_POINTS = 300
+TRACE_ROWS = 2_000
+SECONDS_BETWEEN_CHECKPOINTS = 60.0
+
+Progress = Callable[[int, int, float], None]
+
+
+def run(
+    spec: RunSpec,
+    folder: Path | None = None,
+    *,
+    on_progress: Progress | None = None,
+    checkpoint_every: int | None = None,
+    keep: int = 2,
+) -> RunResult:
+    """Make the run of `spec`, or finish it from the newest checkpoint in `folder`.
+
+    Args:
+      spec: the run.
+      folder: where its files go; None records nothing on the disk.
+      on_progress: called as (steps taken, steps in all, loss) after every chunk.
+      checkpoint_every: steps between checkpoints, rounded up to whole chunks; the last state is kept too. None saves
+        about once a minute and removes the checkpoints at the end; 0 never saves.
+      keep: how many checkpoints stay.
+
+    Returns:
+      The result. A run whose loss or parameters stop being finite gives the status "diverged"; errors are raised.
+    """
+    if checkpoint_every is not None and checkpoint_every < 0:
+        raise ValueError(f"`checkpoint_every` must be a number of steps >= 0 (0: never); got {checkpoint_every!r}")
+    testbed = testbeds.get(spec.testbed)
+    settings = testbeds.settings_of(testbed, spec.preset, spec.settings)
+    recipe = optimizers.recipe(spec.optimizer, testbed.kbeta, spec.options)
+    engine = engines.get(spec.engine)
+    optimizers.check(recipe, spec.engine)
+    problem = testbed.problem(settings, spec.seed)
+
+    result = RunResult(
+        status="ok",
+        settings={**dataclasses.asdict(settings), "optimizer": recipe.described},
+    )
+    with _Run(spec, problem, engine, recipe, folder, checkpoint_every, keep) as it:
+        it.resume()
+        it.loop(on_progress)
+        it.finish()
+        result.curve = it.curve()
+        result.metrics = it.final_metrics()
+        result.seconds = it.seconds()
+        if it.diverged_at is not None:
+            result.status = "diverged"
+        else:
+            result.endpoint = result.metrics[testbed.endpoints[0].metric]
+    return result
+
+
+class _Run:
+    """The state of a run between chunks; all of it goes into a checkpoint."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        problem: Problem,
+        engine: Engine,
+        recipe: optimizers.Recipe,
+        folder: Path | None,
+        checkpoint_every: int | None,
+        keep: int,
+    ) -> None:
+        self._spec, self._problem, self._engine, self._recipe = spec, problem, engine, recipe
+        self._folder, self._every = folder, checkpoint_every
+        self._checkpoints = Checkpoints(folder / "checkpoint", keep) if folder is not None else None
+        self._chunk = min(problem.chunk, WINDOW)
+        self._block = max(1, math.ceil(problem.steps / CURVE_POINTS))
+        self._losses = np.full(problem.steps, math.nan)
+        self._evaluations: list[dict[str, float]] = []
+        self._before: Arrays = {}
+        self._resumed_at = 0
+        self._start, self._earlier = time.perf_counter(), 0.0
+        self._saved_at = time.monotonic()
+        self.step = 0
+        self.diverged_at: int | None = None
+        self._trainer: Trainer = engine.trainer(
+            problem.loss,
+            problem.params,
+            recipe,
+            constants=problem.constants,
+            trace_every=math.ceil(problem.steps / TRACE_ROWS),
+            compile=problem.compile,
+        )
+        self._log = _Log(folder / "metrics.jsonl") if folder is not None else None
+
+    def __enter__(self) -> _Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._log is not None:
+            self._log.close()
+
+    def seconds(self) -> float:
+        return self._earlier + time.perf_counter() - self._start
+
+    def loop(self, on_progress: Progress | None) -> None:
+        """Chunk after chunk, until the end or until something is no longer finite."""
+        problem = self._problem
+        evaluated = int(self._evaluations[-1]["step"]) if self._evaluations else 0
+        while self.step < problem.steps and self.diverged_at is None:
+            stop = min(problem.steps, self.step + self._chunk)
+            losses = self._take(self.step, stop)
+            evaluating = problem.evaluate_every and stop - evaluated >= problem.evaluate_every
+            bad = np.flatnonzero(~np.isfinite(losses))
+            if bad.size:
+                stop = self.step + int(bad[0]) + 1
+                self.diverged_at = stop
+            elif stop == problem.steps or evaluating:
+                evaluated = stop
+                self._evaluate(stop)
+            self._record(self.step, stop)
+            self.step = stop
+            if on_progress is not None:
+                on_progress(stop, problem.steps, float(self._losses[stop - 1]))
+            self._checkpoint()
+
+    def _take(self, start: int, stop: int) -> NDArray[np.float64]:
+        steps = np.arange(start, stop)
+        # ρ_t of the schedule, times the factor of the arm at its update t = step + 1
+        lrs = self._problem.lr(steps) * self._recipe.lr_factor(steps + 1)
+        losses = self._trainer.run(self._problem.batches(start, stop), lrs)
+        self._losses[start:stop] = losses
+        return losses
+
+    def _evaluate(self, step: int) -> None:
+        if not all(np.isfinite(p).all() for p in self._trainer.params().values()):
+            self.diverged_at = step
+            return
+        metrics = self._problem.evaluate(self._engine, self._trainer.arrays(), step)
+        if step == self._problem.steps and not all(math.isfinite(v) for v in metrics.values()):
+            self.diverged_at = step
+        self._evaluations.append({"step": step, **metrics})
+
+    def _record(self, start: int, stop: int) -> None:
+        """Lines for the blocks that end in start < step ≤ stop, and for an evaluation at stop."""
+        if self._log is None:
+            return
+        for end in range(start // self._block * self._block + self._block, stop + 1, self._block):
+            self._log.write({"step": end, **self._block_row(end)})
+        if stop % self._block and (stop == self._problem.steps or self.diverged_at is not None):
+            self._log.write({"step": stop, **self._block_row(stop)})
+        for row in self._evaluations:
+            if row["step"] == stop:
+                self._log.write(row)
+
+    def _block_row(self, end: int) -> dict[str, float]:
+        first = (end - 1) // self._block * self._block
+        return {"loss": float(np.mean(self._losses[first:end])), "lr": self._lr(end)}
+
+    def _lr(self, step: int) -> float:
+        """The learning rate of the update that made `step` updates."""
+        last = np.array([step - 1])
+        return float((self._problem.lr(last) * self._recipe.lr_factor(last + 1))[0])
+
+    def curve(self) -> dict[str, list[float]]:
+        """At most `CURVE_POINTS` block means, then the last step itself; evaluation metrics in columns of their own."""
+        ends = [*range(self._block, self.step, self._block), self.step] if self.step else []
+        rows = [self._block_row(end) for end in ends]
+        curve = {
+            "step": [float(end) for end in ends],
+            "loss": [row["loss"] for row in rows],
+            "lr": [row["lr"] for row in rows],
+        }
+        if ends:
+            curve["loss"][-1] = float(self._losses[self.step - 1])
+        for row in self._evaluations:
+            at = min(range(len(ends)), key=lambda k, step=row["step"]: abs(ends[k] - step))  # type: ignore[misc]
+            for name, value in row.items():
+                if name != "step":
+                    curve.setdefault(name, [math.nan] * len(ends))[at] = value
+        return curve
+
+    def final_metrics(self) -> dict[str, float]:
+        if self.diverged_at is not None:
+            return {"diverged_at": float(self.diverged_at)}
+        last = {name: value for name, value in self._evaluations[-1].items() if name != "step"}
+        tail = self._losses[max(0, self._problem.steps - self._problem.tail) :]
+        return {**last, "train_loss": float(np.mean(tail))}
+
+    # Files
+
+    def finish(self) -> None:
+        """What is left on the disk of a run that came to its end."""
+        if self._folder is None or self._checkpoints is None:
+            return
+        rows = self._trace()
+        if rows:
+            write_atomically(self._folder / "trace.npz", rows)
+        write_atomically(self._folder / "params.npz", self._trainer.params())
+        if self._every is None:
+            self._checkpoints.clear()
+
+    def _trace(self) -> Arrays:
+        """Recorded rows: those of the checkpoint, and those since."""
+        trace = self._trainer.trace
+        if trace is None:
+            return {}
+        new = trace.steps > self._resumed_at
+        rows: Arrays = {"steps": trace.steps[new], "sun": trace.sun[new], "beta2": trace.beta2[new]}
+        joined = {k: np.concatenate([self._before[k], x]) if k in self._before else x for k, x in rows.items()}
+        return {"names": np.array(trace.names), **joined}
+
+    def _checkpoint(self) -> None:
+        # A diverged run that is killed here diverges again from an older checkpoint.
+        if self._checkpoints is None or self._every == 0 or self.diverged_at is not None:
+            return
+        if self._every is None:
+            due = time.monotonic() - self._saved_at >= SECONDS_BETWEEN_CHECKPOINTS and self.step < self._problem.steps
+        else:
+            last = self.step - 1 - (self.step - 1) % self._chunk
+            due = self.step // self._every > last // self._every or self.step == self._problem.steps
+        if not due:
+            return
+        self._saved_at = time.monotonic()
+        notes = {
+            "run": self._spec.id,
+            "offset": self._log.flush() if self._log is not None else 0,
+            "evaluations": self._evaluations,
+            "seconds": self.seconds(),
+        }
+        trace = {f"trace/{k}": x for k, x in self._trace().items()}
+        self._checkpoints.save(
+            self.step,
+            {
+                **{f"trainer/{k}": x for k, x in self._trainer.state().items()},
+                **trace,
+                "losses": self._losses[: self.step],
+                "notes": np.frombuffer(json.dumps(notes).encode(), np.uint8),
+            },
+        )
+
+    def resume(self) -> None:
+        """Take over the newest checkpoint, or start afresh."""
+        found = self._checkpoints.newest() if self._checkpoints is not None else None
+        if found is None or self._checkpoints is None or self._log is None:
+            if self._log is not None:
+                self._log.cut(0)
+            return
+        self.step, saved = found
+        notes: dict[str, Any] = json.loads(bytes(saved["notes"]).decode())
+        if notes["run"] != self._spec.id:
+            raise ValueError(
+                f"{self._checkpoints.folder} holds checkpoints of run {notes['run']!r}, not of {self._spec.id!r}: "
+                "use another folder, or remove that one"
+            )
+        self._log.cut(notes["offset"])
+        self._losses[: self.step] = saved["losses"]
+        self._evaluations = notes["evaluations"]
+        self._earlier = notes["seconds"]
+        self._before = {k.removeprefix("trace/"): x for k, x in saved.items() if k.startswith("trace/")}
+        self._trainer.restore({k.removeprefix("trainer/"): x for k, x in saved.items() if k.startswith("trainer/")})
+        self._resumed_at = self.step
+
+
+class _Log:
+    """Lines of JSON, appended; NaN and Infinity as strings, as in `RunResult`."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab")
+
+    def write(self, row: dict[str, float]) -> None:
+        plain = {k: v if math.isfinite(v) else _WORDS[str(v)] for k, v in row.items()}
+        self._file.write(json.dumps(plain).encode() + b"\n")
+        self._file.flush()
+
+    def flush(self) -> int:
+        """To the disk; returns the length of the file."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def cut(self, length: int) -> None:
+        self._file.truncate(length)
+        self._file.seek(length)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+_WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}

@@ -1,0 +1,350 @@
+"""Bring your own training: `kbeta study my_task.py:train --seeds 0-9 --optimizers kbeta,adam95`.
+
+    def train(trial):
+        model = make_model(trial.seed)                    # same seed, same data and init for every optimizer
+        optimizer = trial.optimizer(model, lr=1e-3)       # the arm's optimizer, for the framework of `model`
+        for step in range(1000):
+            loss = ...
+            trial.log(step, loss=loss)
+        return validation_loss                            # the endpoint; lower is better
+
+NOTE: the text of the file is part of a run's identity, so that results of edited code are never mixed with older ones;
+files that it imports are not.
+
+NOTE: a run is started anew after a kill; `trial.folder` is the place for checkpoints of your own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TextIO
+
+import numpy as np
+
+from kourkoutas.lab import optimizers, store
+from kourkoutas.lab.optimizers import Recipe
+from kourkoutas.lab.spec import RunResult, RunSpec
+from kourkoutas.trace import WINDOW, Trace
+
+CURVE_POINTS = 2000
+NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # as in result.json
+OWN_SETTINGS = ("code", "endpoint")  # what a plan adds to the settings of a run of a user's function
+Progress = Callable[[int, int | None, float | None], None]
+
+
+class Trial:
+    """What a user's training function gets.
+
+    Attributes:
+      seed: of this run; use it for data, init and order alike.
+      arm: the label of the optimizer's arm, e.g. "kbeta" or "kbeta[alpha=0.9]".
+      settings: what was given with `--set NAME=VALUE`.
+      folder: the run's folder, for files of your own.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        folder: Path,
+        on_progress: Progress | None = None,
+    ) -> None:
+        self.seed = spec.seed
+        self.arm = spec.optimizer
+        self.settings = {name: value for name, value in spec.settings.items() if name not in OWN_SETTINGS}
+        self.folder = folder
+        self.rows: list[dict[str, float]] = []
+        self.described: dict[str, Any] = {}
+        self._options = spec.options
+        self._on_progress = on_progress
+        self._traced: Any = None
+        self._trace: Trace | None = None
+        self._pulled = 0
+        self._file: TextIO | None = None
+        # A run of a user's function always starts at its beginning, so rows of an earlier attempt are not its own.
+        (folder / "metrics.jsonl").unlink(missing_ok=True)
+
+    def optimizer(self, params_or_model: Any, lr: Any = 1e-3) -> Any:
+        """The arm's optimizer for the framework that `params_or_model` belongs to.
+
+        A torch module, parameters or named parameters give a `torch.optim.Optimizer`; a pytree of JAX arrays an Optax
+        transformation, whose `init` and `update` you call; an MLX module or tree an `mlx.optimizers.Optimizer`.
+        `lr` is a number, or for JAX and MLX also a function of the steps taken.
+        """
+        recipe = optimizers.recipe(self.arm, {}, self._options)
+        framework, target = framework_of(params_or_model)
+        optimizers.check(recipe, framework)
+        self.described = {"framework": framework, "optimizer": recipe.described}
+        if not callable(lr):
+            self.described["lr"] = float(lr)
+        optimizer = _BUILD[framework](recipe, target, lr)
+        self._traced = optimizer if recipe.family == "kbeta" and hasattr(optimizer, "pull") else None
+        return optimizer
+
+    def log(self, step: int, **metrics: Any) -> None:
+        """Record numbers (Python, NumPy or 0-dim arrays of a framework) at a step."""
+        row = {name: _number(name, value) for name, value in metrics.items()}
+        self.rows.append({"step": int(step), **row})
+        text = {name: value if math.isfinite(value) else NOT_FINITE[str(value)] for name, value in row.items()}
+        if self._file is None:
+            self._file = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._file.write(json.dumps({"step": int(step), **text}) + "\n")
+        self._file.flush()
+        if int(step) - self._pulled >= WINDOW // 2:
+            self._pulled = int(step)
+            self._pull()
+        if self._on_progress is not None:
+            self._on_progress(int(step), None, row.get("loss", next(iter(row.values()), None)))
+
+    def close(self) -> None:
+        """Write what is still to be written."""
+        if self._file is not None:
+            self._file.close()
+        self._pull()
+        if self._trace is not None and self._trace.steps.size:
+            keep = slice(None, None, -(-self._trace.steps.size // CURVE_POINTS))
+            np.savez_compressed(
+                self.folder / "trace.npz",
+                names=np.array(self._trace.names),
+                steps=self._trace.steps[keep],
+                sun=self._trace.sun[keep],
+                beta2=self._trace.beta2[keep],
+            )
+
+    def _pull(self) -> None:
+        """Take over sun and β2 from the optimizer's ring; Optax keeps them in a state that only the user holds."""
+        if self._traced is None or not self._traced.bucket_names:
+            return
+        if self._trace is None:
+            self._trace = Trace(self._traced.bucket_names)
+        if tuple(self._traced.bucket_names) == self._trace.names:  # a group added on the way ends the trace
+            self._traced.pull(self._trace)
+
+
+def run(spec: RunSpec, folder: Path, code: store.Code, *, on_progress: Progress | None = None) -> RunResult:
+    """One run of the user's function."""
+    function = load(code)
+    start = time.perf_counter()  # of the training: the file's imports are paid once per worker, not per run
+    trial = Trial(spec, folder, on_progress)
+    try:
+        returned = function(trial)
+    finally:
+        trial.close()
+    endpoint = _endpoint(code, returned, trial.rows)
+    finite = math.isfinite(endpoint)
+    return RunResult(
+        status="ok" if finite else "diverged",
+        endpoint=endpoint if finite else None,
+        metrics=_last(trial.rows),
+        curve=_curve(trial.rows),
+        settings={**trial.settings, **trial.described},
+        seconds=time.perf_counter() - start,
+    )
+
+
+def load(code: store.Code) -> Callable[[Trial], Any]:
+    """The function from its file, which must still be the one that was planned.
+
+    NOTE: the module is loaded once per worker process, as a module of its own that imports its neighbours, like a
+    script.
+    """
+    path = Path(code.file)
+    if hashlib.sha256(path.read_bytes()).hexdigest() != code.sha256:
+        raise RuntimeError(
+            f"{path} changed while the study was running; this run was not made: its result would belong to other "
+            "code. Use a new --out for the new code, or restore the file and use --retry-failed"
+        )
+    module = _load(path)
+    function = getattr(module, code.function, None)
+    if not callable(function):
+        names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+        raise AttributeError(f"{path} has no function {code.function!r}; it has {', '.join(names) or 'none'}")
+    return function  # type: ignore[no-any-return]
+
+
+def _load(path: Path) -> ModuleType:
+    name = f"kbeta_user_{path.stem}"
+    if name in sys.modules and sys.modules[name].__file__ == str(path):
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} is not a Python file")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def framework_of(params_or_model: Any) -> tuple[str, Any]:
+    """("torch" | "jax" | "mlx", what to build from) of a model, its parameters, or a tree of arrays.
+
+    Only frameworks that the caller has imported are looked at: an object of one that was not cannot exist.
+    """
+    if (torch := sys.modules.get("torch")) is not None:
+        if isinstance(params_or_model, torch.nn.Module):
+            return "torch", list(params_or_model.named_parameters())
+        if isinstance(params_or_model, torch.Tensor):
+            return "torch", [params_or_model]
+        if isinstance(params_or_model, Iterable) and not isinstance(params_or_model, Mapping | str):
+            items = list(params_or_model)  # a generator can be read only once
+            if items and all(_is_torch_entry(torch, item) for item in items):
+                return "torch", items
+            params_or_model = items if not isinstance(params_or_model, list | tuple) else params_or_model
+    if (nn := sys.modules.get("mlx.nn")) is not None and isinstance(params_or_model, nn.Module):
+        return "mlx", params_or_model
+    if (mx := sys.modules.get("mlx.core")) is not None and any(
+        isinstance(x, mx.array) for x in _leaves(params_or_model)
+    ):
+        return "mlx", params_or_model
+    if (jax := sys.modules.get("jax")) is not None and any(
+        isinstance(x, jax.Array) for x in jax.tree_util.tree_leaves(params_or_model)
+    ):
+        return "jax", params_or_model
+    raise TypeError(
+        "trial.optimizer takes a torch module or its parameters, a pytree of JAX arrays, or an MLX module; "
+        f"got {type(params_or_model).__name__}"
+    )
+
+
+def _is_torch_entry(torch: Any, item: Any) -> bool:
+    """A tensor or a (name, tensor) pair."""
+    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
+        item = item[1]
+    return isinstance(item, torch.Tensor)
+
+
+def _leaves(tree: Any) -> Iterable[Any]:
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    if isinstance(tree, list | tuple):
+        for item in tree:
+            yield from _leaves(item)
+    else:
+        yield tree
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"trial.log({name}=...) takes a number; got {type(value).__name__} {value!r}") from None
+
+
+def _endpoint(code: store.Code, returned: Any, rows: list[dict[str, float]]) -> float:
+    """What `--endpoint` names, else the returned number, else the last logged `loss`."""
+    last = _last(rows)
+    if code.endpoint is not None:
+        if code.endpoint in last:
+            return last[code.endpoint]
+        raise ValueError(
+            f"--endpoint {code.endpoint} was never logged; logged were: {', '.join(last) or 'nothing'}: "
+            f"call trial.log(step, {code.endpoint}=...)"
+        )
+    if returned is not None:
+        try:
+            return float(returned)
+        except (TypeError, ValueError):
+            raise TypeError(f"{code.function} must return a number or None; got {type(returned).__name__}") from None
+    if "loss" in last:
+        return last["loss"]
+    raise ValueError(
+        f"{code.function} returned nothing and logged no `loss`: return the endpoint, log a loss, or name a logged "
+        "metric with --endpoint"
+    )
+
+
+def _last(rows: list[dict[str, float]]) -> dict[str, float]:
+    last: dict[str, float] = {}
+    for row in rows:
+        last.update(row)
+    last.pop("step", None)
+    return last
+
+
+def _curve(rows: list[dict[str, float]]) -> dict[str, list[float]]:
+    """Columns of equal length, NaN where a metric was not logged; at most CURVE_POINTS rows, the last among them."""
+    if not rows:
+        return {}
+    every = -(-len(rows) // CURVE_POINTS)
+    kept = rows[::-every][::-1]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [float(row.get(name, math.nan)) for row in kept] for name in names}
+
+
+def _torch(recipe: Recipe, params: Sequence[Any], lr: Any) -> Any:
+    named = [item if isinstance(item, tuple) else (str(i), item) for i, item in enumerate(params)]
+    optimizer = optimizers.build_torch(recipe, named, diagnostics=True)
+    optimizer.defaults["lr"] = lr
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    if recipe.warm is not None or recipe.lr_scale != 1:
+        _scale_torch_steps(optimizer, recipe)
+    return optimizer
+
+
+def _scale_torch_steps(optimizer: Any, recipe: Recipe) -> None:
+    """Take each step with lr·lr_factor(t); between steps the learning rate is the user's, for schedulers to see."""
+    taken = 0
+    own: list[Any] = []
+
+    def before(*_: Any) -> None:
+        nonlocal taken, own
+        taken += 1
+        own = [group["lr"] for group in optimizer.param_groups]
+        factor = float(recipe.lr_factor(np.array([taken]))[0])
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * factor
+
+    def after(*_: Any) -> None:
+        for group, lr in zip(optimizer.param_groups, own, strict=True):
+            group["lr"] = lr
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+
+
+def _jax(recipe: Recipe, params: Any, lr: Any) -> Any:
+    import jax.numpy as jnp
+
+    return optimizers.build_optax(recipe)(_scheduled(recipe, lr, jnp))
+
+
+def _mlx(recipe: Recipe, params: Any, lr: Any) -> Any:
+    import mlx.core as mx
+
+    optimizer = optimizers.build_mlx(recipe, diagnostics=True)
+    # What the constructors of MLX's own optimizers do with a float or a schedule.
+    optimizer._maybe_schedule("learning_rate", _scheduled(recipe, lr, mx))
+    return optimizer
+
+
+def _scheduled(recipe: Recipe, lr: Any, xp: Any) -> Any:
+    """`lr`, a number or a function of the steps taken, times the recipe's lr_factor in the array namespace `xp`."""
+    if recipe.warm is None:
+        if callable(lr) and recipe.lr_scale != 1:
+            return lambda count: lr(count) * recipe.lr_scale
+        return lr if callable(lr) else lr * recipe.lr_scale
+    log_beta = math.log(recipe.warm)
+
+    def schedule(count: Any) -> Any:
+        # lr_scale·√(1 - β^t) of update t = count + 1
+        factor = recipe.lr_scale * xp.sqrt(-xp.expm1((count + 1) * log_beta))
+        return (lr(count) if callable(lr) else lr) * factor
+
+    return schedule
+
+
+_BUILD: dict[str, Callable[[Recipe, Any, Any], Any]] = {"torch": _torch, "jax": _jax, "mlx": _mlx}

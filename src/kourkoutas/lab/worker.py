@@ -1,0 +1,160 @@
+"""A worker process: makes runs one after another, so that a framework is imported, and a step compiled, only once.
+
+Started by `kourkoutas.lab.pool` as `python -m kourkoutas.lab.worker FD PARENT`. Tasks come as JSON lines on standard
+input; events go as JSON lines to the file descriptor FD:
+
+    {"event": "progress", "step": 300, "steps": 30000, "loss": 0.05}
+    {"event": "finished"}                     result.json has been written
+
+What a run prints goes to output.txt in its folder, with the stack of a crash in native code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from kourkoutas.lab import store
+from kourkoutas.lab.spec import RunResult, RunSpec
+
+Report = Callable[[int, int | None, float | None], None]
+SECONDS_BETWEEN_EVENTS = 0.2
+
+
+class Task(BaseModel):
+    """One run to make, as it is sent to a worker."""
+
+    spec: RunSpec
+    folder: Path
+    code: store.Code | None = None
+    checkpoint_every: int | None = None
+    sink: str | None = None
+
+
+def make(task: Task, report: Report) -> RunResult:
+    """Make one run and write its result.json; an exception becomes a failed result with its traceback."""
+    from kourkoutas.lab.sinks import following
+
+    start = time.perf_counter()
+    try:
+        with following(task.sink, task.spec, task.folder) as follow:
+
+            def progress(step: int, steps: int | None, loss: float | None) -> None:
+                follow()
+                report(step, steps, loss)
+
+            result = _run(task, progress)
+    except (Exception, SystemExit) as error:
+        text = "".join(traceback.format_exception(error))
+        result = failed(text, time.perf_counter() - start)
+    store.write_result(task.folder, result)
+    return result
+
+
+def failed(error: str, seconds: float) -> RunResult:
+    """The result of a run that ended without one."""
+    return RunResult(status="failed", endpoint=None, metrics={}, curve={}, settings={}, seconds=seconds, error=error)
+
+
+def _run(task: Task, progress: Report) -> RunResult:
+    if task.code is not None:
+        from kourkoutas.lab import trial
+
+        return trial.run(task.spec, task.folder, task.code, on_progress=progress)
+    from kourkoutas.lab import train
+
+    return train.run(task.spec, task.folder, on_progress=progress, checkpoint_every=task.checkpoint_every)
+
+
+def main(fd: int, parent: int) -> None:
+    """Serve tasks until standard input ends."""
+    _end_with(parent)
+    os.set_inheritable(fd, False)
+    output = _Output()
+    tasks = open(os.dup(0), encoding="utf-8")  # noqa: SIM115 - read until it ends, with the process
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # a training function that reads its input must not eat the tasks
+    os.close(nothing)
+    with open(fd, "w", encoding="utf-8", buffering=1) as events:
+
+        def send(**event: Any) -> None:
+            events.write(json.dumps(event) + "\n")
+            events.flush()
+
+        for line in tasks:
+            task = Task.model_validate_json(line)
+            with output.to(task.folder / "output.txt"):
+                make(task, _throttled(send))
+            send(event="finished")
+
+
+def _throttled(send: Callable[..., None]) -> Report:
+    last = 0.0
+
+    def report(step: int, steps: int | None, loss: float | None) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= SECONDS_BETWEEN_EVENTS:
+            last = now
+            send(event="progress", step=int(step), steps=steps, loss=None if loss is None else float(loss))
+
+    return report
+
+
+class _Output:
+    """Standard output and error of the process, native code included, sent to one file per run."""
+
+    def __init__(self) -> None:
+        self._rest = os.dup(2)
+
+    @contextlib.contextmanager
+    def to(self, path: Path) -> Any:
+        with path.open("a", encoding="utf-8") as file:
+            faulthandler.enable(file)
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+            try:
+                yield
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os.dup2(self._rest, 1)
+                os.dup2(self._rest, 2)
+                faulthandler.disable()
+        if path.stat().st_size == 0:
+            path.unlink()
+
+
+def _end_with(parent: int) -> None:
+    """Leave no worker behind when the study is killed: it would write beside the one that resumes.
+
+    Linux kills the worker itself; elsewhere a thread notices that the parent has changed.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
