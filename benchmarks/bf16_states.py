@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kourkoutas.lab import engines, stats, testbeds
+from kourkoutas.lab import engines, testbeds
+from kourkoutas.lab.judging import stats
 from kourkoutas.torch import KourkoutasBeta
 
 

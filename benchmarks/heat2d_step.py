@@ -38,7 +38,8 @@ def main() -> None:
 
     import numpy as np
 
-    from kourkoutas.lab import engines, optimizers, testbeds
+    from kourkoutas.lab import engines, testbeds
+    from kourkoutas.lab.specs import optimizers
     from kourkoutas.lab.testbeds.heat2d import model
 
     testbed = testbeds.get("heat2d")

@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from kourkoutas.lab.plan import Plan
-    from kourkoutas.lab.spec import RunResult
-    from kourkoutas.lab.stats import Comparison
-    from kourkoutas.lab.store import Study
+    from kourkoutas.lab.judging.stats import Comparison
+    from kourkoutas.lab.results.store import Study
+    from kourkoutas.lab.specs.plan import Plan
+    from kourkoutas.lab.specs.spec import RunResult
 
 app = typer.Typer(
     name="kbeta",
@@ -61,7 +61,7 @@ def _presets(incomplete: str) -> list[str]:
 
 
 def _optimizer(incomplete: str) -> list[str]:
-    from kourkoutas.lab import optimizers
+    from kourkoutas.lab.specs import optimizers
 
     return _starting(optimizers.LABELS, incomplete)
 
@@ -133,7 +133,8 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Make one run and print its result."""
-    from kourkoutas.lab import sinks, study
+    from kourkoutas.lab.running import study
+    from kourkoutas.lab.showing import sinks
 
     plan = _plan(target, engine, preset, [optimizer], [seed], _with_text(set_, text), None, endpoint)
     sinks.check(sink)
@@ -189,9 +190,9 @@ def study(
     as_json: AsJson = False,
 ) -> None:
     """Compare optimizers over matched seeds; the same command again resumes after anything."""
-    from kourkoutas.lab import plan as planning
-    from kourkoutas.lab import progress, sinks
-    from kourkoutas.lab import study as lab
+    from kourkoutas.lab.running import study as lab
+    from kourkoutas.lab.showing import progress, sinks
+    from kourkoutas.lab.specs import plan as planning
 
     names = optimizers.split(",") if optimizers is not None else []
     sets, chosen = _with_text(set_, text), planning.parse_seeds(seeds)
@@ -236,8 +237,8 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Paired statistics of anybody's table of results."""
-    from kourkoutas.lab import stats as lab
-    from kourkoutas.lab import tables
+    from kourkoutas.lab.judging import stats as lab
+    from kourkoutas.lab.judging import tables
 
     found = lab.compare(
         tables.read_table(table), baseline=baseline, log=log, higher_is_better=higher_is_better, threshold=threshold
@@ -251,7 +252,7 @@ def stats(
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="A results folder.")]) -> None:
     """Write report.html of a results folder again."""
-    from kourkoutas.lab.store import Study
+    from kourkoutas.lab.results.store import Study
 
     page = _report(Study.open(folder))
     out.print(str(page), markup=False, highlight=False, soft_wrap=True)
@@ -267,7 +268,7 @@ def data(
     from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
     from kourkoutas.lab import corpus
-    from kourkoutas.lab.spec import unknown
+    from kourkoutas.lab.specs.spec import unknown
 
     if name != "enwik8":
         raise unknown("data", name, ("enwik8",))
@@ -377,7 +378,7 @@ def _plan(
     log: bool = False,
     higher_is_better: bool = False,
 ) -> Plan:
-    from kourkoutas.lab import plan as planning
+    from kourkoutas.lab.specs import plan as planning
 
     options, grids = planning.parse_assignments("--set", sets or []), planning.parse_assignments("--grid", grid or [])
     if ".py" in target:
@@ -459,7 +460,7 @@ def _run_status() -> Iterator[Callable[[int, int | None, float | None], None]]:
 
 
 def _print_run(plan: Plan, result: RunResult) -> None:
-    from kourkoutas.lab.progress import outcome
+    from kourkoutas.lab.showing.progress import outcome
 
     spec = plan.specs()[0]
     shown = _table("metric", "value")
@@ -474,8 +475,9 @@ def _print_run(plan: Plan, result: RunResult) -> None:
 def _print_study(done: Study, compared: dict[str, Comparison]) -> None:
     from rich.markup import escape  # a label may hold brackets: kbeta[alpha=0.9]
 
-    from kourkoutas.lab import study, tables
-    from kourkoutas.lab.progress import outcome
+    from kourkoutas.lab.judging import tables
+    from kourkoutas.lab.running import study
+    from kourkoutas.lab.showing.progress import outcome
 
     runs = done.runs()
     rows = study.summary(done)
@@ -495,7 +497,7 @@ def _print_study(done: Study, compared: dict[str, Comparison]) -> None:
 
 
 def _report(done: Study) -> Path:
-    from kourkoutas.lab import report as lab
+    from kourkoutas.lab.showing import report as lab
 
     return lab.build(done)
 

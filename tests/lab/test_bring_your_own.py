@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kourkoutas.lab import plan as planning
-from kourkoutas.lab import sinks, store, study, trial, worker
-from kourkoutas.lab.spec import RunResult, RunSpec
+from kourkoutas.lab.results import store
+from kourkoutas.lab.running import study, trial, worker
+from kourkoutas.lab.showing import sinks
+from kourkoutas.lab.specs import plan as planning
+from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -6,10 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from kourkoutas.lab import corpus, engines, testbeds, train
+from kourkoutas.lab import corpus, engines, testbeds
 from kourkoutas.lab.corpus import CorpusError
-from kourkoutas.lab.optimizers import recipe
-from kourkoutas.lab.spec import RunSpec
+from kourkoutas.lab.running import train
+from kourkoutas.lab.specs.optimizers import recipe
+from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.testbeds.char_lm import CharLM, Model, Settings, check_bfloat16, init, split
 
 TESTBED = CharLM()

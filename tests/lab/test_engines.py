@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kourkoutas.lab import engines
-from kourkoutas.lab.optimizers import recipe
+from kourkoutas.lab.specs.optimizers import recipe
 from kourkoutas.oracle import Oracle
 
 RNG = np.random.default_rng(5)

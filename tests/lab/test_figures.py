@@ -15,7 +15,8 @@ import pytest
 from matplotlib import image as images
 from matplotlib.figure import Figure
 
-from kourkoutas.lab import figures, stats, tables
+from kourkoutas.lab.judging import stats, tables
+from kourkoutas.lab.showing import figures
 
 TABLE = Path(__file__).parent / "data" / "rare_trigger.csv"
 NAN = math.nan
@@ -92,7 +93,7 @@ def test_global_settings_are_left_alone_and_pyplot_is_not_imported() -> None:
     before = dict(mpl.rcParams)
     figures.png(figures.loss_curves(curves()), dpi=40)
     assert dict(mpl.rcParams) == before
-    code = "import sys, kourkoutas.lab.figures; sys.exit('matplotlib.pyplot' in sys.modules)"
+    code = "import sys, kourkoutas.lab.showing.figures; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from kourkoutas.lab import engines, testbeds
-from kourkoutas.lab.figures import png
-from kourkoutas.lab.spec import RunSpec
+from kourkoutas.lab.running.train import run
+from kourkoutas.lab.showing.figures import png
+from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.testbeds.heat2d import data, evaluate, model, pictures
 from kourkoutas.lab.testbeds.heat2d.quantize import fake_quantize, int8
 from kourkoutas.lab.testbeds.heat2d.settings import Settings, learning_rates
-from kourkoutas.lab.train import run
 
 TESTBED = testbeds.get("heat2d")
 SMALL = dataclasses.replace(TESTBED.presets["smoke"], samples=20, frames=14)

@@ -5,8 +5,10 @@ import re
 import numpy as np
 import pytest
 
-from kourkoutas.lab import figures, report, store, testbeds
-from kourkoutas.lab.spec import RunResult, RunSpec
+from kourkoutas.lab import testbeds
+from kourkoutas.lab.results import store
+from kourkoutas.lab.showing import figures, report
+from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 SETTINGS = {"samples": 20, "frames": 14}
 

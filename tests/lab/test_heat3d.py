@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kourkoutas.lab import engines, optimizers, testbeds, train
+from kourkoutas.lab import engines, testbeds
 from kourkoutas.lab.engines.taylor import rows
-from kourkoutas.lab.spec import RunSpec
+from kourkoutas.lab.running import train
+from kourkoutas.lab.specs import optimizers
+from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.testbeds.heat3d import Heat3DProblem, Settings, geometry, network, reference
 from kourkoutas.lab.testbeds.heat3d.geometry import LENGTH, R_IN, Points
 

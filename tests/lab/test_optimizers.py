@@ -5,8 +5,9 @@ import importlib.util
 import numpy as np
 import pytest
 
-from kourkoutas.lab import engines, optimizers
-from kourkoutas.lab.optimizers import CONTROLS, LABELS, RIVALS, check, engines_of, recipe
+from kourkoutas.lab import engines
+from kourkoutas.lab.specs import optimizers
+from kourkoutas.lab.specs.optimizers import CONTROLS, LABELS, RIVALS, check, engines_of, recipe
 from kourkoutas.oracle import Oracle
 from kourkoutas.rule import Hyper
 

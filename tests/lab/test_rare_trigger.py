@@ -5,9 +5,9 @@ import pytest
 from scipy import stats
 
 from kourkoutas.lab import engines, testbeds
-from kourkoutas.lab.spec import RunSpec
+from kourkoutas.lab.running.train import run
+from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.testbeds.rare_trigger import Settings, draw, logits, loss, training_data
-from kourkoutas.lab.train import run
 
 TESTBED = testbeds.get("rare_trigger")
 SMALL = Settings(steps=120, batch=8)

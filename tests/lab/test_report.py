@@ -19,9 +19,11 @@ import numpy as np
 import pytest
 from matplotlib import image as images
 
-from kourkoutas.lab import report, store, tables
-from kourkoutas.lab.figures import TraceData
-from kourkoutas.lab.spec import RunResult, RunSpec
+from kourkoutas.lab.judging import tables
+from kourkoutas.lab.results import store
+from kourkoutas.lab.showing import report
+from kourkoutas.lab.showing.figures import TraceData
+from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.lab.testbeds import Endpoint
 from kourkoutas.trace import Trace
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from kourkoutas.lab import engines, testbeds
-from kourkoutas.lab.optimizers import recipe
-from kourkoutas.lab.spec import RunSpec
+from kourkoutas.lab.running.train import run
+from kourkoutas.lab.specs.optimizers import recipe
+from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.testbeds import sanity
-from kourkoutas.lab.train import run
 
 TOYS = ("sanity1", "sanity2", "sanity3")
 

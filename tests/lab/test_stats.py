@@ -15,7 +15,7 @@ from rich.console import Console
 from scipy import stats as scipy_stats
 from statsmodels.stats.multitest import multipletests
 
-from kourkoutas.lab import stats, tables
+from kourkoutas.lab.judging import stats, tables
 
 TABLE = Path(__file__).parent / "data" / "rare_trigger.csv"  # the paper's Testbed C table: final loss by seed
 QUICK = {"resamples": 199}

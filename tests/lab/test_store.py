@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kourkoutas.lab import store
-from kourkoutas.lab.spec import RunResult, RunSpec
+from kourkoutas.lab.results import store
+from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 SPEC = RunSpec(testbed="bowl", optimizer="kbeta", seed=0)
 RESULT = RunResult(
@@ -209,7 +209,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 HOLD = """
 import json, sys, time
-from kourkoutas.lab import store
+from kourkoutas.lab.results import store
 with store.writing(sys.argv[1], **json.loads(sys.argv[2])):
     print("held", flush=True)
     time.sleep(60)
@@ -235,8 +235,8 @@ def test_a_folder_in_use_is_refused_until_its_holder_is_killed(tmp_path: Path) -
 REWRITE = """
 import sys
 from pathlib import Path
-from kourkoutas.lab import store
-from kourkoutas.lab.spec import RunResult
+from kourkoutas.lab.results import store
+from kourkoutas.lab.specs.spec import RunResult
 folder = Path(sys.argv[1])
 print("started", flush=True)
 for n in range(10**9):

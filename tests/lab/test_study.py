@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from kourkoutas.lab import plan as planning
-from kourkoutas.lab import pool, store, study
-from kourkoutas.lab.spec import RunResult, RunSpec
+from kourkoutas.lab.results import store
+from kourkoutas.lab.running import pool, study
+from kourkoutas.lab.specs import plan as planning
+from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 ARMS = ["kbeta", "adam95"]
 

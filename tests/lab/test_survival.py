@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kourkoutas.lab.spec import RunSpec
+from kourkoutas.lab.specs.spec import RunSpec
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds the file of a descriptor in /proc")
 
@@ -27,8 +27,8 @@ STEPS, CHUNK = 240, 10
 SCRIPT = f"""
 import os, signal, sys, time
 from pathlib import Path
-from kourkoutas.lab import train
-from kourkoutas.lab.spec import RunSpec
+from kourkoutas.lab.running import train
+from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.testbeds.char_lm import CharLMProblem
 
 CharLMProblem.chunk = {CHUNK}

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kourkoutas.lab import engines, train
-from kourkoutas.lab.checkpoint import Checkpoints
-from kourkoutas.lab.spec import RunResult, RunSpec
-from kourkoutas.lab.train import run
+from kourkoutas.lab import engines
+from kourkoutas.lab.results.checkpoint import Checkpoints
+from kourkoutas.lab.running import train
+from kourkoutas.lab.running.train import run
+from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 SPEC = RunSpec(testbed="sanity1", engine="torch", settings={"steps": 700, "samples": 40, "width": 5})
 
@@ -162,9 +163,9 @@ def test_an_interrupted_run_ends_with_the_same_bits(engine, label, tmp_path, mon
 SCRIPT = """
 import sys
 from pathlib import Path
-from kourkoutas.lab.spec import RunSpec
+from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.testbeds.rare_trigger import RareTriggerProblem
-from kourkoutas.lab.train import run
+from kourkoutas.lab.running.train import run
 RareTriggerProblem.chunk = 20
 run(RunSpec.model_validate_json(sys.argv[1]), Path(sys.argv[2]), checkpoint_every=20)
 """

@@ -15,7 +15,7 @@ from typing import Any
 
 import kourkoutas
 from kourkoutas import _native
-from kourkoutas.lab import store
+from kourkoutas.lab.results import store
 
 FRONT_ENDS = {
     "torch": ("kourkoutas.torch",),

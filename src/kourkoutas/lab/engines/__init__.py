@@ -34,10 +34,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from kourkoutas.lab.spec import unknown
+from kourkoutas.lab.specs.spec import unknown
 
 if TYPE_CHECKING:
-    from kourkoutas.lab.optimizers import Recipe
+    from kourkoutas.lab.specs.optimizers import Recipe
     from kourkoutas.trace import Trace
 
 Array = Any

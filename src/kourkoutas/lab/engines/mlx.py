@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Params, Squares, Trainer
 from kourkoutas.lab.engines.taylor import taylor_silu
-from kourkoutas.lab.optimizers import Recipe, build_mlx
+from kourkoutas.lab.specs.optimizers import Recipe, build_mlx
 from kourkoutas.trace import Trace
 
 _DTYPES = {

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kourkoutas import _native
 from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Params, Squares, Trainer
 from kourkoutas.lab.engines.torch_taylor import TaylorLayer, TaylorSquares, compiled, suits
-from kourkoutas.lab.optimizers import Recipe, build_torch
+from kourkoutas.lab.specs.optimizers import Recipe, build_torch
 from kourkoutas.trace import Trace
 
 _DTYPES = {

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kourkoutas.lab.engines import Batches, Engine, Loss, Params
-from kourkoutas.lab.spec import coerce, unknown
+from kourkoutas.lab.specs.spec import coerce, unknown
 
 PRESETS = ("smoke", "laptop", "paper")
 

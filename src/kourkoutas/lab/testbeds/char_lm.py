@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from kourkoutas.lab import corpus, engines
 from kourkoutas.lab.corpus import CorpusError
 from kourkoutas.lab.engines import Array, Batch, Batches, Engine, Loss, Params
-from kourkoutas.lab.optimizers import CONTROLS
+from kourkoutas.lab.specs.optimizers import CONTROLS
 from kourkoutas.lab.testbeds import PAPER, Endpoint, Plain, Problem, Testbed
 
 TRAIN, INIT = 1, 2

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kourkoutas.lab.engines.taylor import Counts
-from kourkoutas.lab.spec import unknown
+from kourkoutas.lab.specs.spec import unknown
 
 Array = NDArray[np.float64]
 

@@ -18,13 +18,15 @@ import jinja2
 import numpy as np
 from matplotlib.figure import Figure
 
-from kourkoutas.lab import figures, stats, tables, testbeds
-from kourkoutas.lab import study as studies
-from kourkoutas.lab.optimizers import CONTROLS
-from kourkoutas.lab.stats import Comparison, Contrast, Seed, Values
-from kourkoutas.lab.store import StoredRun, Study
-from kourkoutas.lab.study import PRIMARY
-from kourkoutas.lab.tables import show, show_ci
+from kourkoutas.lab import testbeds
+from kourkoutas.lab.judging import stats, tables
+from kourkoutas.lab.judging.stats import Comparison, Contrast, Seed, Values
+from kourkoutas.lab.judging.tables import show, show_ci
+from kourkoutas.lab.results.store import StoredRun, Study
+from kourkoutas.lab.running import study as studies
+from kourkoutas.lab.running.study import PRIMARY
+from kourkoutas.lab.showing import figures
+from kourkoutas.lab.specs.optimizers import CONTROLS
 from kourkoutas.lab.testbeds import Endpoint
 
 STATUSES = ("ok", "diverged", "failed", "unfinished")
@@ -421,7 +423,7 @@ def _options(options: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str,
 
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("kourkoutas.lab", "."),
+        loader=jinja2.PackageLoader("kourkoutas.lab.showing", "."),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from kourkoutas.lab.spec import RunResult, RunSpec
+from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 VERSIONED = ("kourkoutas-beta", "numpy", "torch", "jax", "jaxlib", "optax", "mlx", "scipy", "statsmodels")
 
@@ -134,7 +134,7 @@ class Study:
     Example:
       >>> Study.open("no-such-folder")
       Traceback (most recent call last):
-      kourkoutas.lab.store.StoreError: no-such-folder/study.json: not found; ...
+      kourkoutas.lab.results.store.StoreError: no-such-folder/study.json: not found; ...
     """
 
     def __init__(self, path: Path, record: StudyRecord) -> None:

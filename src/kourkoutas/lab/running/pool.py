@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
 import kourkoutas
-from kourkoutas.lab import store, worker
-from kourkoutas.lab.spec import RunResult, RunSpec
+from kourkoutas.lab.results import store
+from kourkoutas.lab.running import worker
+from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 if TYPE_CHECKING:
     pass
@@ -114,7 +115,7 @@ class Pool:
         try:
             process = subprocess.Popen(
                 # -P keeps files of the working directory from standing in for installed packages.
-                [sys.executable, "-P", "-m", "kourkoutas.lab.worker", str(send), str(os.getpid())],
+                [sys.executable, "-P", "-m", "kourkoutas.lab.running.worker", str(send), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(send,),

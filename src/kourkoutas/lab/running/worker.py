@@ -1,7 +1,7 @@
 """A worker process: makes runs one after another, so that a framework is imported, and a step compiled, only once.
 
-Started by `kourkoutas.lab.pool` as `python -m kourkoutas.lab.worker FD PARENT`. Tasks come as JSON lines on standard
-input; events go as JSON lines to the file descriptor FD:
+`kourkoutas.lab.running.pool` starts it as `python -m kourkoutas.lab.running.worker FD PARENT`. Tasks come as JSON lines
+on standard input; events go as JSON lines to the file descriptor FD:
 
     {"event": "progress", "step": 300, "steps": 30000, "loss": 0.05}
     {"event": "finished"}                     result.json has been written
@@ -26,8 +26,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from kourkoutas.lab import store
-from kourkoutas.lab.spec import RunResult, RunSpec
+from kourkoutas.lab.results import store
+from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 Report = Callable[[int, int | None, float | None], None]
 SECONDS_BETWEEN_EVENTS = 0.2
@@ -45,7 +45,7 @@ class Task(BaseModel):
 
 def make(task: Task, report: Report) -> RunResult:
     """Make one run and write its result.json; an exception becomes a failed result with its traceback."""
-    from kourkoutas.lab.sinks import following
+    from kourkoutas.lab.showing.sinks import following
 
     start = time.perf_counter()
     try:
@@ -70,10 +70,10 @@ def failed(error: str, seconds: float) -> RunResult:
 
 def _run(task: Task, progress: Report) -> RunResult:
     if task.code is not None:
-        from kourkoutas.lab import trial
+        from kourkoutas.lab.running import trial
 
         return trial.run(task.spec, task.folder, task.code, on_progress=progress)
-    from kourkoutas.lab import train
+    from kourkoutas.lab.running import train
 
     return train.run(task.spec, task.folder, on_progress=progress, checkpoint_every=task.checkpoint_every)
 

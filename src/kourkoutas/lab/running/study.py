@@ -17,15 +17,17 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kourkoutas.lab import optimizers as recipes
-from kourkoutas.lab import store, testbeds, worker
-from kourkoutas.lab.plan import Plan
-from kourkoutas.lab.pool import Observer, Pool, Queue
-from kourkoutas.lab.spec import RunResult
+from kourkoutas.lab import testbeds
+from kourkoutas.lab.results import store
+from kourkoutas.lab.running import worker
+from kourkoutas.lab.running.pool import Observer, Pool, Queue
+from kourkoutas.lab.specs import optimizers as recipes
+from kourkoutas.lab.specs.plan import Plan
+from kourkoutas.lab.specs.spec import RunResult
 from kourkoutas.lab.testbeds import Endpoint
 
 if TYPE_CHECKING:
-    from kourkoutas.lab.stats import Comparison
+    from kourkoutas.lab.judging.stats import Comparison
 
 PRIMARY = "endpoint"
 
@@ -161,7 +163,7 @@ def contrasts(record: store.StudyRecord, labels: Collection[str]) -> list[tuple[
 
 def compared(study: store.Study) -> dict[str, Comparison]:
     """{title of the endpoint: paired comparison}, of the endpoints that two arms have a value of."""
-    from kourkoutas.lab import stats  # scipy and statsmodels take a second, which a run does not need
+    from kourkoutas.lab.judging import stats  # scipy and statsmodels take a second, which a run does not need
 
     runs = study.runs()
     found = {}

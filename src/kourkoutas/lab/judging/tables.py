@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kourkoutas.lab.stats import Comparison, Contrast, Interval, Seed
+from kourkoutas.lab.judging.stats import Comparison, Contrast, Interval, Seed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -29,9 +29,10 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from kourkoutas.lab import optimizers, store
-from kourkoutas.lab.optimizers import Recipe
-from kourkoutas.lab.spec import RunResult, RunSpec
+from kourkoutas.lab.results import store
+from kourkoutas.lab.specs import optimizers
+from kourkoutas.lab.specs.optimizers import Recipe
+from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.trace import WINDOW, Trace
 
 CURVE_POINTS = 2000

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kourkoutas.lab import engines, store, testbeds
-from kourkoutas.lab import optimizers as recipes
-from kourkoutas.lab.spec import RunSpec, guess, unknown
-from kourkoutas.lab.trial import OWN_SETTINGS
+from kourkoutas.lab import engines, testbeds
+from kourkoutas.lab.results import store
+from kourkoutas.lab.running.trial import OWN_SETTINGS
+from kourkoutas.lab.specs import optimizers as recipes
+from kourkoutas.lab.specs.spec import RunSpec, guess, unknown
 
 if TYPE_CHECKING:
     pass

@@ -5,7 +5,7 @@ Files, when a folder is given:
     metrics.jsonl    one line per block of steps (step, loss, lr) and per evaluation, appended while training
     trace.npz        sun and β2 per bucket, of K-β arms
     params.npz       the final parameters
-    checkpoint/      everything needed to go on: see `kourkoutas.lab.checkpoint`
+    checkpoint/      everything needed to go on: see `kourkoutas.lab.results.checkpoint`
 
 NOTE: chunks start at multiples of the problem's chunk size whether or not the run was interrupted, and checkpoints
 are taken between chunks only. So a continued run makes the same calls with the same arrays as an uninterrupted one
@@ -26,10 +26,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kourkoutas.lab import engines, optimizers, testbeds
-from kourkoutas.lab.checkpoint import Arrays, Checkpoints, write_atomically
+from kourkoutas.lab import engines, testbeds
 from kourkoutas.lab.engines import Engine, Trainer
-from kourkoutas.lab.spec import RunResult, RunSpec
+from kourkoutas.lab.results.checkpoint import Arrays, Checkpoints, write_atomically
+from kourkoutas.lab.specs import optimizers
+from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.lab.testbeds import Problem
 from kourkoutas.trace import WINDOW
 

@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kourkoutas.buckets import check_buckets
-from kourkoutas.lab.spec import coerce, guess, unknown
+from kourkoutas.lab.specs.spec import coerce, guess, unknown
 from kourkoutas.rule import HYPER_NAMES, Hyper
 
 WARM = 0.999

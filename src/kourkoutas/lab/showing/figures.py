@@ -24,8 +24,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike, NDArray
 
-from kourkoutas.lab.stats import Comparison, Contrast, Seed, Values, quantile
-from kourkoutas.lab.tables import effect_name, show_ci
+from kourkoutas.lab.judging.stats import Comparison, Contrast, Seed, Values, quantile
+from kourkoutas.lab.judging.tables import effect_name, show_ci
 
 Array = NDArray[np.float64]
 Curve = tuple[ArrayLike, ArrayLike]

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from kourkoutas.lab.pool import Observer
-from kourkoutas.lab.spec import RunResult, RunSpec
+from kourkoutas.lab.running.pool import Observer
+from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kourkoutas.lab.spec import RunSpec
+from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.trace import Sink, TensorBoardSink, WandbSink
 
 SINKS = {"tensorboard": ("torch", "tensorboard"), "wandb": ("wandb",)}

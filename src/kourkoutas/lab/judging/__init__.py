@@ -1,0 +1,1 @@
+"""Statistics of what came out, and their tables."""

@@ -1,0 +1,1 @@
+"""Making runs: one (`train`, `trial`) or many (`study`), resumable after anything."""

@@ -1,0 +1,1 @@
+"""Showing a study to people: figures, report, progress, sinks."""
