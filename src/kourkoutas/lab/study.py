@@ -17,8 +17,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kourkoutas.lab import machine, store, testbeds, worker
 from kourkoutas.lab import optimizers as recipes
-from kourkoutas.lab import store, testbeds, worker
 from kourkoutas.lab.plan import Plan
 from kourkoutas.lab.pool import Observer, Pool, Queue
 from kourkoutas.lab.spec import RunResult
@@ -63,7 +63,7 @@ def execute(
                 kept += 1
                 failed += result.status == "failed"
         study.plan(specs)
-        cores = store.cores()
+        cores = machine.cores()
         count = min(workers or min(cores, len(set(plan.seeds))), len(pending))
         threads = max(1, cores // max(count, 1))
         if observer is not None:
