@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="kbeta",
-    help="Kourkoutas-β: does it beat Adam here? Matched-seed studies with paired statistics.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -36,6 +35,24 @@ out = Console(soft_wrap=False)
 err = Console(stderr=True)
 
 FAILED, BAD_INPUT = 1, 2
+LAB_PACKAGES = ("scipy", "statsmodels", "matplotlib", "pydantic", "jinja2")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from kourkoutas import __version__
+
+        out.print(f"kbeta {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Kourkoutas-β: does it beat Adam here? Matched-seed studies with paired statistics."""
 
 
 def _starting(names: Iterable[str], incomplete: str) -> list[str]:
@@ -126,7 +143,14 @@ def run(
     preset: Preset = None,
     set_: Set = None,
     text: Text = None,
-    out_: Annotated[Path | None, typer.Option("--out", help="Keep the run in this results folder.")] = None,
+    out_: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Keep the run in this results folder. [default: not kept; with --sink, results/ID]",
+            show_default=False,
+        ),
+    ] = None,
     endpoint: EndpointName = None,
     checkpoint_every: Every = None,
     sink: Sink = None,
@@ -138,14 +162,17 @@ def run(
 
     plan = _plan(target, engine, preset, [optimizer], [seed], _with_text(set_, text), None, endpoint)
     sinks.check(sink)
-    with _resumable(out_ is not None), _run_status() as on_progress:
+    folder = Path("results") / plan.specs()[0].id if out_ is None and sink is not None else out_
+    with _resumable(folder is not None), _run_status() as on_progress:
         result = study.single(
-            plan, out_, command=_command(), checkpoint_every=checkpoint_every, sink=sink, on_progress=on_progress
+            plan, folder, command=_command(), checkpoint_every=checkpoint_every, sink=sink, on_progress=on_progress
         )
     if as_json:
         _print_json({"id": plan.specs()[0].id, **json.loads(result.model_dump_json())})
     else:
         _print_run(plan, result)
+    if out_ is None and folder is not None:
+        _say(f"Kept in {folder}")
     if result.status == "failed":
         err.print(result.error, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED)
@@ -287,7 +314,7 @@ def bench(context: typer.Context) -> None:
     """Measure step time and memory against each framework's Adam; `kbeta bench --help` lists its options."""
     from kourkoutas import bench as benchmark
 
-    benchmark.main(context.args)
+    raise typer.Exit(benchmark.main(context.args))
 
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
@@ -339,22 +366,7 @@ def doctor(as_json: AsJson = False) -> None:
     if as_json:
         _print_json(found)
         return
-    machine = f"{found['processor'] or found['machine']}, {found['cores']} cores, {found['memory_gib']} GiB"
-    for line in (f"kbeta {found['kbeta']}, Python {found['python']}, {found['platform']}", machine):
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
-    shown = _table("framework", "version", "devices", "threads", "front ends")
-    for name, one in found["frameworks"].items():
-        if "error" in one:
-            shown.add_row(name, one["version"] or "-", one["error"], "", "")
-            continue
-        fronts = ", ".join(f"{front} {state}" for front, state in one["front_ends"].items())
-        shown.add_row(name, one["version"], ", ".join(one["devices"]), str(one.get("threads", "")), fronts)
-    out.print(shown)
-    kernels = "; ".join(f"{name} {state or 'not in use'}" for name, state in found["kernels"].items())
-    out.print(f"C kernels: {kernels}", markup=False, highlight=False, soft_wrap=True)
-    for title in ("laboratory", "optional"):
-        packages = ", ".join(f"{name} {version or 'not installed'}" for name, version in found[title].items())
-        out.print(f"{title}: {packages}", markup=False, highlight=False, soft_wrap=True)
+    sys.stdout.write(lab.text(found))
 
 
 def _with_text(sets: list[str] | None, text: str | None) -> list[str]:
@@ -516,6 +528,8 @@ def main() -> None:
             message = error.format_message()
         elif isinstance(error, ValueError | TypeError | ImportError | OSError) and "KBETA_TRACEBACK" not in os.environ:
             message = str(error)
+            if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in LAB_PACKAGES:
+                message += ": pip install 'kourkoutas-beta[lab]'"
         else:
             raise
         _say(f"kbeta: {' '.join(message.split())}")

@@ -188,8 +188,23 @@ def test_doctor_tells_what_is_installed_and_which_front_ends_import() -> None:
         assert one["version"] is None or "error" in one or one["front_ends"]
     assert found["frameworks"]["jax"]["front_ends"]["kourkoutas.optax"] == "ok"
     assert found["laboratory"]["typer"] is not None
-    built = {"step": _native.step, "taylor": _native.taylor}
-    assert {name: state is None for name, state in found["kernels"].items()} == {k: x is None for k, x in built.items()}
+    built = {"step": _native.step is not None, "taylor": _native.taylor is not None}
+    assert {name: state.startswith("built") for name, state in found["kernels"].items()} == built
+
+
+def test_a_run_with_a_sink_is_kept_though_no_folder_was_named(tmp_path: Path) -> None:
+    calls = "'log': ignore, 'define_metric': ignore, 'finish': ignore"
+    fake = f"def ignore(*a, **k): pass\ndef init(**options): return type('Run', (), {{{calls}}})()\n"
+    (tmp_path / "wandb.py").write_text(fake)
+    path = {"PYTHONPATH": str(tmp_path)}
+    done = kbeta("run", "sanity1", *TESTBED, "--sink", "wandb", cwd=tmp_path, env=path)
+    assert done.returncode == 0, done.stderr
+    (kept,) = (tmp_path / "results").iterdir()
+    assert f"Kept in results/{kept.name}" in done.stderr
+    assert [file.name for file in kept.glob("runs/*/metrics.jsonl")] == ["metrics.jsonl"]
+    assert not list(kept.parent.glob("*.tmp"))
+    plain = kbeta("run", "sanity1", *TESTBED, cwd=tmp_path)
+    assert "Kept" not in plain.stderr
 
 
 def test_testbeds_are_listed_with_their_presets() -> None:

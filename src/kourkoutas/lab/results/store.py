@@ -22,7 +22,6 @@ import datetime
 import importlib.metadata
 import json
 import os
-import platform
 import shutil
 import zipfile
 import zlib
@@ -35,6 +34,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from kourkoutas.lab.locks import try_lock
+from kourkoutas.lab.machine import environment
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 VERSIONED = ("kourkoutas-beta", "numpy", "torch", "jax", "jaxlib", "optax", "mlx", "scipy", "statsmodels")
@@ -249,17 +250,6 @@ def writing(
         yield Writer(path, record)
 
 
-def environment() -> dict[str, Any]:
-    """The machine, as far as it can matter to a result."""
-    return {
-        "platform": platform.platform(),
-        "machine": platform.machine(),
-        "processor": _processor(),
-        "cores": cores(),
-        "python": platform.python_version(),
-    }
-
-
 def versions() -> dict[str, str]:
     """Installed versions, read without importing anything."""
     found = {}
@@ -267,15 +257,6 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
-
-
-def cores() -> int:
-    """Cores this process may use: its affinity, and in a container the quota of its control group."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        count = min(count, max(1, int(quota) // int(period)))  # "max", no quota, is no number
-    return count
 
 
 def read_metrics(file: Path, *, finished: bool) -> list[dict[str, Any]]:
@@ -343,6 +324,8 @@ def _write(file: Path, content: BaseModel) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(temporary, file)
+    if os.name == "nt":  # Windows cannot open a folder to sync it
+        return
     directory = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -372,20 +355,16 @@ def _check_free(path: Path) -> None:
 def _locked(path: Path, command: str) -> Iterator[None]:
     """Hold `path`/.lock.
 
-    NOTE: flock belongs to the process, not to the file's existence: the kernel lets go of it when the process ends,
+    NOTE: the lock belongs to the process, not to the file's existence: the kernel lets go of it when the process ends,
     however it ends, so a lock file left by kill -9 stops nobody.
     """
-    import fcntl
-
     created = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
     with (path / ".lock").open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not try_lock(file):
             file.seek(0)
             holder = file.read().strip() or "another process"
-            raise StoreError(f"{path} is being written by {holder}; wait for it, or name another --out") from None
+            raise StoreError(f"{path} is being written by {holder}; wait for it, or name another --out")
         file.truncate(0)
         file.write(f"process {os.getpid()} ({command})")
         file.flush()
@@ -437,11 +416,3 @@ def _code_differs(old: Code | None, new: Code | None) -> list[str]:
         for name in ("function", "endpoint")
         if getattr(old, name) != getattr(new, name)
     ]
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()

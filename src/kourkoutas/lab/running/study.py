@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kourkoutas.lab import testbeds
+from kourkoutas.lab import machine, testbeds
 from kourkoutas.lab.results import store
 from kourkoutas.lab.running import worker
 from kourkoutas.lab.running.pool import Observer, Pool, Queue
@@ -65,7 +65,7 @@ def execute(
                 kept += 1
                 failed += result.status == "failed"
         study.plan(specs)
-        cores = store.cores()
+        cores = machine.cores()
         count = min(workers or min(cores, len(set(plan.seeds))), len(pending))
         threads = max(1, cores // max(count, 1))
         if observer is not None:

@@ -56,6 +56,7 @@ class Trial:
         spec: RunSpec,
         folder: Path,
         on_progress: Progress | None = None,
+        on_trace: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self.seed = spec.seed
         self.arm = spec.optimizer
@@ -65,6 +66,7 @@ class Trial:
         self.described: dict[str, Any] = {}
         self._options = spec.options
         self._on_progress = on_progress
+        self._on_trace = on_trace
         self._traced: Any = None
         self._trace: Trace | None = None
         self._pulled = 0
@@ -98,9 +100,11 @@ class Trial:
             self._file = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
         self._file.write(json.dumps({"step": int(step), **text}) + "\n")
         self._file.flush()
-        if int(step) - self._pulled >= WINDOW // 2:
+        if self._on_trace is not None or int(step) - self._pulled >= WINDOW // 2:
             self._pulled = int(step)
             self._pull()
+        if self._on_trace is not None and self._trace is not None:
+            self._on_trace(self._rows(slice(-1, None)))  # the newest row, beside what was logged
         if self._on_progress is not None:
             self._on_progress(int(step), None, row.get("loss", next(iter(row.values()), None)))
 
@@ -111,13 +115,14 @@ class Trial:
         self._pull()
         if self._trace is not None and self._trace.steps.size:
             keep = slice(None, None, -(-self._trace.steps.size // CURVE_POINTS))
-            np.savez_compressed(
-                self.folder / "trace.npz",
-                names=np.array(self._trace.names),
-                steps=self._trace.steps[keep],
-                sun=self._trace.sun[keep],
-                beta2=self._trace.beta2[keep],
-            )
+            np.savez_compressed(self.folder / "trace.npz", **self._rows(keep))
+
+    def _rows(self, keep: slice) -> dict[str, Any]:
+        """Rows of the trace, as the arrays of trace.npz."""
+        if self._trace is None:
+            return {}
+        found: dict[str, Any] = {"steps": self._trace.steps, "sun": self._trace.sun, "beta2": self._trace.beta2}
+        return {"names": np.array(self._trace.names), **{name: rows[keep] for name, rows in found.items()}}
 
     def _pull(self) -> None:
         """Take over sun and β2 from the optimizer's ring; Optax keeps them in a state that only the user holds."""
@@ -129,11 +134,18 @@ class Trial:
             self._traced.pull(self._trace)
 
 
-def run(spec: RunSpec, folder: Path, code: store.Code, *, on_progress: Progress | None = None) -> RunResult:
+def run(
+    spec: RunSpec,
+    folder: Path,
+    code: store.Code,
+    *,
+    on_progress: Progress | None = None,
+    on_trace: Callable[[Mapping[str, Any]], None] | None = None,
+) -> RunResult:
     """One run of the user's function."""
     function = load(code)
     start = time.perf_counter()  # of the training: the file's imports are paid once per worker, not per run
-    trial = Trial(spec, folder, on_progress)
+    trial = Trial(spec, folder, on_progress, on_trace)
     try:
         returned = function(trial)
     finally:
