@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from kourkoutas.lab.judging.stats import Comparison
-    from kourkoutas.lab.results.store import Study
+    from kourkoutas.lab.judging.analysis import Analysis
+    from kourkoutas.lab.results.store import StoredRun, Study
     from kourkoutas.lab.specs.plan import Plan
     from kourkoutas.lab.specs.spec import RunResult
 
@@ -210,15 +210,18 @@ def study(
             sink=sink,
             observer=observer,
         )
-    compared = lab.compared(done)
+    from kourkoutas.lab.judging import analysis as judging  # scipy takes a second, which the workers need not wait for
+
+    runs = done.runs()
+    judged = judging.analyse(done, runs=runs)
     page = None if no_report else _report(done)
     if as_json:
-        _print_json(lab.as_json(done, compared) | {"report": None if page is None else str(page)})
+        _print_json(judging.as_json(done, judged, runs) | {"report": None if page is None else str(page)})
     else:
-        _print_study(done, compared)
+        _print_study(runs, judged)
         if page is not None:
             out.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
-    failed = [stored for stored in done.runs() if stored.result is not None and stored.result.status == "failed"]
+    failed = [stored for stored in runs if stored.result is not None and stored.result.status == "failed"]
     if failed:
         again = _command() if retry_failed else f"{_command()} --retry-failed"
         _say(f"{len(failed)} runs failed; to make them again: {again}")
@@ -472,28 +475,16 @@ def _print_run(plan: Plan, result: RunResult) -> None:
         out.print(shown)
 
 
-def _print_study(done: Study, compared: dict[str, Comparison]) -> None:
-    from rich.markup import escape  # a label may hold brackets: kbeta[alpha=0.9]
-
+def _print_study(runs: Sequence[StoredRun], judged: Analysis) -> None:
     from kourkoutas.lab.judging import tables
-    from kourkoutas.lab.running import study
     from kourkoutas.lab.showing.progress import outcome
 
-    runs = done.runs()
-    rows = study.summary(done)
-    ends = ["ok", "diverged", "failed", *(["unfinished"] if any(row["unfinished"] for row in rows) else [])]
-    counts = _table("optimizer", "runs", *ends, "median", "mean")
-    for arm in rows:
-        numbers = [str(arm[key]) for key in ("runs", *ends)]
-        counts.add_row(escape(arm["optimizer"]), *numbers, tables.show(arm["median"]), tables.show(arm["mean"]))
-    out.print(counts)
+    out.print(tables.render_arms(judged))
     for stored in runs:
         if stored.result is not None and stored.result.status == "failed":
             what = f"{stored.spec.optimizer} seed {stored.spec.seed}: {outcome(stored.result)}"
             out.print(f"{what} ({stored.folder / 'result.json'})", markup=False, highlight=False, soft_wrap=True)
-    for title, comparison in compared.items():
-        out.print(f"\nEndpoint: {title}", style="bold", markup=False, highlight=False)
-        out.print(tables.render(comparison))
+    out.print(tables.render_analysis(judged))
 
 
 def _report(done: Study) -> Path:

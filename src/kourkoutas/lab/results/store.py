@@ -140,6 +140,7 @@ class Study:
     def __init__(self, path: Path, record: StudyRecord) -> None:
         self.path = path
         self.record = record
+        self.damage: list[str] = []  # folders that the last `runs` left out, and why
 
     @classmethod
     def open(cls, path: str | Path) -> Study:
@@ -155,27 +156,30 @@ class Study:
         return self.path / "runs" / spec.id
 
     def result(self, spec: RunSpec) -> RunResult | None:
-        """The result of one run, or None while it is unfinished."""
+        """The result of one run, or None while it is unfinished; a damaged one is that of a failed run."""
         return _read_result(self.folder(spec))
 
     def runs(self) -> list[StoredRun]:
-        """Every planned run, in the order of the arms and then of the seeds."""
-        root = self.path / "runs"
+        """Every planned run, in the order of the arms and then of the seeds.
+
+        NOTE: a damaged file costs its own run. A result that cannot be read makes its run a failed one, which
+        `--retry-failed` makes again; a folder without a readable spec.json is left out and told in `damage`.
+        """
+        self.damage = []
         found = []
-        for folder in sorted(root.iterdir()) if root.exists() else ():
-            file = folder / "spec.json"
-            if not folder.is_dir() or not any(_kept(folder)):  # empty: killed while the study was being planned
-                continue
-            if not file.exists():
-                raise StoreError(f"{file}: not found; {_redo(folder)}")
-            spec = _read(file, RunSpec, _redo(folder))
-            if spec.id != folder.name:
-                raise StoreError(
-                    f"{file}: describes run {spec.id}, not its folder; it was edited or moved: {_redo(folder)}"
-                )
-            found.append(StoredRun(spec, _read_result(folder), folder))
+        with contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(self.path / "runs"):
+                folder = Path(entry.path)
+                # empty: killed while the study was being planned
+                if not entry.is_dir() or not any(_kept(folder)):
+                    continue
+                try:
+                    found.append(StoredRun(_read_spec(folder), _read_result(folder), folder))
+                except StoreError as error:
+                    self.damage.append(str(error))
+        self.damage.sort()
         order = {arm.label: i for i, arm in enumerate(self.record.arms)}
-        return sorted(found, key=lambda run: (order.get(run.spec.optimizer, len(order)), run.spec.seed))
+        return sorted(found, key=lambda run: (order.get(run.spec.optimizer, len(order)), run.spec.seed, run.id))
 
 
 class Writer(Study):
@@ -186,7 +190,9 @@ class Writer(Study):
         for spec in specs:
             folder = self.folder(spec)
             file = folder / "spec.json"
-            if not file.exists():
+            try:
+                _read_spec(folder)
+            except StoreError:
                 folder.mkdir(parents=True, exist_ok=True)
                 _write(file, spec)
 
@@ -308,7 +314,22 @@ def _redo(folder: Path) -> str:
 
 def _read_result(folder: Path) -> RunResult | None:
     file = folder / "result.json"
-    return _read(file, RunResult, _redo(folder)) if file.exists() else None
+    if not file.exists():
+        return None
+    try:
+        return _read(file, RunResult, f"use --retry-failed, or {_redo(folder)}")
+    except StoreError as error:
+        return RunResult(status="failed", error=str(error))
+
+
+def _read_spec(folder: Path) -> RunSpec:
+    file = folder / "spec.json"
+    if not file.exists():
+        raise StoreError(f"{file}: not found; {_redo(folder)}")
+    spec = _read(file, RunSpec, _redo(folder))
+    if spec.id != folder.name:
+        raise StoreError(f"{file}: describes run {spec.id}, not its folder; it was edited or moved: {_redo(folder)}")
+    return spec
 
 
 def _read(file: Path, model: type[Model], remedy: str) -> Model:
