@@ -97,6 +97,13 @@ class Finding:
     notes: tuple[str, ...]
     contrast: Contrast = dataclasses.field(repr=False)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, without `contrast`."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "contrast"}
+        own["detectable"] = None if self.detectable is None else dataclasses.asdict(self.detectable)
+        found: dict[str, Any] = plain(own)
+        return found
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -125,6 +132,13 @@ class Judged:
     missing: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     comparison: Comparison | None = dataclasses.field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, without `comparison` and the `contrast` of each finding."""
+        light = dataclasses.replace(self, comparison=None, findings=())
+        out: dict[str, Any] = plain(dataclasses.asdict(light))
+        del out["comparison"]
+        return out | {"findings": [finding.to_dict() for finding in self.findings]}
 
 
 @dataclass(frozen=True)
@@ -157,23 +171,9 @@ class Analysis:
 
         Pairs and the tests that do not decide are in `comparisons()`.
         """
-        light = dataclasses.replace(
-            self,
-            endpoints=tuple(
-                dataclasses.replace(
-                    judged,
-                    comparison=None,
-                    findings=tuple(dataclasses.replace(f, contrast=None) for f in judged.findings),  # type: ignore[arg-type]
-                )
-                for judged in self.endpoints
-            ),
-        )
+        light = dataclasses.replace(self, endpoints=())
         out: dict[str, Any] = plain(dataclasses.asdict(light))
-        for judged in out["endpoints"]:
-            del judged["comparison"]
-            for finding in judged["findings"]:
-                del finding["contrast"]
-        return out
+        return out | {"endpoints": [judged.to_dict() for judged in self.endpoints]}
 
     def comparisons(self) -> dict[str, Comparison]:
         """{title of the endpoint: every pair, interval and test}, of the endpoints that could be compared."""
@@ -207,7 +207,7 @@ def analyse(
         pairs = [(label, baseline) for label in labels if label != baseline]
     else:
         pairs = planned.contrasts(study.record, labels)
-    judged = tuple(_judge(measure, own, pairs, resamples) for measure in judged_by.measures(study, endpoints))
+    judged = tuple(_judge_runs(measure, own, pairs, resamples) for measure in judged_by.measures(study, endpoints))
     confidence = 0.95
     headline = tuple(f"{f.answer}: {f.sentence}" for f in judged[0].findings)
     return Analysis(
@@ -222,11 +222,23 @@ def analyse(
     )
 
 
-def _judge(measure: Measure, runs: Sequence[StoredRun], pairs: Sequence[tuple[str, str]], resamples: int) -> Judged:
-    endpoint = measure.endpoint
-    values = judged_by.values(runs, endpoint, measure.reduction)
+def _judge_runs(
+    measure: Measure, runs: Sequence[StoredRun], pairs: Sequence[tuple[str, str]], resamples: int
+) -> Judged:
+    values = judged_by.values(runs, measure.endpoint, measure.reduction)
     judged_by.check_logged(measure, values, runs)
-    notes = judged_by.without_value(measure, values, runs)
+    return judge(measure, values, pairs, judged_by.without_value(measure, values, runs), resamples)
+
+
+def judge(
+    measure: Measure,
+    values: Values,
+    pairs: Sequence[tuple[str, str]],
+    notes: Sequence[str] = (),
+    resamples: int = stats.RESAMPLES,
+) -> Judged:
+    """Compare the pairs on one endpoint; `notes` come first among its notes."""
+    endpoint, notes = measure.endpoint, list(notes)
     log = endpoint.log and all_positive(values)
     if endpoint.log and not log:
         notes.append("values at or below 0 have no logarithm: compared as differences instead of ratios")

@@ -113,6 +113,48 @@ def difference_of(c: Contrast, percent: float, log: bool, higher_is_better: bool
     return None if c.baseline_size is None else c.baseline_size * percent / 100
 
 
+@dataclass(frozen=True)
+class Needed:
+    """Seeds that one contrast needs for a stated difference; `seeds` is None when beyond `MOST_SEEDS`."""
+
+    treatment: str
+    baseline: str
+    difference: float
+    percent: float | None
+    seeds: int | None
+
+
+def parse_difference(text: str) -> tuple[float, bool]:
+    """(size, whether it is in percent of the baseline) from "5%" or a number in the endpoint's own units."""
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        size = float(number)
+    except ValueError:
+        size = math.nan
+    if not (math.isfinite(size) and size > 0):
+        raise ValueError(f"--difference must be a size > 0 like 5% or 0.01; got {text!r}")
+    return size, percent
+
+
+def needed(c: Contrast, text: str, *, log: bool, higher_is_better: bool, power: float = POWER) -> Needed | None:
+    """How many seeds this contrast needs to find the difference `text`; None where its differences do not vary."""
+    size, percent = parse_difference(text)
+    if log and not percent:
+        raise ValueError(f"--difference {text}: this endpoint is compared as ratios; give percent, for example 5%")
+    difference = difference_of(c, size, log, higher_is_better) if percent else size
+    if difference is None:
+        raise ValueError(
+            f"--difference {text}: {c.baseline} has values on both sides of 0, of which nothing is a percentage; give "
+            "a size in the endpoint's units"
+        )
+    seen = spread(c)
+    if seen is None:
+        return None
+    seeds = seeds_needed(difference / seen[1], (1 - c.confidence) / c.family, power)
+    shown = size if percent else percent_of(difference, c.baseline_size, log, higher_is_better)
+    return Needed(c.treatment, c.baseline, difference, shown, seeds)
+
+
 def detectable(c: Contrast, *, log: bool, higher_is_better: bool, power: float = POWER) -> Detectable | None:
     """What the seeds of a contrast could have shown; None where its differences have no variance."""
     seen = spread(c)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kourkoutas.lab.judging.power import MOST_SEEDS
 from kourkoutas.lab.judging.stats import Comparison, Contrast, Interval, Seed, all_notes
 from kourkoutas.lab.judging.verdicts import floor_of
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from kourkoutas.lab.judging.analysis import Analysis, Judged
+    from kourkoutas.lab.judging.analysis import Analysis, Finding, Judged
+    from kourkoutas.lab.judging.power import Detectable, Needed
 
 MOST_ROWS = 200
 MOST_COLUMNS = 30
@@ -236,13 +238,57 @@ def render_analysis(analysis: Analysis) -> RenderableType:
         parts.extend(Text(line) for line in analysis.headline[:MOST_ROWS])
         parts.extend(Text(one.sentence) for one in analysis.primary.attribution)
         parts.append(Text(analysis.rule, style="dim"))
-    for judged in analysis.endpoints:
-        parts.append(Text(f"\nEndpoint: {judged.title} ({standing(judged)})", style="bold"))
-        if judged.comparison is not None:
-            parts.append(render(judged.comparison, notes=judged.notes))
-        else:
-            parts.extend(Text(f"Note: {note}") for note in judged.notes)
+    parts.extend(render_judged(judged) for judged in analysis.endpoints)
     parts.extend(Text(f"Note: {note}") for note in analysis.notes)
+    return Group(*parts)
+
+
+def render_power(
+    title: str,
+    rows: Sequence[tuple[Finding, Detectable | None, Sequence[Needed]]],
+    differences: Sequence[str],
+    probability: float,
+) -> RenderableType:
+    """What the seeds could have shown, and the seeds that each difference needs."""
+    from rich.markup import escape
+
+    made = table(
+        f"{title}: found with {100 * probability:g} % probability",
+        "",
+        "seeds",
+        "they find",
+        "observed",
+        "it needs",
+        *(f"for {text}" for text in differences),
+    )
+    for finding, shown, needed in rows:
+        label = escape(f"{finding.treatment} vs {finding.baseline}")
+        if shown is None:
+            made.add_row(label, str(finding.n), *["–"] * (3 + len(differences)))
+            continue
+        find = f"{shown.percent:.3g} %" if shown.percent is not None else show(shown.difference, 3)
+        seen = f"{finding.percent:.3g} %" if finding.percent is not None else show(finding.effect, 3)
+        seeds = [_seeds(one.seeds) for one in needed]
+        made.add_row(label, str(shown.seeds), find, seen, _seeds(shown.seeds_for_observed), *seeds)
+    return made
+
+
+def _seeds(count: int | None) -> str:
+    return f"> {MOST_SEEDS}" if count is None else str(count)
+
+
+def render_judged(judged: Judged) -> RenderableType:
+    """One endpoint in full."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(f"\nEndpoint: {judged.title} ({standing(judged)})", style="bold")]
+    if not judged.primary:
+        parts.extend(Text(f"{f.answer}: {f.sentence}") for f in judged.findings[:MOST_ROWS])
+    if judged.comparison is not None:
+        parts.append(render(judged.comparison, notes=judged.notes))
+    else:
+        parts.extend(Text(f"Note: {note}") for note in judged.notes)
     return Group(*parts)
 
 
