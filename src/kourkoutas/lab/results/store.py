@@ -47,7 +47,11 @@ class StoreError(ValueError):
 
 
 class Arm(BaseModel):
-    """One column of a study: an optimizer, its options that differ from the recipe, and settings of its own (grids)."""
+    """One column of a study: an optimizer, its options that differ from the recipe, and settings of its own (grids).
+
+    `resolved` is what that comes down to: the testbed's version, all settings and all options. Version 0.1 did not
+    record it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -55,6 +59,7 @@ class Arm(BaseModel):
     optimizer: str
     options: dict[str, Any] = {}
     settings: dict[str, Any] = {}
+    resolved: dict[str, Any] | None = None
 
 
 class Code(BaseModel):
@@ -430,22 +435,57 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
         if there != here:
             differs.append(f"setting {key} is {there!r} there and {here!r} here")
     differs += _code_differs(old.code, new.code)
-    for arm in new.arms:
-        before = old.arm(arm.label)
-        if before is not None and before != arm:
-            there, here = before.options | before.settings, arm.options | arm.settings
-            differs.append(f"arm {arm.label} has options {there} there and {here} here")
+    differs += _arms_differ(old.arms, new.arms)
     if differs:
         raise StoreError(
             f"--out {path} holds results of another configuration: {'; '.join(differs)}. Nothing was written: "
             "name another --out, or repeat the command recorded in its study.json"
         )
-    old.arms += [arm for arm in new.arms if old.arm(arm.label) is None]
+    known = {arm.label for arm in old.arms}
+    old.arms += [arm for arm in new.arms if arm.label not in known]
     old.seeds = sorted({*old.seeds, *new.seeds})
     old.code = new.code  # the same but for how the endpoint is read
     old.command, old.versions, old.environment = new.command, new.versions, new.environment
     old.calls += new.calls
     return old
+
+
+def _arms_differ(old: Sequence[Arm], new: Sequence[Arm]) -> list[str]:
+    """How arms of the same name differ, and settings that any two arms should share."""
+    if any(arm.resolved is None for arm in old) and any(arm.resolved is not None for arm in new):
+        return [
+            "it was written by version 0.1, which did not record what its presets came down to, so its runs cannot be "
+            "told from newer ones (`kbeta report`, `stats` and `export` read it as before)"
+        ]
+    differs = []
+    by_label = {arm.label: arm for arm in old}
+    by_settings = {json.dumps(arm.settings, sort_keys=True): arm for arm in reversed(old)}
+    for arm in new:
+        before = by_label.get(arm.label)
+        if before is None:
+            like = by_settings.get(json.dumps(arm.settings, sort_keys=True))
+            if like is not None and like.resolved is not None and arm.resolved is not None:
+                shared = {name: arm.resolved.get(name) for name in ("testbed", "settings")}
+                differs += _changes({name: like.resolved.get(name) for name in shared}, shared)
+        elif (before.options, before.settings) != (arm.options, arm.settings):
+            there, here = before.options | before.settings, arm.options | arm.settings
+            differs.append(f"arm {arm.label} has options {there} there and {here} here")
+        elif before.resolved is not None and arm.resolved is not None:
+            differs += [f"arm {arm.label}: {change}" for change in _changes(before.resolved, arm.resolved)]
+    return list(dict.fromkeys(differs))
+
+
+def _changes(there: Mapping[str, Any], here: Mapping[str, Any], within: str = "") -> list[str]:
+    """Every value that is not the same, by its dotted name."""
+    found = []
+    for name in sorted({*there, *here}):
+        old, new = there.get(name), here.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += _changes(old, new, f"{within}{name}.")
+        elif old != new:
+            what = "version of the testbed" if within + name == "testbed" else f"{within}{name}"
+            found.append(f"{what} was {old!r} and is {new!r} now")
+    return found
 
 
 def _code_differs(old: Code | None, new: Code | None) -> list[str]:

@@ -102,7 +102,7 @@ def holding(plan: Plan, out: str | Path, command: str) -> contextlib.AbstractCon
         preset=plan.preset,
         engine=plan.engine,
         settings=plan.settings,
-        arms=plan.arms,
+        arms=plan.recorded_arms(),
         seeds=plan.seeds,
         command=command,
         code=plan.code,
