@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from kourkoutas.lab.judging.stats import Comparison
-    from kourkoutas.lab.results.store import Study
+    from kourkoutas.lab.judging.analysis import Analysis
+    from kourkoutas.lab.results.store import StoredRun, Study
     from kourkoutas.lab.specs.plan import Plan
     from kourkoutas.lab.specs.spec import RunResult
 
@@ -122,6 +122,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing el
 EndpointName = Annotated[
     str | None,
     typer.Option("--endpoint", help="Your own function: the logged metric to compare, instead of what it returns."),
+]
+Folder = Annotated[Path, typer.Argument(help="A results folder.")]
+Asked = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--endpoint",
+        metavar="METRIC[:best|tail][:max][:log]",
+        help="Also judge by a logged metric: val_acc:max, val_loss:best. Marked as secondary.",
+    ),
 ]
 Sink = Annotated[str | None, typer.Option(help="Also send metrics to tensorboard or wandb.")]
 Every = Annotated[
@@ -237,15 +246,18 @@ def study(
             sink=sink,
             observer=observer,
         )
-    compared = lab.compared(done)
+    from kourkoutas.lab.judging import analysis as judging  # scipy takes a second, which the workers need not wait for
+
+    runs = done.runs()
+    judged = judging.analyse(done, runs=runs)
     page = None if no_report else _report(done)
     if as_json:
-        _print_json(lab.as_json(done, compared) | {"report": None if page is None else str(page)})
+        _print_json(judging.as_json(done, judged, runs) | {"report": None if page is None else str(page)})
     else:
-        _print_study(done, compared)
+        _print_study(runs, judged)
         if page is not None:
             out.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
-    failed = [stored for stored in done.runs() if stored.result is not None and stored.result.status == "failed"]
+    failed = [stored for stored in runs if stored.result is not None and stored.result.status == "failed"]
     if failed:
         again = _command() if retry_failed else f"{_command()} --retry-failed"
         _say(f"{len(failed)} runs failed; to make them again: {again}")
@@ -254,8 +266,15 @@ def study(
 
 @app.command()
 def stats(
-    table: Annotated[Path, typer.Argument(help="CSV with the columns seed, optimizer, value.")],
-    baseline: Annotated[str, typer.Option(help="The optimizer that the others are compared with.")] = "adam95",
+    source: Annotated[Path, typer.Argument(help="A results folder, or a CSV with the columns seed, optimizer, value.")],
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            help="The optimizer that the others are compared with. [default: adam95; of a folder, as planned]",
+            show_default=False,
+        ),
+    ] = None,
+    endpoint: Asked = None,
     log: Annotated[bool, typer.Option("--log", help="On log10: geometric-mean ratios.")] = False,
     higher_is_better: Annotated[bool, typer.Option("--higher-is-better", help="For accuracies and the like.")] = False,
     threshold: Annotated[
@@ -263,12 +282,29 @@ def stats(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Paired statistics of anybody's table of results."""
+    """Paired statistics of a results folder, or of anybody's table of results."""
     from kourkoutas.lab.judging import stats as lab
     from kourkoutas.lab.judging import tables
 
+    if (source / "study.json").exists():
+        for name, given in (("--log", log), ("--higher-is-better", higher_is_better), ("--threshold", threshold)):
+            if given:
+                raise ValueError(f"{name} is for a table; of a folder write --endpoint METRIC:max:log, for example")
+        judged = _analysis(source, endpoint, baseline)
+        if as_json:
+            _print_json(judged.to_dict())
+        else:
+            out.print(tables.render_arms(judged))
+            out.print(tables.render_analysis(judged))
+        return
+    if endpoint:
+        raise ValueError(f"--endpoint {endpoint[0]} is for a results folder; {source} is none")
     found = lab.compare(
-        tables.read_table(table), baseline=baseline, log=log, higher_is_better=higher_is_better, threshold=threshold
+        tables.read_table(source),
+        baseline=baseline or "adam95",
+        log=log,
+        higher_is_better=higher_is_better,
+        threshold=threshold,
     )
     if as_json:
         _print_json(found.to_dict())
@@ -277,11 +313,90 @@ def stats(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="A results folder.")]) -> None:
+def power(
+    folder: Folder,
+    difference: Annotated[
+        list[str] | None,
+        typer.Option(help="A difference to find: 5%, or a size in the endpoint's units. [default: 1%, 2%, 5%, 10%]"),
+    ] = None,
+    probability: Annotated[float, typer.Option("--power", help="The probability of finding it.")] = 0.8,
+    endpoint: Annotated[str | None, typer.Option(help="A logged metric, as in `kbeta stats`.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """How many seeds a difference needs, and what the seeds of a study could have shown."""
+    import dataclasses
+
+    from kourkoutas.lab.judging import power as lab
+    from kourkoutas.lab.judging import tables
+
+    if not 0 < probability < 1:
+        raise ValueError(f"--power must be between 0 and 1, for example 0.8; got {probability}")
+    judged = _analysis(folder, [endpoint] if endpoint else None).endpoints[-1 if endpoint else 0]
+    scale: dict[str, Any] = {"log": judged.log, "higher_is_better": judged.maximize, "power": probability}
+    rows = []
+    for finding in judged.findings:
+        c = finding.contrast
+        found = [lab.needed(c, text, **scale) for text in difference or ("1%", "2%", "5%", "10%")]
+        rows.append((finding, lab.detectable(c, **scale), [one for one in found if one is not None]))
+    if as_json:
+        _print_json(
+            [
+                {
+                    "treatment": finding.treatment,
+                    "baseline": finding.baseline,
+                    "detectable": None if shown is None else dataclasses.asdict(shown),
+                    "needed": [dataclasses.asdict(one) for one in needed],
+                }
+                for finding, shown, needed in rows
+            ]
+        )
+        return
+    out.print(tables.render_power(judged.title, rows, difference or ("1%", "2%", "5%", "10%"), probability))
+
+
+@app.command()
+def compare(
+    first: Folder,
+    second: Folder,
+    endpoint: Annotated[str | None, typer.Option(help="A logged metric of both, as in `kbeta stats`.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two studies arm by arm, paired by the seeds that both have."""
+    from kourkoutas.lab.judging import across, tables
+    from kourkoutas.lab.results.store import Study
+
+    judged = across.compare_studies(Study.open(first), Study.open(second), endpoint)
+    if as_json:
+        _print_json(judged.to_dict())
+    else:
+        for finding in judged.findings if judged.primary else ():
+            out.print(f"{finding.answer}: {finding.sentence}", markup=False, highlight=False, soft_wrap=True)
+        out.print(tables.render_judged(judged))
+
+
+@app.command()
+def export(
+    folder: Folder,
+    to: Annotated[
+        Path | None, typer.Option(help="A name ending in .csv or .parquet. [default: OUT/runs.csv]", show_default=False)
+    ] = None,
+    curves: Annotated[bool, typer.Option("--curves", help="One row per recorded point instead of per run.")] = False,
+) -> None:
+    """Write the runs of a results folder, or their curves, as one CSV or Parquet table."""
+    from kourkoutas.lab.results import export as lab
+    from kourkoutas.lab.results.store import Study
+
+    to = to or folder / ("curves.csv" if curves else "runs.csv")
+    count = lab.write(Study.open(folder), to, "curves" if curves else "runs")
+    out.print(f"{to}: {count} rows", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def report(folder: Folder, endpoint: Asked = None) -> None:
     """Write report.html of a results folder again."""
     from kourkoutas.lab.results.store import Study
 
-    page = _report(Study.open(folder))
+    page = _report(Study.open(folder), endpoint or ())
     out.print(str(page), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -484,34 +599,35 @@ def _print_run(plan: Plan, result: RunResult) -> None:
         out.print(shown)
 
 
-def _print_study(done: Study, compared: dict[str, Comparison]) -> None:
-    from rich.markup import escape  # a label may hold brackets: kbeta[alpha=0.9]
-
+def _print_study(runs: Sequence[StoredRun], judged: Analysis) -> None:
     from kourkoutas.lab.judging import tables
-    from kourkoutas.lab.running import study
     from kourkoutas.lab.showing.progress import outcome
 
-    runs = done.runs()
-    rows = study.summary(done)
-    ends = ["ok", "diverged", "failed", *(["unfinished"] if any(row["unfinished"] for row in rows) else [])]
-    counts = _table("optimizer", "runs", *ends, "median", "mean")
-    for arm in rows:
-        numbers = [str(arm[key]) for key in ("runs", *ends)]
-        counts.add_row(escape(arm["optimizer"]), *numbers, tables.show(arm["median"]), tables.show(arm["mean"]))
-    out.print(counts)
+    out.print(tables.render_arms(judged))
     for stored in runs:
         if stored.result is not None and stored.result.status == "failed":
             what = f"{stored.spec.optimizer} seed {stored.spec.seed}: {outcome(stored.result)}"
             out.print(f"{what} ({stored.folder / 'result.json'})", markup=False, highlight=False, soft_wrap=True)
-    for title, comparison in compared.items():
-        out.print(f"\nEndpoint: {title}", style="bold", markup=False, highlight=False)
-        out.print(tables.render(comparison))
+    out.print(tables.render_analysis(judged))
 
 
-def _report(done: Study) -> Path:
+def _analysis(folder: Path, endpoints: Sequence[str] | None, baseline: str | None = None) -> Analysis:
+    from kourkoutas.lab.judging import analysis
+    from kourkoutas.lab.results.store import Study
+
+    return analysis.analyse(Study.open(folder), endpoints=endpoints or (), baseline=baseline)
+
+
+def _report(done: Study, endpoints: Sequence[str] = ()) -> Path:
     from kourkoutas.lab.showing import report as lab
 
-    return lab.build(done)
+    return lab.build(done, endpoints=endpoints)
+
+
+def _disk_full(error: OSError) -> str | None:
+    from kourkoutas.lab.results import store
+
+    return str(store.DiskFull.of(error)) if store.is_full(error) else None
 
 
 def main() -> None:
@@ -527,7 +643,7 @@ def main() -> None:
         if hasattr(error, "format_message"):  # a usage error of the parser
             message = error.format_message()
         elif isinstance(error, ValueError | TypeError | ImportError | OSError) and "KBETA_TRACEBACK" not in os.environ:
-            message = str(error)
+            message = _disk_full(error) or str(error) if isinstance(error, OSError) else str(error)
             if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in LAB_PACKAGES:
                 message += ": pip install 'kourkoutas-beta[lab]'"
         else:

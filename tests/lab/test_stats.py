@@ -347,7 +347,7 @@ def test_unmatched_seeds_are_listed_and_only_common_ones_paired() -> None:
 
 def test_a_note_about_all_contrasts_is_printed_once() -> None:
     values = {"a": {0: 1.0, 1: 2.0}, "b": {0: 2.0, 1: 2.7}, "c": {0: 3.0, 1: 3.5}}
-    notes = tables.all_notes(stats.compare(values, baseline="c", **QUICK))
+    notes = stats.all_notes(stats.compare(values, baseline="c", **QUICK))
     assert notes == ["every contrast: 2 finite pairs: no exact two-sided p-value can be below 0.5"]
 
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kourkoutas.lab.judging.stats import Comparison, Contrast, Interval, Seed
+from kourkoutas.lab.judging.power import MOST_SEEDS
+from kourkoutas.lab.judging.stats import Comparison, Contrast, Interval, Seed, all_notes
+from kourkoutas.lab.judging.verdicts import floor_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
+
+    from kourkoutas.lab.judging.analysis import Analysis, Finding, Judged
+    from kourkoutas.lab.judging.power import Detectable, Needed
+
+MOST_ROWS = 200
+MOST_COLUMNS = 30
 
 COLUMNS = ("seed", "optimizer", "value")
 
@@ -105,34 +115,35 @@ def show_effect(spread: float, log: bool, digits: int = 4) -> str:
     return "baseline diverged" if spread > 0 else "treatment diverged"
 
 
-def render(comparison: Comparison, *, seeds: bool = True) -> RenderableType:
-    """Tables for a rich console: every seed, each optimizer, effect sizes, then tests and notes."""
+def table(title: str, *columns: str) -> Table:
+    """An empty table for a console: names to the left, numbers to the right."""
     from rich import box
+    from rich.table import Table
+
+    made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+    for i, column in enumerate(columns):
+        made.add_column(column, justify="left" if i == 0 else "right", overflow="fold", no_wrap=i == 0)
+    return made
+
+
+def render(comparison: Comparison, *, seeds: bool = True, notes: Sequence[str] | None = None) -> RenderableType:
+    """Tables for a rich console: every seed, each optimizer, effect sizes, then tests and notes.
+
+    NOTE: a console is for reading. Of very many arms or contrasts the first `MOST_ROWS` are printed, and how many there
+    are; JSON and `kbeta export` hold all.
+    """
     from rich.console import Group
     from rich.markup import escape  # a label may hold brackets: kbeta[alpha=0.9]
-    from rich.table import Table
     from rich.text import Text
-
-    def table(title: str, *columns: str) -> Table:
-        made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
-        for i, column in enumerate(columns):
-            made.add_column(column, justify="left" if i == 0 else "right", overflow="fold", no_wrap=i == 0)
-        return made
 
     log, level = comparison.log, f"{100 * comparison.confidence:g} %"
     digits = 5 if log else 3
-    parts: list[RenderableType] = []
-    if seeds:
-        every = table("Every seed", "seed", *map(escape, comparison.values))
-        for seed in comparison.seeds:
-            row = [show(by[seed], 6) if seed in by else "missing" for by in comparison.values.values()]
-            every.add_row(str(seed), *row)
-        parts.append(every)
+    parts: list[RenderableType] = [_every_seed(comparison)] if seeds else []
 
     middle = "geometric mean" if log else "mean ± sd"
     arms = table("Each optimizer", "", "runs", "diverged", "median [IQR]", middle)
     robust = table("", "", f"IQM [{level}]", *([f"success [{level}]"] if comparison.threshold is not None else []))
-    for s in comparison.summaries:
+    for s in comparison.summaries[:MOST_ROWS]:
         mean = show(s.geometric_mean) if log else show(s.mean) + (f" ± {show(s.sd, 2)}" if s.sd is not None else "")
         arms.add_row(
             escape(s.optimizer), str(s.n), str(s.diverged), f"{show(s.median)} [{show(s.q1)}, {show(s.q3)}]", mean
@@ -144,7 +155,7 @@ def render(comparison: Comparison, *, seeds: bool = True) -> RenderableType:
     effects = table(title, "", "w/t/l", f"P(better) [{level}]", f"{'ratio' if log else 'difference'} [{level}]")
     sizes = table("", "", f"BCa [{level}]", "median", "d_z", "r", "rank-bis.")
     tests = table(f"Tests, two-sided, paired by seed{' on log10' if log else ''}", "", "test", "", "p", "Holm p")
-    for c in comparison.contrasts:
+    for c in comparison.contrasts[:MOST_ROWS]:
         label, size = escape(f"{c.treatment} vs {c.baseline}"), c.ratio if log else c.difference
         effects.add_row(
             label,
@@ -165,19 +176,133 @@ def render(comparison: Comparison, *, seeds: bool = True) -> RenderableType:
             tests.add_row(label, name, statistic, p, adjusted)
             label = ""
     parts += [arms, robust, effects, sizes, tests]
-    parts.extend(Text(f"Note: {note}") for note in all_notes(comparison))
+    told = [*(all_notes(comparison) if notes is None else notes), *_left_out(comparison)]
+    parts.extend(Text(f"Note: {note}") for note in told)
     return Group(*parts)
 
 
-def all_notes(comparison: Comparison) -> list[str]:
-    """The notes of the comparison and of its contrasts, each once and naming whom it is about."""
-    about: dict[str, list[str]] = {}
-    for c in comparison.contrasts:
-        for note in c.notes:
-            about.setdefault(note, []).append(f"{c.treatment} vs {c.baseline}")
-    every = len(comparison.contrasts)
-    found = [f"{'every contrast' if 1 < every == len(who) else ', '.join(who)}: {note}" for note, who in about.items()]
-    return [*comparison.notes, *found]
+def _every_seed(comparison: Comparison) -> RenderableType:
+    """One row per seed; of many seeds as plain lines, since a console table takes long to lay out."""
+    from rich.markup import escape
+    from rich.text import Text
+
+    arms = list(comparison.values)[:MOST_COLUMNS]
+    rows = [
+        [
+            str(seed),
+            *(show(comparison.values[arm][seed], 6) if seed in comparison.values[arm] else "missing" for arm in arms),
+        ]
+        for seed in comparison.seeds
+    ]
+    if len(rows) > MOST_ROWS:
+        return Text("\n".join("  ".join(row) for row in [["Every seed:", *arms], *rows]))
+    every = table("Every seed", "seed", *map(escape, arms))
+    for row in rows:
+        every.add_row(*row)
+    return every
+
+
+def _left_out(comparison: Comparison) -> list[str]:
+    """What was not printed because there is so much of it."""
+    notes = []
+    if len(comparison.values) > MOST_COLUMNS:
+        notes.append(
+            f"every seed of the first {MOST_COLUMNS} of {len(comparison.values)} optimizers is shown; --json has all"
+        )
+    if len(comparison.contrasts) > MOST_ROWS:
+        notes.append(f"the first {MOST_ROWS} of {len(comparison.contrasts)} contrasts are shown; --json has all")
+    return notes
+
+
+def render_arms(analysis: Analysis) -> RenderableType:
+    """One row per arm: how its runs ended, the primary endpoint, and the time."""
+    from rich.markup import escape
+
+    ends = ["ok", "diverged", "failed", *(["unfinished"] if any(arm.unfinished for arm in analysis.arms) else [])]
+    rows = table("", "optimizer", "runs", *ends, "median", "mean", "s/run", "s/step")
+    for arm in analysis.arms[:MOST_ROWS]:
+        counts = [str(getattr(arm, key)) for key in ("runs", *ends)]
+        numbers = [show(arm.median), show(arm.mean), show(arm.seconds, 3), show(arm.seconds_per_step, 3)]
+        rows.add_row(escape(arm.label), *counts, *numbers)
+    return rows
+
+
+def render_analysis(analysis: Analysis) -> RenderableType:
+    """The answers by the one rule, what the controls attribute, then every endpoint in full."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    if analysis.headline:
+        parts.append(Text(f"\nBy {analysis.primary.title}:", style="bold"))
+        parts.extend(Text(line) for line in analysis.headline[:MOST_ROWS])
+        parts.extend(Text(one.sentence) for one in analysis.primary.attribution)
+        parts.append(Text(analysis.rule, style="dim"))
+    parts.extend(render_judged(judged) for judged in analysis.endpoints)
+    parts.extend(Text(f"Note: {note}") for note in analysis.notes)
+    return Group(*parts)
+
+
+def render_power(
+    title: str,
+    rows: Sequence[tuple[Finding, Detectable | None, Sequence[Needed]]],
+    differences: Sequence[str],
+    probability: float,
+) -> RenderableType:
+    """What the seeds could have shown, and the seeds that each difference needs."""
+    from rich.markup import escape
+
+    made = table(
+        f"{title}: found with {100 * probability:g} % probability",
+        "",
+        "seeds",
+        "they find",
+        "observed",
+        "it needs",
+        *(f"for {text}" for text in differences),
+    )
+    for finding, shown, needed in rows:
+        label = escape(f"{finding.treatment} vs {finding.baseline}")
+        if shown is None:
+            made.add_row(label, str(finding.n), *["–"] * (3 + len(differences)))
+            continue
+        find = f"{shown.percent:.3g} %" if shown.percent is not None else show(shown.difference, 3)
+        seen = f"{finding.percent:.3g} %" if finding.percent is not None else show(finding.effect, 3)
+        seeds = [_seeds(one.seeds) for one in needed]
+        made.add_row(label, str(shown.seeds), find, seen, _seeds(shown.seeds_for_observed), *seeds)
+    return made
+
+
+def _seeds(count: int | None) -> str:
+    return f"> {MOST_SEEDS}" if count is None else str(count)
+
+
+def render_judged(judged: Judged) -> RenderableType:
+    """One endpoint in full."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(f"\nEndpoint: {judged.title} ({standing(judged)})", style="bold")]
+    if not judged.primary:
+        parts.extend(Text(f"{f.answer}: {f.sentence}") for f in judged.findings[:MOST_ROWS])
+    if judged.comparison is not None:
+        parts.append(render(judged.comparison, notes=judged.notes))
+    else:
+        parts.extend(Text(f"Note: {note}") for note in judged.notes)
+    return Group(*parts)
+
+
+def standing(judged: Judged) -> str:
+    """Primary, secondary, or secondary and chosen with the results in view."""
+    if judged.primary:
+        return "primary"
+    return "secondary" if judged.declared else "secondary, asked for after the runs"
+
+
+def wilcoxon_name(c: Contrast) -> str:
+    """With its kind, and with what so few pairs cannot show."""
+    floor = floor_of(c.wilcoxon, c.family, c.confidence)
+    return f"Wilcoxon ({c.wilcoxon.method}{f'; {floor}' if floor else ''})"
 
 
 def rows_of_tests(c: Contrast) -> list[tuple[str, str, str, str]]:
@@ -186,7 +311,7 @@ def rows_of_tests(c: Contrast) -> list[tuple[str, str, str, str]]:
     w = "undefined" if c.wilcoxon.statistic is None else f"W = {c.wilcoxon.statistic:g}, n = {c.wilcoxon.n}"
     rows = [
         ("paired t", t, show(c.t.p, 3), show(c.t.p_holm, 3)),
-        (f"Wilcoxon ({c.wilcoxon.method})", w, show(c.wilcoxon.p, 3), show(c.wilcoxon.p_holm, 3)),
+        (wilcoxon_name(c), w, show(c.wilcoxon.p, 3), show(c.wilcoxon.p_holm, 3)),
         ("sign", f"{c.sign.wins} to {c.sign.losses}", show(c.sign.p, 3), show(c.sign.p_holm, 3)),
     ]
     if c.mcnemar:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import importlib.metadata
 import json
 import os
@@ -47,8 +48,29 @@ class StoreError(ValueError):
     """A results folder that cannot be read or must not be written; the message says how to go on."""
 
 
+class DiskFull(StoreError):
+    """Nothing more can be written. The study stops, and goes on where it was when there is room again."""
+
+    @classmethod
+    def of(cls, error: OSError) -> DiskFull:
+        where = f" for {error.filename}" if error.filename else ""
+        return cls(
+            f"no room left on the disk{where} ({error.strerror}): free some and run the same command again; finished "
+            "runs are kept"
+        )
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether the disk, a quota or the allowed size of a file has come to its end."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 class Arm(BaseModel):
-    """One column of a study: an optimizer, its options that differ from the recipe, and settings of its own (grids)."""
+    """One column of a study: an optimizer, its options that differ from the recipe, and settings of its own (grids).
+
+    `resolved` is what that comes down to: the testbed's version, all settings and all options. Version 0.1 did not
+    record it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,6 +78,7 @@ class Arm(BaseModel):
     optimizer: str
     options: dict[str, Any] = {}
     settings: dict[str, Any] = {}
+    resolved: dict[str, Any] | None = None
 
 
 class Code(BaseModel):
@@ -141,6 +164,7 @@ class Study:
     def __init__(self, path: Path, record: StudyRecord) -> None:
         self.path = path
         self.record = record
+        self.damage: list[str] = []  # folders that the last `runs` left out, and why
 
     @classmethod
     def open(cls, path: str | Path) -> Study:
@@ -156,27 +180,30 @@ class Study:
         return self.path / "runs" / spec.id
 
     def result(self, spec: RunSpec) -> RunResult | None:
-        """The result of one run, or None while it is unfinished."""
+        """The result of one run, or None while it is unfinished; a damaged one is that of a failed run."""
         return _read_result(self.folder(spec))
 
     def runs(self) -> list[StoredRun]:
-        """Every planned run, in the order of the arms and then of the seeds."""
-        root = self.path / "runs"
+        """Every planned run, in the order of the arms and then of the seeds.
+
+        NOTE: a damaged file costs its own run. A result that cannot be read makes its run a failed one, which
+        `--retry-failed` makes again; a folder without a readable spec.json is left out and told in `damage`.
+        """
+        self.damage = []
         found = []
-        for folder in sorted(root.iterdir()) if root.exists() else ():
-            file = folder / "spec.json"
-            if not folder.is_dir() or not any(_kept(folder)):  # empty: killed while the study was being planned
-                continue
-            if not file.exists():
-                raise StoreError(f"{file}: not found; {_redo(folder)}")
-            spec = _read(file, RunSpec, _redo(folder))
-            if spec.id != folder.name:
-                raise StoreError(
-                    f"{file}: describes run {spec.id}, not its folder; it was edited or moved: {_redo(folder)}"
-                )
-            found.append(StoredRun(spec, _read_result(folder), folder))
+        with contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(self.path / "runs"):
+                folder = Path(entry.path)
+                # empty: killed while the study was being planned
+                if not entry.is_dir() or not any(_kept(folder)):
+                    continue
+                try:
+                    found.append(StoredRun(_read_spec(folder), _read_result(folder), folder))
+                except StoreError as error:
+                    self.damage.append(str(error))
+        self.damage.sort()
         order = {arm.label: i for i, arm in enumerate(self.record.arms)}
-        return sorted(found, key=lambda run: (order.get(run.spec.optimizer, len(order)), run.spec.seed))
+        return sorted(found, key=lambda run: (order.get(run.spec.optimizer, len(order)), run.spec.seed, run.id))
 
 
 class Writer(Study):
@@ -187,7 +214,9 @@ class Writer(Study):
         for spec in specs:
             folder = self.folder(spec)
             file = folder / "spec.json"
-            if not file.exists():
+            try:
+                _read_spec(folder)
+            except StoreError:
                 folder.mkdir(parents=True, exist_ok=True)
                 _write(file, spec)
 
@@ -289,7 +318,22 @@ def _redo(folder: Path) -> str:
 
 def _read_result(folder: Path) -> RunResult | None:
     file = folder / "result.json"
-    return _read(file, RunResult, _redo(folder)) if file.exists() else None
+    if not file.exists():
+        return None
+    try:
+        return _read(file, RunResult, f"use --retry-failed, or {_redo(folder)}")
+    except StoreError as error:
+        return RunResult(status="failed", error=str(error))
+
+
+def _read_spec(folder: Path) -> RunSpec:
+    file = folder / "spec.json"
+    if not file.exists():
+        raise StoreError(f"{file}: not found; {_redo(folder)}")
+    spec = _read(file, RunSpec, _redo(folder))
+    if spec.id != folder.name:
+        raise StoreError(f"{file}: describes run {spec.id}, not its folder; it was edited or moved: {_redo(folder)}")
+    return spec
 
 
 def _read(file: Path, model: type[Model], remedy: str) -> Model:
@@ -319,11 +363,17 @@ def _line_of(text: str, loc: tuple[int | str, ...]) -> int:
 
 def _write(file: Path, content: BaseModel) -> None:
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(content.model_dump_json(indent=1) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, file)
+    try:
+        with temporary.open("w", encoding="utf-8") as stream:
+            stream.write(content.model_dump_json(indent=1) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, file)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if is_full(error):
+            raise DiskFull.of(OSError(error.errno, error.strerror, str(file))) from None
+        raise
     if os.name == "nt":  # Windows cannot open a folder to sync it
         return
     directory = os.open(file.parent, os.O_RDONLY)
@@ -366,8 +416,8 @@ def _locked(path: Path, command: str) -> Iterator[None]:
             holder = file.read().strip() or "another process"
             raise StoreError(f"{path} is being written by {holder}; wait for it, or name another --out")
         file.truncate(0)
-        file.write(f"process {os.getpid()} ({command})")
-        file.flush()
+        with contextlib.suppress(OSError):  # a full disk is told when something that matters is written
+            os.write(file.fileno(), f"process {os.getpid()} ({command})".encode())
         try:
             yield
         finally:
@@ -388,22 +438,57 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
         if there != here:
             differs.append(f"setting {key} is {there!r} there and {here!r} here")
     differs += _code_differs(old.code, new.code)
-    for arm in new.arms:
-        before = old.arm(arm.label)
-        if before is not None and before != arm:
-            there, here = before.options | before.settings, arm.options | arm.settings
-            differs.append(f"arm {arm.label} has options {there} there and {here} here")
+    differs += _arms_differ(old.arms, new.arms)
     if differs:
         raise StoreError(
             f"--out {path} holds results of another configuration: {'; '.join(differs)}. Nothing was written: "
             "name another --out, or repeat the command recorded in its study.json"
         )
-    old.arms += [arm for arm in new.arms if old.arm(arm.label) is None]
+    known = {arm.label for arm in old.arms}
+    old.arms += [arm for arm in new.arms if arm.label not in known]
     old.seeds = sorted({*old.seeds, *new.seeds})
     old.code = new.code  # the same but for how the endpoint is read
     old.command, old.versions, old.environment = new.command, new.versions, new.environment
     old.calls += new.calls
     return old
+
+
+def _arms_differ(old: Sequence[Arm], new: Sequence[Arm]) -> list[str]:
+    """How arms of the same name differ, and settings that any two arms should share."""
+    if any(arm.resolved is None for arm in old) and any(arm.resolved is not None for arm in new):
+        return [
+            "it was written by version 0.1, which did not record what its presets came down to, so its runs cannot be "
+            "told from newer ones (`kbeta report`, `stats` and `export` read it as before)"
+        ]
+    differs = []
+    by_label = {arm.label: arm for arm in old}
+    by_settings = {json.dumps(arm.settings, sort_keys=True): arm for arm in reversed(old)}
+    for arm in new:
+        before = by_label.get(arm.label)
+        if before is None:
+            like = by_settings.get(json.dumps(arm.settings, sort_keys=True))
+            if like is not None and like.resolved is not None and arm.resolved is not None:
+                shared = {name: arm.resolved.get(name) for name in ("testbed", "settings")}
+                differs += _changes({name: like.resolved.get(name) for name in shared}, shared)
+        elif (before.options, before.settings) != (arm.options, arm.settings):
+            there, here = before.options | before.settings, arm.options | arm.settings
+            differs.append(f"arm {arm.label} has options {there} there and {here} here")
+        elif before.resolved is not None and arm.resolved is not None:
+            differs += [f"arm {arm.label}: {change}" for change in _changes(before.resolved, arm.resolved)]
+    return list(dict.fromkeys(differs))
+
+
+def _changes(there: Mapping[str, Any], here: Mapping[str, Any], within: str = "") -> list[str]:
+    """Every value that is not the same, by its dotted name."""
+    found = []
+    for name in sorted({*there, *here}):
+        old, new = there.get(name), here.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += _changes(old, new, f"{within}{name}.")
+        elif old != new:
+            what = "version of the testbed" if within + name == "testbed" else f"{within}{name}"
+            found.append(f"{what} was {old!r} and is {new!r} now")
+    return found
 
 
 def _code_differs(old: Code | None, new: Code | None) -> list[str]:

@@ -10,7 +10,7 @@ import base64
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from kourkoutas.lab import testbeds
-from kourkoutas.lab.judging import stats, tables
+from kourkoutas.lab.judging import attribution as shares
+from kourkoutas.lab.judging import endpoints as judged_by
+from kourkoutas.lab.judging import planned, power, stats, tables, verdicts
+from kourkoutas.lab.judging.endpoints import PRIMARY, Measure
 from kourkoutas.lab.judging.stats import Comparison, Contrast, Seed, Values
 from kourkoutas.lab.judging.tables import show, show_ci
 from kourkoutas.lab.results.store import StoredRun, Study
-from kourkoutas.lab.running import study as studies
-from kourkoutas.lab.running.study import PRIMARY
 from kourkoutas.lab.showing import figures
 from kourkoutas.lab.specs.optimizers import CONTROLS
 from kourkoutas.lab.testbeds import Endpoint
@@ -147,7 +148,6 @@ def effect_words(c: Contrast, judged: Judged) -> str:
 
 def answer(c: Contrast, judged: Judged) -> tuple[str, str]:
     """(short answer, plain sentence) to "does the treatment beat the baseline here?"."""
-    family = len(judged.comparison.contrasts) if judged.comparison else 1
     record = f"better on {c.wins} of {c.n} seeds" + (f", equal on {c.ties}" if c.ties else "")
     effect = f"{effect_words(c, judged)} {size_of(c, judged.log)}, {record}"
     diverged = c.diverged_treatment + c.diverged_baseline
@@ -156,20 +156,28 @@ def answer(c: Contrast, judged: Judged) -> tuple[str, str]:
             f"; diverged: {c.treatment} {c.diverged_treatment}, {c.baseline} {c.diverged_baseline} of {c.n}, so the "
             f"answer is by signed ranks with diverged runs as the worst, p = {show(c.wilcoxon.p, 3)}"
         )
-    adjusted = c.wilcoxon.p_holm if diverged else c.t.p_holm
-    care = ""
-    if family > 1 and adjusted is not None and adjusted >= 1 - c.confidence:
-        care = f" After Holm's adjustment for {family} comparisons p = {show(adjusted, 3)}: read it with care."
+    adjusted = ""
+    if c.family > 1 and c.p_holm is not None:
+        adjusted = f" After Holm's adjustment for {c.family} comparisons p = {show(c.p_holm, 3)}."
     verdict = c.verdict
     if verdict == "better":
-        return "Yes", f"{c.treatment} ends better than {c.baseline} ({effect}).{care}"
+        return "Yes", f"{c.treatment} ends better than {c.baseline} ({effect}).{adjusted}"
     if verdict == "worse":
-        return "No", f"{c.treatment} ends worse than {c.baseline} ({effect}).{care}"
+        return "No", f"{c.treatment} ends worse than {c.baseline} ({effect}).{adjusted}"
     if verdict == "identical":
         return "No difference", f"{c.treatment} and {c.baseline} end with the same value on all {c.n} seeds."
     if verdict == "unclear":
-        reason = "the signed ranks do not decide" if diverged else "the interval includes no difference"
-        return "Not shown", f"{reason} ({effect})."
+        apart = c.difference is not None and c.difference.ci is not None and not c.difference.ci.holds(0)
+        reason = (
+            "the signed ranks do not decide"
+            if diverged
+            else "not after Holm's adjustment"
+            if apart
+            else "the interval includes no difference"
+        )
+        can_show = power.detectable(c, log=judged.log, higher_is_better=judged.endpoint.maximize)
+        seeds = "" if diverged or can_show is None else f" {verdicts.can_show_words(can_show)}"
+        return "Not shown", f"{reason} ({effect}).{adjusted}{seeds}"
     return "Cannot tell", f"{c.notes[-1] if c.notes else 'too few pairs'} ({effect})."
 
 
@@ -252,10 +260,11 @@ def attribute(judged: Judged) -> Attribution | None:
         for q in QUESTIONS
         if any(pair in found for pair in q.pairs)
     )
-    summaries = tuple(
+    parted = shares.attribute(values, log=judged.log, higher_is_better=judged.endpoint.maximize)
+    summaries = [
         _explain(found, baseline, judged.log) for baseline in ("adam95", "adam999") if ("kbeta", baseline) in found
-    )
-    return Attribution(causes, summaries)
+    ]
+    return Attribution(causes, (*summaries, *(one.sentence for one in parted)))
 
 
 def _finding(c: Contrast, log: bool) -> Finding:
@@ -383,7 +392,7 @@ def render(data: ReportData) -> str:
         {
             "judged": j,
             "pictures": _pictures(j),
-            "notes": [*j.notes, *(tables.all_notes(j.comparison) if j.comparison else ())],
+            "notes": [*j.notes, *(stats.all_notes(j.comparison) if j.comparison else ())],
             "attribution": attribute(j),
         }
         for j in judged
@@ -442,9 +451,10 @@ def _template() -> jinja2.Template:
     return environment.get_template("report.html.j2")
 
 
-def from_study(study: Study) -> ReportData:
-    """What the results folder of a study holds, for the report."""
+def from_study(study: Study, endpoints: Sequence[str] = ()) -> ReportData:
+    """What the results folder of a study holds, for the report; `endpoints` as in `analysis.analyse`."""
     record, stored = study.record, study.runs()
+    measures = judged_by.measures(study, endpoints)
     finished = {run.spec.optimizer: run.result.settings for run in stored if run.result and run.result.settings}
     resolved = next(iter(finished.values()), record.settings)
     seconds = sum(run.result.seconds for run in stored if run.result)
@@ -459,11 +469,11 @@ def from_study(study: Study) -> ReportData:
             "compute": f"{seconds:.3g} s in {len(stored)} runs",
         },
         command="\n".join(dict.fromkeys(call.command for call in record.calls)),
-        endpoints=studies.endpoints(study),
+        endpoints=[_shown(measure) for measure in measures],
         arms=arms,
         seeds=record.seeds,
-        runs=[_run(run) for run in stored],
-        contrasts=studies.contrasts(record, arms),
+        runs=[_run(run, measures) for run in stored],
+        contrasts=planned.contrasts(record, arms),
         settings={name: value for name, value in resolved.items() if name != "optimizer"},
         options={arm: finished[arm]["optimizer"] for arm in arms if "optimizer" in finished.get(arm, {})},
         environment=record.environment,
@@ -493,7 +503,13 @@ def _own_pictures(study: Study, stored: Sequence[StoredRun]) -> list[tuple[Figur
     return [(figure, f"{description} ({title})") for figure, description in draw(settings, params)]
 
 
-def _run(run: StoredRun) -> Run:
+def _shown(measure: Measure) -> Endpoint:
+    """The endpoint under the name that its values have among the metrics of a `Run`."""
+    title = measure.endpoint.title + ("" if measure.primary else " (secondary)")
+    return replace(measure.endpoint, metric=measure.name, title=title)
+
+
+def _run(run: StoredRun, measures: Sequence[Measure]) -> Run:
     trace = run.trace()
     recorded = None if trace is None else figures.TraceData(trace["steps"], trace["sun"], trace["beta2"])
     if run.result is None:
@@ -503,26 +519,32 @@ def _run(run: StoredRun) -> Run:
         seed=run.spec.seed,
         status=run.result.status,
         endpoint=run.result.endpoint,
-        metrics=run.result.metrics,
+        metrics=run.result.metrics | _asked(run, measures),
         curve=run.result.curve,
         trace=recorded,
         error=run.result.error,
     )
 
 
-def build(source: Study | ReportData, out: str | Path | None = None) -> Path:
+def _asked(run: StoredRun, measures: Sequence[Measure]) -> dict[str, float]:
+    found = {one.name: judged_by.value_of(run, one.endpoint, one.reduction) for one in measures if not one.primary}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def build(source: Study | ReportData, out: str | Path | None = None, *, endpoints: Sequence[str] = ()) -> Path:
     """Write the page and return its path.
 
     Args:
       source: a results folder, or the data of one.
       out: the file to write; report.html in the results folder unless given.
+      endpoints: logged metrics to judge a results folder by, besides its primary endpoint.
     """
     if isinstance(source, ReportData):
         if out is None:
             raise ValueError("`out` must name the file to write; got None with data that belong to no results folder")
         data = source
     else:
-        data, out = from_study(source), out or source.path / "report.html"
+        data, out = from_study(source, endpoints), out or source.path / "report.html"
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     # in one move, so that a reader never sees half a page

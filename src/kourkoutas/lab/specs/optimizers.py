@@ -27,6 +27,7 @@ its own step length from a first guess of 1, whatever the schedule; it suits los
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -162,6 +163,12 @@ class Recipe:
         """For result.json: every option as plain JSON."""
         plain = {k: v if isinstance(v, (bool, int, float, str, type(None))) else str(v) for k, v in self.items}
         return {"family": self.family, **plain, "warm": self.warm, "lr_scale": self.lr_scale}
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """For a run's id: `described`, with every hyper-parameter of Kourkoutas-β, defaults too."""
+        hyper = dataclasses.asdict(Hyper.pick(self.options)) if self.family == "kbeta" else {}
+        return {**hyper, **self.described}
 
     def lr_factor(self, t: NDArray[np.int64]) -> NDArray[np.float64]:
         """lr_scale·√(1 - β^t) of the updates t = 1, 2, …; without the root unless the arm is warmed."""

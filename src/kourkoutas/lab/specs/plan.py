@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import functools
 import hashlib
 import importlib.util
 import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +19,12 @@ from kourkoutas.lab import engines, testbeds
 from kourkoutas.lab.results import store
 from kourkoutas.lab.running.trial import OWN_SETTINGS
 from kourkoutas.lab.specs import optimizers as recipes
-from kourkoutas.lab.specs.spec import RunSpec, guess, unknown
+from kourkoutas.lab.specs.spec import RunSpec, digest_of, guess, unknown
 
 if TYPE_CHECKING:
     pass
 
+MOST_RUNS = 1_000_000
 OWN = "own"  # engine and preset of a study of a user's function, which brings both
 
 
@@ -35,6 +40,36 @@ class Plan:
     seeds: Sequence[int]
     code: store.Code | None = None
 
+    def __post_init__(self) -> None:
+        check_size(len(self.arms), len(self.seeds))
+
+    @functools.cached_property
+    def resolved(self) -> dict[str, dict[str, Any]]:
+        """{arm: everything that it comes down to}: the testbed's version, its settings, and the optimizer's options."""
+        if self.code is not None:
+            return {arm.label: {"optimizer": recipes.recipe(arm.label, {}, arm.options).resolved} for arm in self.arms}
+        testbed = testbeds.get(self.testbed)
+        return {
+            arm.label: _canonical(
+                {
+                    "testbed": testbed.version,
+                    "settings": dataclasses.asdict(
+                        testbeds.settings_of(testbed, self.preset, {**self.settings, **arm.settings})
+                    ),
+                    "optimizer": recipes.recipe(arm.label, testbed.kbeta, arm.options).resolved,
+                }
+            )
+            for arm in self.arms
+        }
+
+    @functools.cached_property
+    def _digests(self) -> dict[str, str]:
+        return {label: digest_of(resolved)[:16] for label, resolved in self.resolved.items()}
+
+    def recorded_arms(self) -> list[store.Arm]:
+        """The arms as they are written to study.json: with what they come down to."""
+        return [arm.model_copy(update={"resolved": self.resolved[arm.label]}) for arm in self.arms]
+
     def spec(self, arm: store.Arm, seed: int) -> RunSpec:
         settings = {**self.settings, **arm.settings}
         if self.code is not None:
@@ -48,11 +83,22 @@ class Plan:
             seed=seed,
             settings=settings,
             options=arm.options,
+            resolved=self._digests.get(arm.label),
         )
 
     def specs(self) -> list[RunSpec]:
         """All runs, seed by seed."""
         return [self.spec(arm, seed) for seed in self.seeds for arm in self.arms]
+
+
+def check_size(arms: int, seeds: int) -> None:
+    """Refuse a plan that nobody can mean, before anything of it is built."""
+    if arms * seeds > MOST_RUNS:
+        many = f"{arms:,} arm{'s' if arms > 1 else ''} × {seeds:,} seed{'s' if seeds > 1 else ''}"
+        raise ValueError(
+            f"{many} are {arms * seeds:,} runs, more than the {MOST_RUNS:,} that one study may hold: shorten --seeds "
+            "or --grid"
+        )
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -61,7 +107,7 @@ def parse_seeds(text: str) -> list[int]:
     >>> parse_seeds("0-3,7")
     [0, 1, 2, 3, 7]
     """
-    seeds: list[int] = []
+    ranges: list[range] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         try:
@@ -70,8 +116,9 @@ def parse_seeds(text: str) -> list[int]:
             raise ValueError(f"--seeds must be numbers and ranges like 0-9 or 0,3,7; got {text!r}") from None
         if high < low:
             raise ValueError(f"--seeds: the range {part.strip()!r} runs backwards; write {high}-{low}")
-        seeds += range(low, high + 1)
-    return list(dict.fromkeys(seeds))
+        ranges.append(range(low, high + 1))
+    check_size(1, sum(1 + part[-1] - part[0] for part in ranges))  # len() of a range has a limit of its own
+    return list(dict.fromkeys(itertools.chain.from_iterable(ranges)))
 
 
 def parse_assignments(option: str, texts: Sequence[str]) -> dict[str, str]:
@@ -114,13 +161,14 @@ def arms_of(
         if "." in name:
             _split(name, names)
 
-    arms = []
+    arms: list[store.Arm] = []
     for optimizer in names:
         axes = {
             key: list(dict.fromkeys(guess(value.strip()) for value in values.split(",") if value.strip()))
             for key, values in grids.items()
             if "." not in key or _split(key, names)[0] == optimizer
         }
+        check_size(len(arms) + math.prod(len(values) for values in axes.values()), 1)
         for point in itertools.product(*axes.values()):
             values = dict(zip(axes, point, strict=True))
             label = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
@@ -160,13 +208,16 @@ def plan_testbed(
         raise unknown("engine", engine, engines.NAMES)
     check_installed(engine)
     settings, arms = arms_of(optimizers or testbed.arms, options or {}, grids or {})
-    checked = []
+    check_size(len(arms), len(seeds))
+    checked, usable = [], set()
     for arm in arms:
         resolved = testbeds.settings_of(testbed, preset, {**settings, **arm.settings})
         recipe = recipes.recipe(arm.label, testbed.kbeta, arm.options)
         recipes.check(recipe, engine)
         # A text or other data that cannot be used is an error here too, before anything is written.
-        testbed.problem(resolved, min(seeds, default=0))
+        if repr(resolved) not in usable:
+            testbed.problem(resolved, min(seeds, default=0))
+            usable.add(repr(resolved))
         own = _canonical({name: getattr(resolved, name) for name in arm.settings})
         checked.append(_checked(arm, recipe).model_copy(update={"settings": own}))
     shared = testbeds.settings_of(testbed, preset, settings)
@@ -221,12 +272,22 @@ def code_of(
     target: str, endpoint: str | None = None, *, log: bool = False, higher_is_better: bool = False
 ) -> store.Code:
     """The user's function named by FILE.py:FUNC; only its text is read here."""
-    file, _, function = target.rpartition(":")
+    file, colon, function = target.rpartition(":")
+    if not colon:
+        file, function = target, ""
     path = Path(file)
     if not path.is_file():
         raise ValueError(f"{target!r}: there is no file {file}; name a Python file and a function in it, FILE.py:FUNC")
+    names, functions = defined(path)
+    here = f"{file} defines {', '.join(functions)}" if functions else f"{file} defines no function; write one"
+    if not function:
+        raise ValueError(
+            f"{target!r} names a file but no function: write {file}:{(functions or ['train'])[0]} ({here})"
+        )
     if not function.isidentifier():
         raise ValueError(f"{target!r}: {function!r} is not a function name; write {file}:train, for example")
+    if names is not None and function not in names:
+        raise ValueError(f"{target!r}: {file} has no function {function!r} ({here})")
     return store.Code(
         file=str(path.resolve()),
         function=function,
@@ -235,3 +296,28 @@ def code_of(
         log=log,
         higher_is_better=higher_is_better,
     )
+
+
+def defined(path: Path) -> tuple[set[str] | None, list[str]]:
+    """(every name that the file binds at its top level, its functions), from its text alone.
+
+    The names are None where they cannot be known without running the file: it imports *.
+    """
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise ValueError(f"{path}{line}: not a Python file ({getattr(error, 'msg', error)})") from None
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    names: set[str] | None = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound = {node.name}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound = {node.id}
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            bound = {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        else:
+            continue
+        names = None if names is None or "*" in bound else names | bound
+    return names, functions

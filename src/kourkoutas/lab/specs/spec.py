@@ -67,6 +67,12 @@ def guess(value: Any) -> Any:
     return value
 
 
+def digest_of(content: Any) -> str:
+    """SHA-256 of plain values, whatever the order of their keys."""
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
 class RunSpec(BaseModel):
     """One run, completely: the same spec gives the same result.
 
@@ -74,6 +80,8 @@ class RunSpec(BaseModel):
       optimizer: the arm's label, e.g. "kbeta" or "adam95".
       settings: overrides of the testbed's preset (`--set steps=100`).
       options: overrides of this arm's optimizer (`--set kbeta.alpha=0.9`).
+      resolved: digest of what preset, overrides and recipe come down to, and of the testbed's version, so that a
+        changed preset is another run; None in results of version 0.1, which did not record it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -85,6 +93,7 @@ class RunSpec(BaseModel):
     seed: int = Field(default=0, ge=0)
     settings: dict[str, Any] = {}
     options: dict[str, Any] = {}
+    resolved: str | None = None
 
     @property
     def id(self) -> str:
@@ -93,8 +102,8 @@ class RunSpec(BaseModel):
         >>> RunSpec(testbed="rare_trigger").id
         'rare_trigger-kbeta-s0-...'
         """
-        canonical = json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"), default=str)
-        digest = hashlib.sha256(canonical.encode()).hexdigest()[:8]
+        content = self.model_dump(exclude=None if self.resolved is not None else {"resolved"})
+        digest = digest_of(content)[:8]
         prefix = re.sub(r"[^A-Za-z0-9_.+=-]+", "_", f"{self.testbed}-{self.optimizer}")[:80]
         return f"{prefix}-s{self.seed}-{digest}"
 

@@ -130,6 +130,8 @@ class Testbed(Protocol):
     Attributes:
       name: e.g. "rare_trigger"; "-" and "_" are the same to users.
       title: one line for people.
+      version: part of every run's id. Raise it with any change of data, model, loss or evaluation that gives other
+        results for the same settings, so that older results do not pass as current ones.
       endpoints: the primary one first.
       presets: "smoke", "laptop" and "paper" → settings, a frozen dataclass.
       kbeta: the K-β options of this testbed; the other K-β arms start from them.
@@ -140,6 +142,8 @@ class Testbed(Protocol):
     def name(self) -> str: ...
     @property
     def title(self) -> str: ...
+    @property
+    def version(self) -> int: ...
     @property
     def endpoints(self) -> tuple[Endpoint, ...]: ...
     @property

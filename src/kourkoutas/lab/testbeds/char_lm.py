@@ -405,6 +405,7 @@ class CharLM:
 
     name: str = "char_lm"
     title: str = "Testbed D: character language model"
+    version: int = 1
     endpoints: tuple[Endpoint, ...] = (
         Endpoint("bpc", "held-out bits per character"),
         Endpoint("train_loss", "mean training loss of the last steps, nats"),

@@ -228,6 +228,7 @@ class RareTrigger:
 
     name: str = "rare_trigger"
     title: str = "Testbed C: length jitter + rare trigger"
+    version: int = 1
     endpoints: tuple[Endpoint, ...] = (
         Endpoint("last_batch_bce", "BCE of the last batch after its update (the paper's)", log=True, threshold=1e-2),
         Endpoint("heldout_bce", "held-out BCE"),

@@ -133,6 +133,7 @@ class Sanity:
     kind: str
     paper: Settings
     bias_correction: str = "none"
+    version: int = 1
     arms: tuple[str, ...] = ("kbeta", "kbeta-fixed", "adam999-nobc")
     endpoints: tuple[Endpoint, ...] = (
         Endpoint("final_loss", "loss after the last update, float32 (the paper's)", log=True),

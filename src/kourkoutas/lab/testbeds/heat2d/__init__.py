@@ -107,6 +107,7 @@ class Heat2D:
 
     name: str = "heat2d"
     title: str = "Testbed A: Heat2D Transformer surrogate, INT8 quantization-aware"
+    version: int = 1
     endpoints: tuple[Endpoint, ...] = (
         Endpoint("train_mse", "training MSE after the last epoch (the paper's)", log=True),
         Endpoint("validation_mse", "validation MSE", log=True),

@@ -141,6 +141,7 @@ class Heat3D:
 
     name: str = "heat3d"
     title: str = "Testbed B: 3-D cylindrical PINN (Heat3D)"
+    version: int = 1
     endpoints: tuple[Endpoint, ...] = (
         Endpoint("final_loss", "loss after the last update", log=True, threshold=THRESHOLD),
         Endpoint("error", "RMS error of T against the reference solution", log=True),

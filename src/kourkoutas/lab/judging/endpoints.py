@@ -1,0 +1,175 @@
+"""What runs are judged by: declared before they were made, or any logged metric asked for afterwards.
+
+    val_acc:max          the last value of the logged metric `val_acc`; more is better
+    val_loss:best        its best value during the run
+    loss:tail:log        the mean of the last tenth of what was logged, compared as ratios
+
+One endpoint is primary: the testbed's first, or what a user's function returns. It alone decides a study. All others
+are secondary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kourkoutas.lab import testbeds
+from kourkoutas.lab.judging.values import in_order, listed
+from kourkoutas.lab.results import store
+from kourkoutas.lab.specs.spec import unknown
+from kourkoutas.lab.testbeds import Endpoint
+
+PRIMARY = "endpoint"  # the metric's name of what a run's `endpoint` holds
+TAIL = 0.1
+
+Reduction = Literal["last", "best", "tail"]
+Numbers = dict[str, dict[int | str, float]]
+
+_WORDS = ("last", "best", "tail", "min", "max", "log", "linear")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number of every run.
+
+    Attributes:
+      name: as it is asked for on a command line.
+      endpoint: metric, title, scale and direction.
+      reduction: which number of the metric's course: its last, its best, or the mean of its last tenth.
+      primary: whether it decides the study.
+      declared: whether it was named before the runs were made.
+    """
+
+    name: str
+    endpoint: Endpoint
+    reduction: Reduction = "last"
+    primary: bool = False
+    declared: bool = False
+
+
+def declared(study: store.Study) -> list[Endpoint]:
+    """What the runs are judged by, the primary one first; a user's function has one."""
+    if study.record.code is not None:
+        code = study.record.code
+        title = code.endpoint or f"value of {code.function}"
+        return [Endpoint(PRIMARY, title, log=code.log, maximize=code.higher_is_better)]
+    return list(testbeds.get(study.record.testbed).endpoints)
+
+
+def measures(study: store.Study, asked: Sequence[str] = ()) -> list[Measure]:
+    """The primary endpoint, then those asked for, or without any the testbed's others."""
+    first, *others = declared(study)
+    found = [Measure(first.metric, first, primary=True, declared=True)]
+    if not asked:
+        return found + [Measure(one.metric, one, declared=True) for one in others]
+    for text in asked:
+        one = parse(text, [first, *others])
+        if one.name not in {known.name for known in found}:
+            found.append(one)
+    return found
+
+
+def parse(text: str, known: Sequence[Endpoint] = ()) -> Measure:
+    """A measure from METRIC[:last|best|tail][:min|max][:log|linear]; scale and direction of a known endpoint stay.
+
+    >>> parse("val_acc:best:max").endpoint
+    Endpoint(metric='val_acc', title='best val_acc', log=False, threshold=None, maximize=True)
+    """
+    metric, *words = (part.strip() for part in text.split(":"))
+    if not metric:
+        raise ValueError(f"--endpoint must look like METRIC, METRIC:max or METRIC:best:max; got {text!r}")
+    for word in words:
+        if word not in _WORDS:
+            raise unknown(f"word in --endpoint {text}", word, _WORDS)
+    for group in (("last", "best", "tail"), ("min", "max"), ("log", "linear")):
+        if len([word for word in words if word in group]) > 1:
+            raise ValueError(f"--endpoint {text}: give one of {', '.join(group)}")
+    reduction: Reduction = "best" if "best" in words else "tail" if "tail" in words else "last"
+    base = next((endpoint for endpoint in known if endpoint.metric == metric), Endpoint(metric, metric))
+    title = {"last": base.title, "best": f"best {base.title}", "tail": f"{base.title}, mean of the last tenth"}
+    endpoint = dataclasses.replace(
+        base,
+        title=title[reduction],
+        log=("log" in words) or (base.log and "linear" not in words),
+        maximize=("max" in words) or (base.maximize and "min" not in words),
+    )
+    if not words and base in known:
+        return Measure(metric, endpoint, declared=True, primary=base is known[0])
+    return Measure(text, endpoint, reduction)
+
+
+def values(runs: Iterable[store.StoredRun], endpoint: Endpoint, reduction: Reduction = "last") -> Numbers:
+    """{arm: {seed: value}} of the runs that gave one: NaN for a diverged run, none for a failed or unfinished one."""
+    found: Numbers = {}
+    for run in runs:
+        if run.result is None or run.result.status == "failed":
+            continue
+        value = math.nan if run.result.status == "diverged" else value_of(run, endpoint, reduction)
+        if value is not None:
+            found.setdefault(run.spec.optimizer, {})[run.spec.seed] = value
+    return found
+
+
+def value_of(run: store.StoredRun, endpoint: Endpoint, reduction: Reduction = "last") -> float | None:
+    """The number of one run that ended well; None where it has none."""
+    if run.result is None:
+        return None
+    metric = endpoint.metric
+    if reduction == "last":
+        if metric == PRIMARY:
+            return run.result.endpoint
+        if metric in run.result.metrics:
+            return run.result.metrics[metric]
+    logged = course(run, metric)
+    if not logged:
+        return None
+    if reduction == "last":
+        return logged[-1]
+    if reduction == "best":
+        finite = [x for x in logged if math.isfinite(x)] or [math.nan]
+        return max(finite) if endpoint.maximize else min(finite)
+    last = logged[-max(1, math.ceil(TAIL * len(logged))) :]
+    return sum(x / len(last) for x in last)
+
+
+def course(run: store.StoredRun, metric: str) -> list[float]:
+    """Every logged value of a metric in order: from metrics.jsonl, or, where that is gone, from the result's curve."""
+    rows = run.metrics()
+    logged = [float(row[metric]) for row in rows if metric in row]
+    if logged or run.result is None:
+        return logged
+    return [x for x in run.result.curve.get(metric, ()) if not math.isnan(x)]
+
+
+def metrics_of(runs: Iterable[store.StoredRun]) -> list[str]:
+    """The names that can be asked for, of the runs that have finished."""
+    names: dict[str, None] = {}
+    for run in runs:
+        if run.result is not None and run.result.status == "ok":
+            names |= dict.fromkeys((*run.result.metrics, *run.result.curve))
+    names.pop("step", None)
+    return list(names)
+
+
+def check_logged(measure: Measure, numbers: Numbers, runs: Sequence[store.StoredRun]) -> None:
+    """Raise where a metric was asked for that no run has."""
+    fine = any(run.result is not None and run.result.status == "ok" for run in runs)
+    logged = any(not math.isnan(x) for by_seed in numbers.values() for x in by_seed.values())
+    if fine and not logged and not measure.declared:
+        raise unknown("metric in --endpoint", measure.endpoint.metric, metrics_of(runs))
+
+
+def without_value(measure: Measure, numbers: Numbers, runs: Iterable[store.StoredRun]) -> list[str]:
+    """Notes on finished runs that never logged the metric."""
+    lone: dict[str, list[int | str]] = {}
+    for run in runs:
+        done = run.result is not None and run.result.status == "ok"
+        if done and run.spec.seed not in numbers.get(run.spec.optimizer, {}):
+            lone.setdefault(run.spec.optimizer, []).append(run.spec.seed)
+    return [
+        f"{arm} has no {measure.endpoint.metric} for seed{'s' if len(seeds) > 1 else ''} {listed(in_order(seeds))}"
+        for arm, seeds in lone.items()
+    ]

@@ -1,0 +1,170 @@
+"""The paired tests, each on the differences d of its seeds: t, Wilcoxon's signed ranks, sign, McNemar; and Holm's rule.
+
+`rounding` bounds the rounding error of each d: differences that it cannot tell apart count as equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special, stats
+
+from kourkoutas.lab.judging.values import Array
+
+EXACT_UP_TO = 500  # pairs; the exact distribution of the signed ranks takes O(n³), a fraction of a second at 500
+
+
+@dataclass(frozen=True)
+class PairedT:
+    """t = mean(d) / (sd(d)/√n), d_z = t/√n, r = √(t²/(t² + df)), over the n pairs in which both runs are finite."""
+
+    n: int
+    left_out: int
+    df: int
+    t: float | None
+    p: float | None
+    d_z: float | None
+    r: float | None
+    p_holm: float | None = None
+
+
+@dataclass(frozen=True)
+class Wilcoxon:
+    """Signed ranks over the pairs that differ. `rank_biserial` = (W⁺ - W⁻)/(W⁺ + W⁻), positive for the treatment."""
+
+    n: int
+    zeros: int
+    statistic: float | None
+    p: float | None
+    rank_biserial: float | None
+    method: str
+    p_holm: float | None = None
+
+    @property
+    def floor(self) -> float | None:
+        """The smallest p that n pairs can give, 2·2⁻ⁿ: all signs alike. None where p is not exact."""
+        return 2.0 ** (1 - self.n) if self.n and self.method.startswith("exact") else None
+
+
+@dataclass(frozen=True)
+class SignTest:
+    wins: int
+    losses: int
+    p: float | None
+    p_holm: float | None = None
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """Success (the threshold is met) and failure in pairs; exact test on the pairs that disagree."""
+
+    threshold: float
+    both: int
+    only_treatment: int
+    only_baseline: int
+    neither: int
+    rate_difference: float
+    p: float
+    p_holm: float | None = None
+
+
+def paired_t(d: Array, rounding: Array, left_out: int = 0) -> PairedT:
+    """Paired t on differences; without variance (beyond `rounding`, the error bound of each d) it has no value."""
+    n = len(d)
+    df = max(n - 1, 0)
+    if n < 2 or np.ptp(d) <= 2 * rounding.max():
+        return PairedT(n, left_out, df, None, None, None, None)
+    # t = mean(d)/(sd(d)/√n),  p = 2·P(T_df > |t|),  d_z = t/√n,  r = √(t²/(t² + df))
+    t = float(d.mean() / (d.std(ddof=1) / math.sqrt(n)))
+    p = 2 * float(special.stdtr(df, -abs(t)))
+    return PairedT(n, left_out, df, t, p, t / math.sqrt(n), math.sqrt(t**2 / (t**2 + df)))
+
+
+def _midranks(size: Array, rounding: Array) -> Array:
+    """Ranks of |d|, shared where two sizes differ by no more than their rounding errors."""
+    order = np.argsort(size, kind="stable")
+    ordered, slack = size[order], rounding[order]
+    with np.errstate(invalid="ignore"):  # inf - inf: two diverged runs, one rank
+        opens = np.concatenate([[True], ordered[1:] - ordered[:-1] > slack[1:] + slack[:-1]])
+    group = np.cumsum(opens) - 1
+    position = np.arange(1, len(size) + 1, dtype=float)
+    shared = np.bincount(group, weights=position) / np.bincount(group)
+    ranks = np.empty(len(size))
+    ranks[order] = shared[group]
+    return ranks
+
+
+def wilcoxon(d: Array, rounding: Array) -> Wilcoxon:
+    """Wilcoxon signed-rank test, exact also with ties.
+
+    Pairs with d = 0 are set aside. The distribution of W⁺ over all 2ⁿ signs is summed for the midranks at hand; without
+    ties it is scipy's exact one, which knows no ties.
+    """
+    keep = d != 0
+    zeros = int(np.sum(~keep))
+    d, rounding = d[keep], rounding[keep]
+    n = len(d)
+    if n == 0:
+        return Wilcoxon(0, zeros, None, None, None, "no pair differs")
+    ranks = _midranks(np.abs(d), rounding)
+    up, total = float(ranks[d > 0].sum()), float(ranks.sum())
+    tied = len(np.unique(ranks)) < n
+    if n > EXACT_UP_TO:
+        p = float(stats.wilcoxon(np.sign(d) * ranks, method="asymptotic").pvalue)
+        method = "normal approximation"
+    else:
+        # P(W⁺ = w) on doubled ranks, which are whole numbers: each rank joins W⁺ with probability ½
+        steps = np.rint(2 * ranks).astype(int)
+        chance, highest = np.zeros(int(steps.sum()) + 1), 0
+        chance[0] = 1.0
+        for step in steps:
+            joined = chance[: highest + 1].copy()
+            chance[: highest + 1] *= 0.5
+            highest += step
+            chance[step : highest + 1] += 0.5 * joined
+        at = round(2 * up)
+        p = min(1.0, 2 * min(float(chance[: at + 1].sum()), float(chance[at:].sum())))
+        method = "exact, tied ranks shared" if tied else "exact"
+    return Wilcoxon(n, zeros, min(up, total - up), p, (2 * up - total) / total, method)
+
+
+def sign_test(wins: int, losses: int) -> SignTest:
+    """Binomial(wins + losses, ½), ties set aside."""
+    return SignTest(wins, losses, fair_coin(wins, losses) if wins + losses else None)
+
+
+def fair_coin(heads: int, tails: int) -> float:
+    """Two-sided p of so many heads and tails of a fair coin: 2·P(X ≤ min), X ~ Binomial(heads + tails, ½)."""
+    return min(1.0, 2 * float(special.bdtr(min(heads, tails), heads + tails, 0.5)))
+
+
+def succeeds(values: Array, threshold: float, higher_is_better: bool) -> NDArray[np.bool_]:
+    met = values >= threshold if higher_is_better else values <= threshold
+    return np.asarray(met & np.isfinite(values))
+
+
+def mcnemar(treatment: Array, baseline: Array, threshold: float, higher_is_better: bool = False) -> McNemar:
+    """McNemar's exact test on who meets the threshold; a diverged run does not."""
+    a = succeeds(treatment, threshold, higher_is_better)
+    b = succeeds(baseline, threshold, higher_is_better)
+    both, only_a, only_b, neither = (int(np.sum(cell)) for cell in (a & b, a & ~b, ~a & b, ~a & ~b))
+    p = fair_coin(only_a, only_b)
+    return McNemar(threshold, both, only_a, only_b, neither, float(a.mean() - b.mean()), p)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm-adjusted p-values: the k-th smallest of m becomes max over j ≤ k of (m - j + 1)·p₍ⱼ₎, at most 1.
+
+    A planned contrast without a p-value still counts in m. (statsmodels' `multipletests` gives the same numbers but
+    forces a full garbage collection on each call, which takes longer than all other statistics of a study.)
+    """
+    m, highest = len(p_values), 0.0
+    adjusted: list[float | None] = [None] * m
+    for k, (p, i) in enumerate(sorted((p, i) for i, p in enumerate(p_values) if p is not None)):
+        highest = max(highest, min(1.0, (m - k) * p))
+        adjusted[i] = highest
+    return adjusted

@@ -1,0 +1,1 @@
+"""The results folder of a study: what is on the disk, and nothing of what it means."""

@@ -1,0 +1,105 @@
+"""A results folder as one table: CSV for everybody, Parquet where pyarrow is installed.
+
+runs     one row per run: what it is, how it ended, its endpoint, every metric and the resolved settings
+curves   one row per recorded point of a run's curve
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from kourkoutas.lab.results.store import StoredRun, StoreError, Study
+
+Row = dict[str, Any]
+What = Literal["runs", "curves"]
+FORMATS = (".csv", ".parquet")
+
+
+def rows(study: Study, what: What = "runs") -> list[Row]:
+    """The rows of a table; every row has every column, None where it has no value."""
+    made = [row for run in study.runs() for row in (_points(run) if what == "curves" else [_row(run)])]
+    columns = list(dict.fromkeys(name for row in made for name in row))
+    return [{name: row.get(name) for name in columns} for row in made]
+
+
+def _row(run: StoredRun) -> Row:
+    row: Row = {"id": run.id, "optimizer": run.spec.optimizer, "seed": run.spec.seed}
+    if run.result is None:
+        return row | {"status": "unfinished"}
+    return (
+        row
+        | {"status": run.result.status, "endpoint": run.result.endpoint, "seconds": run.result.seconds}
+        | run.result.metrics
+        | {f"settings.{name}": value for name, value in _flat(run.result.settings).items()}
+    )
+
+
+def _points(run: StoredRun) -> list[Row]:
+    if run.result is None or not run.result.curve:
+        return []
+    columns = run.result.curve
+    head = {"id": run.id, "optimizer": run.spec.optimizer, "seed": run.spec.seed}
+    return [head | dict(zip(columns, point, strict=True)) for point in zip(*columns.values(), strict=True)]
+
+
+def _flat(settings: dict[str, Any]) -> Row:
+    """Nested names joined by dots; lists as JSON text, so that a column has one kind of value."""
+    found: Row = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{inner}": x for inner, x in _flat(value).items()}
+        else:
+            found[name] = json.dumps(value) if isinstance(value, list | tuple) else value
+    return found
+
+
+def write(study: Study, to: Path, what: What = "runs") -> int:
+    """Write a table and return its number of rows; the ending of `to` says which format."""
+    if to.suffix not in FORMATS:
+        raise ValueError(f"--to {to}: the name must end in {' or '.join(FORMATS)}")
+    if to.suffix == ".parquet":
+        _pyarrow()
+    table = rows(study, what)
+    if not table:
+        raise StoreError(f"{study.path} holds no {what} yet: nothing was written")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    temporary = to.with_name(f".{to.name}.{os.getpid()}.tmp")
+    try:
+        (_write_parquet if to.suffix == ".parquet" else _write_csv)(table, temporary)
+        os.replace(temporary, to)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return len(table)
+
+
+def _write_csv(table: Sequence[Row], to: Path) -> None:
+    with to.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(table[0]))
+        writer.writeheader()
+        writer.writerows(table)
+
+
+def _write_parquet(table: Sequence[Row], to: Path) -> None:
+    pa, parquet = _pyarrow()
+    columns = {name: [row[name] for row in table] for name in table[0]}
+    for name, column in columns.items():
+        # One type per column: a setting may be a number in one arm and a word in another.
+        kinds = {type(x) for x in column if x is not None}
+        if kinds <= {int, float} and len(kinds) == 2:
+            columns[name] = [None if x is None else float(x) for x in column]
+        elif len(kinds) > 1:
+            columns[name] = [None if x is None else str(x) for x in column]
+    parquet.write_table(pa.table(columns), to)
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise ImportError("Parquet needs pyarrow, which is not installed: pip install pyarrow, or export CSV") from None
