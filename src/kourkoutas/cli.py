@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kourkoutas.lab.results.store import Study
     from kourkoutas.lab.specs.plan import Plan
     from kourkoutas.lab.specs.spec import RunResult
+    from kourkoutas.lab.specs.tuning import Tuning
 
 app = typer.Typer(
     name="kbeta",
@@ -178,6 +179,25 @@ def study(
         list[str] | None,
         typer.Option(metavar="NAME=V1,V2", help="One arm per value: kbeta.alpha=0.85,0.9 or a setting, lr=0.1,0.01."),
     ] = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=LOW:HIGH",
+            help="Tune every arm alike on other seeds, then compare the best: lr=1e-4:1e-1. Twice or more: by Optuna.",
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Values tried for each arm. [default: 8]", show_default=False)
+    ] = None,
+    tune_seeds: Annotated[
+        str | None, typer.Option(help="Seeds of the tuning, none of --seeds. [default: 100-102]", show_default=False)
+    ] = None,
+    tune_budget: Annotated[
+        int | None,
+        typer.Option(
+            help="How often the range may be widened when a best value is at its edge. [default: 2]", show_default=False
+        ),
+    ] = None,
     endpoint: EndpointName = None,
     log: Annotated[bool, typer.Option("--log", help="Your own function: compare ratios, on log10.")] = False,
     higher_is_better: Annotated[
@@ -196,10 +216,11 @@ def study(
 
     names = optimizers.split(",") if optimizers is not None else []
     sets, chosen = _with_text(set_, text), planning.parse_seeds(seeds)
-    plan = _plan(target, engine, preset, names, chosen, sets, grid, endpoint, log, higher_is_better)
+    question = _tuning(tune, trials, tune_seeds, tune_budget, chosen)
+    plan = _plan(target, engine, preset, names, chosen, sets, grid, endpoint, log, higher_is_better, question)
     sinks.check(sink)
     folder = out_ or Path("results") / plan.testbed
-    with _resumable(True), progress.showing(err) as observer:
+    with _resumable(True), progress.showing(err, plan.tuning) as observer:
         done = lab.execute(
             plan,
             folder,
@@ -218,7 +239,8 @@ def study(
         _print_study(done, compared)
         if page is not None:
             out.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
-    failed = [stored for stored in done.runs() if stored.result is not None and stored.result.status == "failed"]
+    every = [*done.tuning_runs(), *done.runs()]
+    failed = [stored for stored in every if stored.result is not None and stored.result.status == "failed"]
     if failed:
         again = _command() if retry_failed else f"{_command()} --retry-failed"
         _say(f"{len(failed)} runs failed; to make them again: {again}")
@@ -377,6 +399,7 @@ def _plan(
     endpoint: str | None,
     log: bool = False,
     higher_is_better: bool = False,
+    tuning: Tuning | None = None,
 ) -> Plan:
     from kourkoutas.lab.specs import plan as planning
 
@@ -394,6 +417,7 @@ def _plan(
             endpoint=endpoint,
             log=log,
             higher_is_better=higher_is_better,
+            tuning=tuning,
         )
     for name, given in (("--endpoint", endpoint), ("--log", log), ("--higher-is-better", higher_is_better)):
         if given:
@@ -406,6 +430,27 @@ def _plan(
         seeds=seeds,
         options=options,
         grids=grids,
+        tuning=tuning,
+    )
+
+
+def _tuning(
+    tune: list[str] | None, trials: int | None, tune_seeds: str | None, budget: int | None, test_seeds: Sequence[int]
+) -> Tuning | None:
+    from kourkoutas.lab.specs import plan as planning
+    from kourkoutas.lab.specs import tuning
+
+    if not tune:
+        for name, given in (("--trials", trials), ("--tune-seeds", tune_seeds), ("--tune-budget", budget)):
+            if given is not None:
+                raise ValueError(f"{name} {given} needs something to tune: add --tune lr=1e-4:1e-1, for example")
+        return None
+    return tuning.tuning(
+        tuning.parse_tune(tune),
+        trials=8 if trials is None else trials,
+        seeds=planning.parse_seeds(tune_seeds or "100-102", "--tune-seeds"),
+        test_seeds=test_seeds,
+        budget=2 if budget is None else budget,
     )
 
 
@@ -479,12 +524,16 @@ def _print_study(done: Study, compared: dict[str, Comparison]) -> None:
     from kourkoutas.lab.running import study
     from kourkoutas.lab.showing.progress import outcome
 
+    for line in study.fairness(done):
+        out.print(line, markup=False, highlight=False)
     runs = done.runs()
     rows = study.summary(done)
+    tuned = [] if done.record.tuning is None else [axis.name for axis in done.record.tuning.axes]
     ends = ["ok", "diverged", "failed", *(["unfinished"] if any(row["unfinished"] for row in rows) else [])]
-    counts = _table("optimizer", "runs", *ends, "median", "mean")
+    counts = _table("optimizer", *tuned, "runs", *ends, "median", "mean")
     for arm in rows:
-        numbers = [str(arm[key]) for key in ("runs", *ends)]
+        numbers = [tables.show(arm["chosen"].get(name)) for name in tuned]
+        numbers += [str(arm[key]) for key in ("runs", *ends)]
         counts.add_row(escape(arm["optimizer"]), *numbers, tables.show(arm["median"]), tables.show(arm["mean"]))
     out.print(counts)
     for stored in runs:

@@ -26,7 +26,7 @@ import platform
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
+from kourkoutas.lab.specs.tuning import Tuning, Value
 
 VERSIONED = ("kourkoutas-beta", "numpy", "torch", "jax", "jaxlib", "optax", "mlx", "scipy", "statsmodels")
 
@@ -79,7 +80,12 @@ class Call(BaseModel):
 
 
 class StudyRecord(BaseModel):
-    """study.json."""
+    """study.json.
+
+    Attributes:
+      tuning: how the arms are tuned; None for a study at given values.
+      chosen: {arm: {option: value}}, what the tuning gave; empty until it has ended.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -90,6 +96,8 @@ class StudyRecord(BaseModel):
     code: Code | None = None
     arms: list[Arm]
     seeds: list[int]
+    tuning: Tuning | None = None
+    chosen: dict[str, dict[str, Value]] = {}
     command: str
     created: str
     environment: dict[str, Any]
@@ -98,6 +106,17 @@ class StudyRecord(BaseModel):
 
     def arm(self, label: str) -> Arm | None:
         return next((arm for arm in self.arms if arm.label == label), None)
+
+    def tunes(self, spec: RunSpec) -> bool:
+        """Whether the run is one of the tuning."""
+        return self.tuning is not None and spec.seed in self.tuning.seeds
+
+    def compares(self, spec: RunSpec) -> bool:
+        """Whether the run is one of those compared: in a tuned study, one with the chosen values on a test seed."""
+        if self.tuning is None:
+            return True
+        chosen = self.chosen.get(spec.optimizer)
+        return chosen is not None and not self.tunes(spec) and self.tuning.values(spec) == chosen
 
 
 @dataclass(frozen=True)
@@ -159,7 +178,14 @@ class Study:
         return _read_result(self.folder(spec))
 
     def runs(self) -> list[StoredRun]:
-        """Every planned run, in the order of the arms and then of the seeds."""
+        """Every planned run that is to be compared, in the order of the arms and then of the seeds."""
+        return self._runs(self.record.compares)
+
+    def tuning_runs(self) -> list[StoredRun]:
+        """Every planned run of the tuning, in the same order."""
+        return self._runs(self.record.tunes)
+
+    def _runs(self, wanted: Callable[[RunSpec], bool]) -> list[StoredRun]:
         root = self.path / "runs"
         found = []
         for folder in sorted(root.iterdir()) if root.exists() else ():
@@ -173,7 +199,8 @@ class Study:
                 raise StoreError(
                     f"{file}: describes run {spec.id}, not its folder; it was edited or moved: {_redo(folder)}"
                 )
-            found.append(StoredRun(spec, _read_result(folder), folder))
+            if wanted(spec):
+                found.append(StoredRun(spec, _read_result(folder), folder))
         order = {arm.label: i for i, arm in enumerate(self.record.arms)}
         return sorted(found, key=lambda run: (order.get(run.spec.optimizer, len(order)), run.spec.seed))
 
@@ -193,6 +220,11 @@ class Writer(Study):
     def finish(self, spec: RunSpec, result: RunResult) -> None:
         """Write result.json: from now on the run is finished."""
         write_result(self.folder(spec), result)
+
+    def choose(self, chosen: Mapping[str, Mapping[str, Value]]) -> None:
+        """Record what the tuning gave: from now on the runs with these values are the ones compared."""
+        self.record.chosen = {label: dict(values) for label, values in chosen.items()}
+        _write(self.path / "study.json", self.record)
 
     def reopen(self, spec: RunSpec) -> None:
         """Make a finished run unfinished again; what it has on disk stays, so that it can continue."""
@@ -216,6 +248,7 @@ def writing(
     seeds: Sequence[int],
     command: str,
     code: Code | None = None,
+    tuning: Tuning | None = None,
 ) -> Iterator[Writer]:
     """Hold the folder at `path` for writing runs of this configuration.
 
@@ -233,6 +266,7 @@ def writing(
         code=code,
         arms=list(arms),
         seeds=sorted(set(seeds)),
+        tuning=tuning,
         command=command,
         created=now,
         environment=environment(),
@@ -409,6 +443,7 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
         if there != here:
             differs.append(f"setting {key} is {there!r} there and {here!r} here")
     differs += _code_differs(old.code, new.code)
+    differs += _tuning_differs(old, new)
     for arm in new.arms:
         before = old.arm(arm.label)
         if before is not None and before != arm:
@@ -437,6 +472,22 @@ def _code_differs(old: Code | None, new: Code | None) -> list[str]:
         for name in ("function", "endpoint")
         if getattr(old, name) != getattr(new, name)
     ]
+
+
+def _tuning_differs(old: StudyRecord, new: StudyRecord) -> list[str]:
+    """A tuned study has one question; its test seeds may grow, but not into the seeds that it was tuned on."""
+    if old.tuning is None or new.tuning is None:
+        return [] if old.tuning == new.tuning else [f"arms are {_tuned(old)} there and {_tuned(new)} here"]
+    differs = []
+    for field in Tuning.model_fields:
+        there, here = getattr(old.tuning, field), getattr(new.tuning, field)
+        if there != here:
+            differs.append(f"{field} of the tuning: {there} there and {here} here")
+    return differs
+
+
+def _tuned(record: StudyRecord) -> str:
+    return "not tuned" if record.tuning is None else f"tuned ({', '.join(axis.name for axis in record.tuning.axes)})"
 
 
 def _processor() -> str:

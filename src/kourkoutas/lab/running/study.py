@@ -9,6 +9,7 @@ compared  paired comparisons of the endpoints
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import statistics
@@ -18,12 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kourkoutas.lab import testbeds
+from kourkoutas.lab.judging import tuning as judging
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import worker
+from kourkoutas.lab.running import tuning, worker
 from kourkoutas.lab.running.pool import Observer, Pool, Queue
 from kourkoutas.lab.specs import optimizers as recipes
 from kourkoutas.lab.specs.plan import Plan
-from kourkoutas.lab.specs.spec import RunResult
+from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.lab.testbeds import Endpoint
 
 if TYPE_CHECKING:
@@ -51,38 +53,68 @@ def execute(
     """
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1; got {workers}")
-    specs = plan.specs()
     with holding(plan, out, command) as study:
-        pending, kept, failed = [], 0, 0
-        for spec in specs:
-            result = study.result(spec)
-            if result is not None and result.status == "failed" and retry_failed:
-                study.reopen(spec)
-                result = None
-            if result is None:
-                pending.append(spec)
-            else:
-                kept += 1
-                failed += result.status == "failed"
-        study.plan(specs)
-        cores = store.cores()
-        count = min(workers or min(cores, len(set(plan.seeds))), len(pending))
-        threads = max(1, cores // max(count, 1))
-        if observer is not None:
-            observer.planned(len(specs), kept, failed, count, threads)
-        if pending:
-            tasks = {
-                spec.id: worker.Task(
-                    spec=spec,
-                    folder=study.folder(spec).resolve(),
-                    code=plan.code,
-                    checkpoint_every=checkpoint_every,
-                    sink=sink,
-                )
-                for spec in pending
-            }
-            Pool(study, Queue(pending), tasks, observer, threads, shared=count > 1).run(count)
+        make = functools.partial(
+            _make,
+            study,
+            code=plan.code,
+            workers=workers,
+            retry_failed=retry_failed,
+            checkpoint_every=checkpoint_every,
+            sink=sink,
+            observer=observer,
+        )
+        if plan.tuning is not None:
+            chosen = tuning.tune(plan, study, make, maximize=endpoints(study)[0].maximize)
+            study.choose(chosen)
+            plan = plan.chosen(chosen)
+        make(plan.specs())
         return store.Study(study.path, study.record)
+
+
+def _make(
+    study: store.Writer,
+    specs: Sequence[RunSpec],
+    *,
+    code: store.Code | None,
+    workers: int | None,
+    retry_failed: bool,
+    checkpoint_every: int | None,
+    sink: str | None,
+    observer: Observer | None,
+) -> None:
+    """Make those of the runs that the folder does not hold."""
+    pending, kept, failed = [], 0, 0
+    for spec in specs:
+        result = study.result(spec)
+        if result is not None and result.status == "failed" and retry_failed:
+            study.reopen(spec)
+            result = None
+        if result is None:
+            pending.append(spec)
+        else:
+            kept += 1
+            failed += result.status == "failed"
+    study.plan(specs)
+    cores = store.cores()
+    # A seed's data are made once by the worker that has the seed; tuning has few seeds and many values for each.
+    apart = len(pending) if any(study.record.tunes(spec) for spec in specs) else len({spec.seed for spec in specs})
+    count = min(workers or min(cores, apart), len(pending))
+    threads = max(1, cores // max(count, 1))
+    if observer is not None:
+        observer.planned(len(specs), kept, failed, count, threads)
+    if pending:
+        tasks = {
+            spec.id: worker.Task(
+                spec=spec,
+                folder=study.folder(spec).resolve(),
+                code=code,
+                checkpoint_every=checkpoint_every,
+                sink=sink,
+            )
+            for spec in pending
+        }
+        Pool(study, Queue(pending), tasks, observer, threads, shared=count > 1).run(count)
 
 
 def single(
@@ -120,6 +152,7 @@ def holding(plan: Plan, out: str | Path, command: str) -> contextlib.AbstractCon
         seeds=plan.seeds,
         command=command,
         code=plan.code,
+        tuning=plan.tuning,
     )
 
 
@@ -181,6 +214,41 @@ def compared(study: store.Study) -> dict[str, Comparison]:
     return found
 
 
+def fairness(study: store.Study) -> list[str]:
+    """How the arms came by their learning rates, for the head of every account of a study."""
+    record = study.record
+    if record.tuning is None:
+        rates = {arm.settings["lr"] for arm in record.arms if "lr" in arm.settings}
+        how = f"{len(rates)} learning rates" if len(rates) > 1 else "one learning rate"
+        return [
+            f"Compared at {how}; tuned alike, the answer may be another: "
+            "--tune lr=LOW:HIGH tunes every optimizer on other seeds first."
+        ]
+    question, found = record.tuning, tuning.tried(study)
+    ranges = ", ".join(f"{axis.name} in {axis.low:g} to {axis.high:g}" for axis in question.axes)
+    runs = study.tuning_runs()
+    most = max((len(own) for own in found.values()), default=0)
+    wider = f", {most} after widening" if most > question.trials else ""
+    lines = [
+        f"Tuned alike: {ranges}, {question.trials} trials{wider} on {len(question.seeds)} tuning seeds for each "
+        "optimizer; the best median of each is compared on other seeds."
+    ]
+    for label, values in record.chosen.items():
+        side = judging.edge(question, found[label], values)
+        if side is not None:
+            name, value = next(iter(values.items()))
+            lines.append(
+                f"{label}: its best {name}, {value:g}, is the {side} tried; it may do better beyond. Give --tune a "
+                "wider range or raise --tune-budget."
+            )
+    failed = sum(run.result is not None and run.result.status == "failed" for run in runs)
+    if failed:
+        lines.append(
+            f"{failed} of {len(runs)} tuning runs failed; they rank as the worst. --retry-failed repeats them."
+        )
+    return lines
+
+
 def summary(study: store.Study) -> list[dict[str, Any]]:
     """One row per arm: counts of runs by their end, and median and mean of the primary endpoint over the ok ones."""
     runs = study.runs()
@@ -192,6 +260,7 @@ def summary(study: store.Study) -> list[dict[str, Any]]:
         rows.append(
             {
                 "optimizer": arm.label,
+                "chosen": study.record.chosen.get(arm.label, {}),
                 "runs": len(own),
                 **{end: ends.count(end) for end in ("ok", "diverged", "failed", "unfinished")},
                 "median": statistics.median(numbers) if numbers else None,
@@ -215,7 +284,19 @@ def as_json(study: store.Study, comparisons: Mapping[str, Comparison]) -> dict[s
     return {
         "out": str(study.path),
         **json.loads(study.record.model_dump_json()),
+        "fairness": fairness(study),
         "runs": runs,
+        "tuning_runs": [
+            {
+                "id": run.id,
+                "optimizer": run.spec.optimizer,
+                "seed": run.spec.seed,
+                "values": study.record.tuning.values(run.spec) if study.record.tuning else {},
+                "status": run.result.status if run.result else "unfinished",
+                "endpoint": run.result.endpoint if run.result else None,
+            }
+            for run in study.tuning_runs()
+        ],
         "summary": summary(study),
         "comparisons": {title: comparison.to_dict() for title, comparison in comparisons.items()},
     }

@@ -22,7 +22,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
@@ -39,6 +39,31 @@ CURVE_POINTS = 2000
 NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # as in result.json
 OWN_SETTINGS = ("code", "endpoint")  # what a plan adds to the settings of a run of a user's function
 Progress = Callable[[int, int | None, float | None], None]
+
+
+class Settings(Mapping[str, Any]):
+    """What was given with `--set`, `--grid` and `--tune`, and which of it was `read`."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._values[name]
+        self.read.add(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __repr__(self) -> str:
+        return repr(self._values)
 
 
 class Trial:
@@ -59,7 +84,7 @@ class Trial:
     ) -> None:
         self.seed = spec.seed
         self.arm = spec.optimizer
-        self.settings = {name: value for name, value in spec.settings.items() if name not in OWN_SETTINGS}
+        self.settings = Settings({n: value for n, value in spec.settings.items() if n not in OWN_SETTINGS})
         self.folder = folder
         self.rows: list[dict[str, float]] = []
         self.described: dict[str, Any] = {}
@@ -77,8 +102,10 @@ class Trial:
 
         A torch module, parameters or named parameters give a `torch.optim.Optimizer`; a pytree of JAX arrays an Optax
         transformation, whose `init` and `update` you call; an MLX module or tree an `mlx.optimizers.Optimizer`.
-        `lr` is a number, or for JAX and MLX also a function of the steps taken.
+        `lr` is a number, or for JAX and MLX also a function of the steps taken. An `lr` of the study (--set, --grid or
+        --tune lr=...) takes its place, unless the function has read `trial.settings["lr"]` and made its own from that.
         """
+        lr = self._own_lr(lr)
         recipe = optimizers.recipe(self.arm, {}, self._options)
         framework, target = framework_of(params_or_model)
         optimizers.check(recipe, framework)
@@ -88,6 +115,17 @@ class Trial:
         optimizer = _BUILD[framework](recipe, target, lr)
         self._traced = optimizer if recipe.family == "kbeta" and hasattr(optimizer, "pull") else None
         return optimizer
+
+    def _own_lr(self, lr: Any) -> Any:
+        if "lr" not in self.settings or "lr" in self.settings.read:
+            return lr
+        own = self.settings["lr"]
+        if callable(lr):
+            raise TypeError(
+                f"the study sets lr={own}, but trial.optimizer was given a schedule, which has no one number to "
+                "replace: make the schedule from trial.settings['lr']"
+            )
+        return own
 
     def log(self, step: int, **metrics: Any) -> None:
         """Record numbers (Python, NumPy or 0-dim arrays of a framework) at a step."""
