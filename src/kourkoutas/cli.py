@@ -543,6 +543,11 @@ def _print_study(done: Study, compared: dict[str, Comparison]) -> None:
     for title, comparison in compared.items():
         out.print(f"\nEndpoint: {title}", style="bold", markup=False, highlight=False)
         out.print(tables.render(comparison))
+    for found in study.confirmed(done, compared).values():
+        for one in found:
+            p = "" if one.p_holm is None else f" (p = {one.p_holm:.3g} after Holm)"
+            what = f"{one.treatment} vs {one.baseline}: {one.verdict}{p}"
+            out.print(f"With the luck of the tuning counted, {what}", markup=False, highlight=False)
 
 
 def _report(done: Study) -> Path:

@@ -9,6 +9,7 @@ compared  paired comparisons of the endpoints
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import math
@@ -20,15 +21,18 @@ from typing import TYPE_CHECKING, Any
 
 from kourkoutas.lab import testbeds
 from kourkoutas.lab.judging import tuning as judging
+from kourkoutas.lab.judging.suspects import Suspects, suspects
 from kourkoutas.lab.results import store
 from kourkoutas.lab.running import tuning, worker
 from kourkoutas.lab.running.pool import Observer, Pool, Queue
+from kourkoutas.lab.running.trial import UNREAD
 from kourkoutas.lab.specs import optimizers as recipes
 from kourkoutas.lab.specs.plan import Plan
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.lab.testbeds import Endpoint
 
 if TYPE_CHECKING:
+    from kourkoutas.lab.judging.confirming import Confirmed
     from kourkoutas.lab.judging.stats import Comparison
 
 PRIMARY = "endpoint"
@@ -53,6 +57,8 @@ def execute(
     """
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1; got {workers}")
+    if plan.code is not None:
+        observer = Guard(observer)
     with holding(plan, out, command) as study:
         make = functools.partial(
             _make,
@@ -70,6 +76,32 @@ def execute(
             plan = plan.chosen(chosen)
         make(plan.specs())
         return store.Study(study.path, study.record)
+
+
+class Guard:
+    """Tells an observer what happens, and stops the study at the first run that shows that it has to be corrected."""
+
+    def __init__(self, observer: Observer | None) -> None:
+        self._observer = observer
+
+    def planned(self, total: int, kept: int, failed: int, workers: int, threads: int) -> None:
+        if self._observer is not None:
+            self._observer.planned(total, kept, failed, workers, threads)
+
+    def started(self, spec: RunSpec) -> None:
+        if self._observer is not None:
+            self._observer.started(spec)
+
+    def progress(self, spec: RunSpec, step: int, steps: int | None, loss: float | None) -> None:
+        if self._observer is not None:
+            self._observer.progress(spec, step, steps, loss)
+
+    def finished(self, spec: RunSpec, result: RunResult) -> None:
+        if self._observer is not None:
+            self._observer.finished(spec, result)
+        last = (result.error or "").strip().rpartition("\n")[2]
+        if last.startswith(UNREAD):
+            raise ValueError(f"stopped after the first run: {last.removeprefix(UNREAD)}")
 
 
 def _make(
@@ -194,15 +226,22 @@ def contrasts(record: store.StudyRecord, labels: Collection[str]) -> list[tuple[
     return [(treatment.label, baseline.label) for treatment in treatments for baseline in baselines]
 
 
+def doubts(study: store.Study, runs: Sequence[store.StoredRun]) -> Suspects:
+    """What of the planned contrasts compares nothing."""
+    return suspects(study, runs, contrasts(study.record, [arm.label for arm in study.record.arms]))
+
+
 def compared(study: store.Study) -> dict[str, Comparison]:
     """{title of the endpoint: paired comparison}, of the endpoints that two arms have a value of."""
     from kourkoutas.lab.judging import stats  # scipy and statsmodels take a second, which a run does not need
 
     runs = study.runs()
     found = {}
+    suspected = doubts(study, runs)
     for endpoint in endpoints(study):
         by_arm = values(runs, endpoint)
         pairs = [(a, b) for a, b in contrasts(study.record, by_arm) if not by_arm[a].keys().isdisjoint(by_arm[b])]
+        pairs = [(a, b) for a, b in pairs if suspected.allow(a, b)]
         if pairs:
             found[endpoint.title] = stats.compare_pairs(
                 by_arm,
@@ -214,15 +253,28 @@ def compared(study: store.Study) -> dict[str, Comparison]:
     return found
 
 
+def confirmed(study: store.Study, comparisons: Mapping[str, Comparison]) -> dict[str, tuple[Confirmed, ...]]:
+    """{title of the endpoint: verdicts with the luck of the tuning counted}: of the primary endpoint, which was tuned
+    for; a study that was not tuned has none."""
+    title = endpoints(study)[0].title
+    if study.record.tuning is None or title not in comparisons:
+        return {}
+    from kourkoutas.lab.judging.confirming import confirm
+
+    return {title: confirm(comparisons[title], tuning.tried(study), study.record.chosen)}
+
+
 def fairness(study: store.Study) -> list[str]:
     """How the arms came by their learning rates, for the head of every account of a study."""
     record = study.record
+    told = doubts(study, study.runs()).notes
     if record.tuning is None:
         rates = {arm.settings["lr"] for arm in record.arms if "lr" in arm.settings}
         how = f"{len(rates)} learning rates" if len(rates) > 1 else "one learning rate"
         return [
             f"Compared at {how}; tuned alike, the answer may be another: "
-            "--tune lr=LOW:HIGH tunes every optimizer on other seeds first."
+            "--tune lr=LOW:HIGH tunes every optimizer on other seeds first.",
+            *told,
         ]
     question, found = record.tuning, tuning.tried(study)
     ranges = ", ".join(f"{axis.name} in {axis.low:g} to {axis.high:g}" for axis in question.axes)
@@ -241,6 +293,7 @@ def fairness(study: store.Study) -> list[str]:
                 f"{label}: its best {name}, {value:g}, is the {side} tried; it may do better beyond. Give --tune a "
                 "wider range or raise --tune-budget."
             )
+    lines += told
     failed = sum(run.result is not None and run.result.status == "failed" for run in runs)
     if failed:
         lines.append(
@@ -299,4 +352,7 @@ def as_json(study: store.Study, comparisons: Mapping[str, Comparison]) -> dict[s
         ],
         "summary": summary(study),
         "comparisons": {title: comparison.to_dict() for title, comparison in comparisons.items()},
+        "confirmed": {
+            title: [dataclasses.asdict(one) for one in found] for title, found in confirmed(study, comparisons).items()
+        },
     }

@@ -36,6 +36,8 @@ from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.trace import WINDOW, Trace
 
 CURVE_POINTS = 2000
+# What the last line of a failed run's traceback begins with, where it is the study that has to be corrected.
+UNREAD = "kourkoutas.lab.running.trial.UnreadSettingError: "
 NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # as in result.json
 OWN_SETTINGS = ("code", "endpoint")  # what a plan adds to the settings of a run of a user's function
 Progress = Callable[[int, int | None, float | None], None]
@@ -66,6 +68,10 @@ class Settings(Mapping[str, Any]):
         return repr(self._values)
 
 
+class UnreadSettingError(ValueError):
+    """A setting of the study that the function never looked at: arms that differ in it would be the same."""
+
+
 class Trial:
     """What a user's training function gets.
 
@@ -83,7 +89,8 @@ class Trial:
         on_progress: Progress | None = None,
     ) -> None:
         self.seed = spec.seed
-        self.arm = spec.optimizer
+        self.used: set[str] = set()
+        self._arm = spec.optimizer
         self.settings = Settings({n: value for n, value in spec.settings.items() if n not in OWN_SETTINGS})
         self.folder = folder
         self.rows: list[dict[str, float]] = []
@@ -97,6 +104,11 @@ class Trial:
         # A run of a user's function always starts at its beginning, so rows of an earlier attempt are not its own.
         (folder / "metrics.jsonl").unlink(missing_ok=True)
 
+    @property
+    def arm(self) -> str:
+        self.used.add("arm")
+        return self._arm
+
     def optimizer(self, params_or_model: Any, lr: Any = 1e-3) -> Any:
         """The arm's optimizer for the framework that `params_or_model` belongs to.
 
@@ -106,7 +118,8 @@ class Trial:
         --tune lr=...) takes its place, unless the function has read `trial.settings["lr"]` and made its own from that.
         """
         lr = self._own_lr(lr)
-        recipe = optimizers.recipe(self.arm, {}, self._options)
+        self.used.add("optimizer")
+        recipe = optimizers.recipe(self._arm, {}, self._options)
         framework, target = framework_of(params_or_model)
         optimizers.check(recipe, framework)
         self.described = {"framework": framework, "optimizer": recipe.described}
@@ -176,16 +189,31 @@ def run(spec: RunSpec, folder: Path, code: store.Code, *, on_progress: Progress 
         returned = function(trial)
     finally:
         trial.close()
+    if returned is not None:
+        trial.used.add("returned")
     endpoint = _endpoint(code, returned, trial.rows)
     finite = math.isfinite(endpoint)
+    if finite:  # else it may have ended before it came to them
+        _check_read(code, trial)
     return RunResult(
         status="ok" if finite else "diverged",
         endpoint=endpoint if finite else None,
         metrics=_last(trial.rows),
         curve=_curve(trial.rows),
-        settings={**trial.settings, **trial.described},
+        settings={**trial.settings, **trial.described, "used": sorted(trial.used)},
         seconds=time.perf_counter() - start,
     )
+
+
+def _check_read(code: store.Code, trial: Trial) -> None:
+    unread = [name for name in trial.settings if name not in trial.settings.read]
+    if unread:
+        name = unread[0]
+        also = " or passes it to trial.optimizer" if name == "lr" else ""
+        raise UnreadSettingError(
+            f"nothing in {code.function} reads {', '.join(unread)}{also}, so that it changes nothing: read "
+            f"trial.settings[{name!r}], or leave {name} out of --set, --grid and --tune"
+        )
 
 
 def load(code: store.Code) -> Callable[[Trial], Any]:
