@@ -21,6 +21,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from kourkoutas.lab.judging.stats import Comparison
+    from kourkoutas.lab.judging.targets import Target as Aim
     from kourkoutas.lab.results.store import Study
     from kourkoutas.lab.specs.plan import Plan
     from kourkoutas.lab.specs.spec import RunResult
@@ -204,12 +205,17 @@ def study(
         bool, typer.Option("--higher-is-better", help="Your own function: for accuracies and the like.")
     ] = False,
     checkpoint_every: Every = None,
+    target_: Annotated[
+        str | None,
+        typer.Option("--target", metavar="METRIC<=VALUE", help="Also compare steps to a target: 'val_loss<=0.5'."),
+    ] = None,
     sink: Sink = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Make failed runs again.")] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Do not write report.html.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare optimizers over matched seeds; the same command again resumes after anything."""
+    from kourkoutas.lab.judging import targets
     from kourkoutas.lab.running import study as lab
     from kourkoutas.lab.showing import progress, sinks
     from kourkoutas.lab.specs import plan as planning
@@ -217,6 +223,7 @@ def study(
     names = optimizers.split(",") if optimizers is not None else []
     sets, chosen = _with_text(set_, text), planning.parse_seeds(seeds)
     question = _tuning(tune, trials, tune_seeds, tune_budget, chosen)
+    aim = None if target_ is None else targets.parse_target(target_)
     plan = _plan(target, engine, preset, names, chosen, sets, grid, endpoint, log, higher_is_better, question)
     sinks.check(sink)
     folder = out_ or Path("results") / plan.testbed
@@ -234,9 +241,11 @@ def study(
     compared = lab.compared(done)
     page = None if no_report else _report(done)
     if as_json:
-        _print_json(lab.as_json(done, compared) | {"report": None if page is None else str(page)})
+        _print_json(lab.as_json(done, compared, aim) | {"report": None if page is None else str(page)})
     else:
         _print_study(done, compared)
+        if aim is not None:
+            _print_target(done, aim)
         if page is not None:
             out.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
     every = [*done.tuning_runs(), *done.runs()]
@@ -530,11 +539,12 @@ def _print_study(done: Study, compared: dict[str, Comparison]) -> None:
     rows = study.summary(done)
     tuned = [] if done.record.tuning is None else [axis.name for axis in done.record.tuning.axes]
     ends = ["ok", "diverged", "failed", *(["unfinished"] if any(row["unfinished"] for row in rows) else [])]
-    counts = _table("optimizer", *tuned, "runs", *ends, "median", "mean")
+    counts = _table("optimizer", *tuned, "runs", *ends, "median", "mean", "s/step")
     for arm in rows:
         numbers = [tables.show(arm["chosen"].get(name)) for name in tuned]
         numbers += [str(arm[key]) for key in ("runs", *ends)]
-        counts.add_row(escape(arm["optimizer"]), *numbers, tables.show(arm["median"]), tables.show(arm["mean"]))
+        numbers += [tables.show(arm[key]) for key in ("median", "mean", "seconds_per_step")]
+        counts.add_row(escape(arm["optimizer"]), *numbers)
     out.print(counts)
     for stored in runs:
         if stored.result is not None and stored.result.status == "failed":
@@ -543,11 +553,50 @@ def _print_study(done: Study, compared: dict[str, Comparison]) -> None:
     for title, comparison in compared.items():
         out.print(f"\nEndpoint: {title}", style="bold", markup=False, highlight=False)
         out.print(tables.render(comparison))
+    _print_sensitivity(done)
     for found in study.confirmed(done, compared).values():
         for one in found:
             p = "" if one.p_holm is None else f" (p = {one.p_holm:.3g} after Holm)"
             what = f"{one.treatment} vs {one.baseline}: {one.verdict}{p}"
             out.print(f"With the luck of the tuning counted, {what}", markup=False, highlight=False)
+
+
+def _print_sensitivity(done: Study) -> None:
+    from rich.markup import escape
+
+    from kourkoutas.lab.judging import tables
+    from kourkoutas.lab.running import study
+
+    found = study.sensitivity(done)
+    if not found:
+        return
+    option, margin = next((one.option, one.margin) for one in found.values())
+    shown = _table("optimizer", f"best {option}", f"within {100 * margin:g} % of it", "as a ratio", "sensitivity")
+    for arm, one in found.items():
+        low, high = f"{'≤' if one.open_below else ''}{one.low:g}", f"{'≥' if one.open_above else ''}{one.high:g}"
+        numbers = [tables.show(one.best), f"{low} to {high}", tables.show(one.ratio), tables.show(one.sensitivity)]
+        shown.add_row(escape(arm), *numbers)
+    out.print(f"\nSensitivity to {option}, on the tuning seeds", style="bold", markup=False, highlight=False)
+    out.print(shown)
+
+
+def _print_target(done: Study, aim: Aim) -> None:
+    from rich.markup import escape
+
+    from kourkoutas.lab.judging import tables
+    from kourkoutas.lab.running import study
+
+    found, races = study.to_target(done, aim)
+    shown = _table("optimizer", "reached", "median steps", "median seconds")
+    for arm, one in found.items():
+        medians = [tables.show(x) for x in (one.median_steps, one.median_seconds)]
+        shown.add_row(escape(arm), f"{one.reached} of {one.runs}", *medians)
+    out.print(f"\nUntil {aim}", style="bold", markup=False, highlight=False)
+    out.print(shown)
+    for race in races:
+        p = "" if race.p_holm is None else f"; Wilcoxon p = {race.p_holm:.3g} after Holm"
+        what = f"first on {race.wins}, equal on {race.ties}, later on {race.losses} seeds{p}"
+        out.print(f"{race.treatment} vs {race.baseline}: {what}", markup=False, highlight=False)
 
 
 def _report(done: Study) -> Path:

@@ -270,7 +270,7 @@ def stamps(out: Path) -> dict[str, int]:
 def account(done: store.Study) -> Any:
     """All that a study says, but for how long it took and when."""
     runs = {
-        run.id: run.result.model_dump_json(exclude={"seconds"})
+        run.id: run.result.model_dump_json(exclude={"seconds", "times"})
         for run in [*done.tuning_runs(), *done.runs()]
         if run.result
     }

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from kourkoutas.lab import testbeds
 from kourkoutas.lab.judging import tuning as judging
+from kourkoutas.lab.judging.sensitivity import Sensitivity, sensitivities
 from kourkoutas.lab.judging.suspects import Suspects, suspects
 from kourkoutas.lab.results import store
 from kourkoutas.lab.running import tuning, worker
@@ -34,6 +35,7 @@ from kourkoutas.lab.testbeds import Endpoint
 if TYPE_CHECKING:
     from kourkoutas.lab.judging.confirming import Confirmed
     from kourkoutas.lab.judging.stats import Comparison
+    from kourkoutas.lab.judging.targets import Race, Reached, Target
 
 PRIMARY = "endpoint"
 
@@ -318,12 +320,41 @@ def summary(study: store.Study) -> list[dict[str, Any]]:
                 **{end: ends.count(end) for end in ("ok", "diverged", "failed", "unfinished")},
                 "median": statistics.median(numbers) if numbers else None,
                 "mean": statistics.fmean(numbers) if numbers else None,
+                "seconds_per_step": _median([run.result.seconds_per_step for run in own if run.result]),
+                "times": {
+                    part: _median([run.result.times.get(part) for run in own if run.result])
+                    for part in ("setup", "data", "compile", "train", "evaluate")
+                },
             }
         )
     return rows
 
 
-def as_json(study: store.Study, comparisons: Mapping[str, Comparison]) -> dict[str, Any]:
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def sensitivity(study: store.Study) -> dict[str, Sensitivity]:
+    """{arm: how much it depends on the tuned option}, of a study that tuned one."""
+    question = study.record.tuning
+    if question is None or len(question.axes) > 1:
+        return {}
+    return sensitivities(tuning.tried(study), question.axes[0].name, maximize=endpoints(study)[0].maximize)
+
+
+def to_target(study: store.Study, target: Target) -> tuple[dict[str, Reached], list[Race]]:
+    """({arm: its way to the target}, the planned contrasts of the steps that it took)."""
+    from kourkoutas.lab.judging import targets
+
+    runs = study.runs()
+    found = targets.reached(runs, target)
+    suspected = doubts(study, runs)
+    pairs = [(a, b) for a, b in contrasts(study.record, list(found)) if suspected.allow(a, b)]
+    return found, targets.races(found, pairs)
+
+
+def as_json(study: store.Study, comparisons: Mapping[str, Comparison], target: Target | None = None) -> dict[str, Any]:
     """A study for machines: every run without its curve, the summary and the comparisons."""
     runs = [
         {
@@ -352,7 +383,20 @@ def as_json(study: store.Study, comparisons: Mapping[str, Comparison]) -> dict[s
         ],
         "summary": summary(study),
         "comparisons": {title: comparison.to_dict() for title, comparison in comparisons.items()},
+        "sensitivity": {arm: one.to_dict() for arm, one in sensitivity(study).items()},
+        "target": None if target is None else _target_json(study, target),
         "confirmed": {
             title: [dataclasses.asdict(one) for one in found] for title, found in confirmed(study, comparisons).items()
         },
+    }
+
+
+def _target_json(study: store.Study, target: Target) -> dict[str, Any]:
+    from kourkoutas.lab.judging.sensitivity import plain
+
+    found, races = to_target(study, target)
+    return {
+        "target": str(target),
+        "arms": plain([dataclasses.asdict(one) for one in found.values()]),
+        "contrasts": [dataclasses.asdict(race) for race in races],
     }

@@ -20,6 +20,7 @@ import hashlib
 import importlib.util
 import json
 import math
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -101,6 +102,10 @@ class Trial:
         self._trace: Trace | None = None
         self._pulled = 0
         self._file: TextIO | None = None
+        self._began = time.perf_counter()
+        self._ready: float | None = None
+        self._last: tuple[int, float] | None = None
+        self._paces: list[float] = []
         # A run of a user's function always starts at its beginning, so rows of an earlier attempt are not its own.
         (folder / "metrics.jsonl").unlink(missing_ok=True)
 
@@ -119,6 +124,7 @@ class Trial:
         """
         lr = self._own_lr(lr)
         self.used.add("optimizer")
+        self._ready = self._ready or time.perf_counter()
         recipe = optimizers.recipe(self._arm, {}, self._options)
         framework, target = framework_of(params_or_model)
         optimizers.check(recipe, framework)
@@ -143,6 +149,7 @@ class Trial:
     def log(self, step: int, **metrics: Any) -> None:
         """Record numbers (Python, NumPy or 0-dim arrays of a framework) at a step."""
         row = {name: _number(name, value) for name, value in metrics.items()}
+        self._pace(int(step))
         self.rows.append({"step": int(step), **row})
         text = {name: value if math.isfinite(value) else NOT_FINITE[str(value)] for name, value in row.items()}
         if self._file is None:
@@ -154,6 +161,21 @@ class Trial:
             self._pull()
         if self._on_progress is not None:
             self._on_progress(int(step), None, row.get("loss", next(iter(row.values()), None)))
+
+    def _pace(self, step: int) -> None:
+        now = time.perf_counter()
+        if self._last is not None and step > self._last[0]:
+            self._paces.append((now - self._last[1]) / (step - self._last[0]))
+        if self._last is None or step > self._last[0]:
+            self._last = (step, now)
+
+    def times(self) -> dict[str, float]:
+        """What can be told of a function from outside: set-up until it asks for the optimizer, the rest, and the median
+        pace between logged steps, which holds whatever the function does at each of them."""
+        now = time.perf_counter()
+        ready = self._ready if self._ready is not None else self._began
+        pace = {"per_step": statistics.median(self._paces)} if self._paces else {}
+        return {"setup": ready - self._began, "train": now - ready, **pace}
 
     def close(self) -> None:
         """Write what is still to be written."""
@@ -202,6 +224,7 @@ def run(spec: RunSpec, folder: Path, code: store.Code, *, on_progress: Progress 
         curve=_curve(trial.rows),
         settings={**trial.settings, **trial.described, "used": sorted(trial.used)},
         seconds=time.perf_counter() - start,
+        times=trial.times(),
     )
 
 
