@@ -1,6 +1,6 @@
 # Two commands do everything on a fresh machine with Python 3.11: `make study` and `make test`.
 PYTHON ?= python3
-EXTRAS ?= torch,jax,mlx,lab,dev
+EXTRAS ?= torch,jax,mlx,lab,tune,dev
 BIN := .venv/bin
 READY := .venv/.ready
 

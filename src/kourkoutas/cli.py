@@ -21,9 +21,11 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from kourkoutas.lab.judging.analysis import Analysis
+    from kourkoutas.lab.judging.targets import Target as Aim
     from kourkoutas.lab.results.store import StoredRun, Study
     from kourkoutas.lab.specs.plan import Plan
     from kourkoutas.lab.specs.spec import RunResult
+    from kourkoutas.lab.specs.tuning import Tuning
 
 app = typer.Typer(
     name="kbeta",
@@ -214,28 +216,54 @@ def study(
         list[str] | None,
         typer.Option(metavar="NAME=V1,V2", help="One arm per value: kbeta.alpha=0.85,0.9 or a setting, lr=0.1,0.01."),
     ] = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=LOW:HIGH",
+            help="Tune every arm alike on other seeds, then compare the best: lr=1e-4:1e-1. Twice or more: by Optuna.",
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Values tried for each arm. [default: 8]", show_default=False)
+    ] = None,
+    tune_seeds: Annotated[
+        str | None, typer.Option(help="Seeds of the tuning, none of --seeds. [default: 100-102]", show_default=False)
+    ] = None,
+    tune_budget: Annotated[
+        int | None,
+        typer.Option(
+            help="How often the range may be widened when a best value is at its edge. [default: 2]", show_default=False
+        ),
+    ] = None,
     endpoint: EndpointName = None,
     log: Annotated[bool, typer.Option("--log", help="Your own function: compare ratios, on log10.")] = False,
     higher_is_better: Annotated[
         bool, typer.Option("--higher-is-better", help="Your own function: for accuracies and the like.")
     ] = False,
     checkpoint_every: Every = None,
+    target_: Annotated[
+        str | None,
+        typer.Option("--target", metavar="METRIC<=VALUE", help="Also compare steps to a target: 'val_loss<=0.5'."),
+    ] = None,
     sink: Sink = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Make failed runs again.")] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Do not write report.html.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare optimizers over matched seeds; the same command again resumes after anything."""
+    from kourkoutas.lab.judging import targets
     from kourkoutas.lab.running import study as lab
     from kourkoutas.lab.showing import progress, sinks
     from kourkoutas.lab.specs import plan as planning
 
     names = optimizers.split(",") if optimizers is not None else []
     sets, chosen = _with_text(set_, text), planning.parse_seeds(seeds)
-    plan = _plan(target, engine, preset, names, chosen, sets, grid, endpoint, log, higher_is_better)
+    question = _tuning(tune, trials, tune_seeds, tune_budget, chosen)
+    aim = None if target_ is None else targets.parse_target(target_)
+    plan = _plan(target, engine, preset, names, chosen, sets, grid, endpoint, log, higher_is_better, question)
     sinks.check(sink)
     folder = out_ or Path("results") / plan.testbed
-    with _resumable(True), progress.showing(err) as observer:
+    with _resumable(True), progress.showing(err, plan.tuning) as observer:
         done = lab.execute(
             plan,
             folder,
@@ -252,12 +280,15 @@ def study(
     judged = judging.analyse(done, runs=runs)
     page = None if no_report else _report(done)
     if as_json:
-        _print_json(judging.as_json(done, judged, runs) | {"report": None if page is None else str(page)})
+        _print_json(judging.as_json(done, judged, runs, aim) | {"report": None if page is None else str(page)})
     else:
         _print_study(runs, judged)
+        if aim is not None:
+            _print_target(done, runs, aim)
         if page is not None:
             out.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
-    failed = [stored for stored in runs if stored.result is not None and stored.result.status == "failed"]
+    every = [*done.tuning_runs(), *runs]
+    failed = [stored for stored in every if stored.result is not None and stored.result.status == "failed"]
     if failed:
         again = _command() if retry_failed else f"{_command()} --retry-failed"
         _say(f"{len(failed)} runs failed; to make them again: {again}")
@@ -504,6 +535,7 @@ def _plan(
     endpoint: str | None,
     log: bool = False,
     higher_is_better: bool = False,
+    tuning: Tuning | None = None,
 ) -> Plan:
     from kourkoutas.lab.specs import plan as planning
 
@@ -521,6 +553,7 @@ def _plan(
             endpoint=endpoint,
             log=log,
             higher_is_better=higher_is_better,
+            tuning=tuning,
         )
     for name, given in (("--endpoint", endpoint), ("--log", log), ("--higher-is-better", higher_is_better)):
         if given:
@@ -533,6 +566,27 @@ def _plan(
         seeds=seeds,
         options=options,
         grids=grids,
+        tuning=tuning,
+    )
+
+
+def _tuning(
+    tune: list[str] | None, trials: int | None, tune_seeds: str | None, budget: int | None, test_seeds: Sequence[int]
+) -> Tuning | None:
+    from kourkoutas.lab.specs import plan as planning
+    from kourkoutas.lab.specs import tuning
+
+    if not tune:
+        for name, given in (("--trials", trials), ("--tune-seeds", tune_seeds), ("--tune-budget", budget)):
+            if given is not None:
+                raise ValueError(f"{name} {given} needs something to tune: add --tune lr=1e-4:1e-1, for example")
+        return None
+    return tuning.tuning(
+        tuning.parse_tune(tune),
+        trials=8 if trials is None else trials,
+        seeds=planning.parse_seeds(tune_seeds or "100-102", "--tune-seeds"),
+        test_seeds=test_seeds,
+        budget=2 if budget is None else budget,
     )
 
 
@@ -603,12 +657,50 @@ def _print_study(runs: Sequence[StoredRun], judged: Analysis) -> None:
     from kourkoutas.lab.judging import tables
     from kourkoutas.lab.showing.progress import outcome
 
+    for line in judged.fairness:
+        out.print(line, markup=False, highlight=False)
     out.print(tables.render_arms(judged))
     for stored in runs:
         if stored.result is not None and stored.result.status == "failed":
             what = f"{stored.spec.optimizer} seed {stored.spec.seed}: {outcome(stored.result)}"
             out.print(f"{what} ({stored.folder / 'result.json'})", markup=False, highlight=False, soft_wrap=True)
     out.print(tables.render_analysis(judged))
+    _print_sensitivity(judged)
+
+
+def _print_sensitivity(judged: Analysis) -> None:
+    from rich.markup import escape
+
+    from kourkoutas.lab.judging import tables
+
+    if not judged.sensitivity:
+        return
+    option, margin = judged.sensitivity[0].option, judged.sensitivity[0].margin
+    shown = _table("optimizer", f"best {option}", f"within {100 * margin:g} % of it", "as a ratio", "sensitivity")
+    for one in judged.sensitivity:
+        low, high = f"{'≤' if one.open_below else ''}{one.low:g}", f"{'≥' if one.open_above else ''}{one.high:g}"
+        numbers = [tables.show(one.best), f"{low} to {high}", tables.show(one.ratio), tables.show(one.sensitivity)]
+        shown.add_row(escape(one.arm), *numbers)
+    out.print(f"\nSensitivity to {option}, on the tuning seeds", style="bold", markup=False, highlight=False)
+    out.print(shown)
+
+
+def _print_target(done: Study, runs: Sequence[StoredRun], aim: Aim) -> None:
+    from rich.markup import escape
+
+    from kourkoutas.lab.judging import tables, tuned
+
+    found, races = tuned.to_target(done, runs, aim)
+    shown = _table("optimizer", "reached", "median steps", "median seconds")
+    for arm, one in found.items():
+        medians = [tables.show(x) for x in (one.median_steps, one.median_seconds)]
+        shown.add_row(escape(arm), f"{one.reached} of {one.runs}", *medians)
+    out.print(f"\nUntil {aim}", style="bold", markup=False, highlight=False)
+    out.print(shown)
+    for race in races:
+        p = "" if race.p_holm is None else f"; Wilcoxon p = {race.p_holm:.3g} after Holm"
+        what = f"first on {race.wins}, equal on {race.ties}, later on {race.losses} seeds{p}"
+        out.print(f"{race.treatment} vs {race.baseline}: {what}", markup=False, highlight=False)
 
 
 def _analysis(folder: Path, endpoints: Sequence[str] | None, baseline: str | None = None) -> Analysis:

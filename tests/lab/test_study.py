@@ -57,7 +57,7 @@ def facts(runs: list[store.StoredRun]) -> dict[str, Any]:
     found = {}
     for run in runs:
         assert run.result is not None
-        found[run.id] = (run.result.model_dump_json(exclude={"seconds"}), run.metrics())
+        found[run.id] = (run.result.model_dump_json(exclude={"seconds", "times"}), run.metrics())
     return found
 
 

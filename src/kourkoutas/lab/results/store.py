@@ -26,7 +26,7 @@ import os
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,6 +38,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from kourkoutas.lab.locks import try_lock
 from kourkoutas.lab.machine import environment
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
+from kourkoutas.lab.specs.tuning import Tuning, Value
 
 VERSIONED = ("kourkoutas-beta", "numpy", "torch", "jax", "jaxlib", "optax", "mlx", "scipy", "statsmodels")
 
@@ -103,7 +104,12 @@ class Call(BaseModel):
 
 
 class StudyRecord(BaseModel):
-    """study.json."""
+    """study.json.
+
+    Attributes:
+      tuning: how the arms are tuned; None for a study at given values.
+      chosen: {arm: {option: value}}, what the tuning gave; empty until it has ended.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -114,6 +120,8 @@ class StudyRecord(BaseModel):
     code: Code | None = None
     arms: list[Arm]
     seeds: list[int]
+    tuning: Tuning | None = None
+    chosen: dict[str, dict[str, Value]] = {}
     command: str
     created: str
     environment: dict[str, Any]
@@ -122,6 +130,17 @@ class StudyRecord(BaseModel):
 
     def arm(self, label: str) -> Arm | None:
         return next((arm for arm in self.arms if arm.label == label), None)
+
+    def tunes(self, spec: RunSpec) -> bool:
+        """Whether the run is one of the tuning."""
+        return self.tuning is not None and spec.seed in self.tuning.seeds
+
+    def compares(self, spec: RunSpec) -> bool:
+        """Whether the run is one of those compared: in a tuned study, one with the chosen values on a test seed."""
+        if self.tuning is None:
+            return True
+        chosen = self.chosen.get(spec.optimizer)
+        return chosen is not None and not self.tunes(spec) and self.tuning.values(spec) == chosen
 
 
 @dataclass(frozen=True)
@@ -183,12 +202,23 @@ class Study:
         """The result of one run, or None while it is unfinished; a damaged one is that of a failed run."""
         return _read_result(self.folder(spec))
 
+    def run(self, spec: RunSpec) -> StoredRun:
+        """One run, finished or not."""
+        return StoredRun(spec, self.result(spec), self.folder(spec))
+
     def runs(self) -> list[StoredRun]:
-        """Every planned run, in the order of the arms and then of the seeds.
+        """Every planned run that is to be compared, in the order of the arms and then of the seeds.
 
         NOTE: a damaged file costs its own run. A result that cannot be read makes its run a failed one, which
         `--retry-failed` makes again; a folder without a readable spec.json is left out and told in `damage`.
         """
+        return self._runs(self.record.compares)
+
+    def tuning_runs(self) -> list[StoredRun]:
+        """Every planned run of the tuning, in the same order."""
+        return self._runs(self.record.tunes)
+
+    def _runs(self, wanted: Callable[[RunSpec], bool]) -> list[StoredRun]:
         self.damage = []
         found = []
         with contextlib.suppress(FileNotFoundError):
@@ -198,7 +228,9 @@ class Study:
                 if not entry.is_dir() or not any(_kept(folder)):
                     continue
                 try:
-                    found.append(StoredRun(_read_spec(folder), _read_result(folder), folder))
+                    spec = _read_spec(folder)
+                    if wanted(spec):
+                        found.append(StoredRun(spec, _read_result(folder), folder))
                 except StoreError as error:
                     self.damage.append(str(error))
         self.damage.sort()
@@ -224,6 +256,11 @@ class Writer(Study):
         """Write result.json: from now on the run is finished."""
         write_result(self.folder(spec), result)
 
+    def choose(self, chosen: Mapping[str, Mapping[str, Value]]) -> None:
+        """Record what the tuning gave: from now on the runs with these values are the ones compared."""
+        self.record.chosen = {label: dict(values) for label, values in chosen.items()}
+        _write(self.path / "study.json", self.record)
+
     def reopen(self, spec: RunSpec) -> None:
         """Make a finished run unfinished again; what it has on disk stays, so that it can continue."""
         (self.folder(spec) / "result.json").unlink(missing_ok=True)
@@ -246,6 +283,7 @@ def writing(
     seeds: Sequence[int],
     command: str,
     code: Code | None = None,
+    tuning: Tuning | None = None,
 ) -> Iterator[Writer]:
     """Hold the folder at `path` for writing runs of this configuration.
 
@@ -263,6 +301,7 @@ def writing(
         code=code,
         arms=list(arms),
         seeds=sorted(set(seeds)),
+        tuning=tuning,
         command=command,
         created=now,
         environment=environment(),
@@ -438,6 +477,7 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
         if there != here:
             differs.append(f"setting {key} is {there!r} there and {here!r} here")
     differs += _code_differs(old.code, new.code)
+    differs += _tuning_differs(old, new)
     differs += _arms_differ(old.arms, new.arms)
     if differs:
         raise StoreError(
@@ -501,3 +541,19 @@ def _code_differs(old: Code | None, new: Code | None) -> list[str]:
         for name in ("function", "endpoint")
         if getattr(old, name) != getattr(new, name)
     ]
+
+
+def _tuning_differs(old: StudyRecord, new: StudyRecord) -> list[str]:
+    """A tuned study has one question; its test seeds may grow, but not into the seeds that it was tuned on."""
+    if old.tuning is None or new.tuning is None:
+        return [] if old.tuning == new.tuning else [f"arms are {_tuned(old)} there and {_tuned(new)} here"]
+    differs = []
+    for field in Tuning.model_fields:
+        there, here = getattr(old.tuning, field), getattr(new.tuning, field)
+        if there != here:
+            differs.append(f"{field} of the tuning: {there} there and {here} here")
+    return differs
+
+
+def _tuned(record: StudyRecord) -> str:
+    return "not tuned" if record.tuning is None else f"tuned ({', '.join(axis.name for axis in record.tuning.axes)})"
