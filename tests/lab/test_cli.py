@@ -35,7 +35,18 @@ def test_help_names_every_command_and_imports_no_framework_and_no_laboratory() -
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    for command in ("run", "study", "stats", "report", "testbeds", "doctor", "--install-completion"):
+    for command in (
+        "run",
+        "study",
+        "stats",
+        "report",
+        "power",
+        "compare",
+        "export",
+        "testbeds",
+        "doctor",
+        "--install-completion",
+    ):
         assert command in done.stdout
 
 
@@ -180,6 +191,43 @@ def test_a_finished_study_prints_its_table_and_comparison(tmp_path: Path) -> Non
     again = kbeta("report", "results/task.train", cwd=tmp_path)
     assert (again.returncode, again.stdout) == (0, "results/task.train/report.html\n")
     assert page.exists()
+
+
+def test_a_results_folder_is_judged_exported_and_compared_from_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(
+        "def train(trial):\n"
+        "    noise = ((trial.seed * 7919 + len(trial.arm) * 104729) % 100) / 1000\n"
+        "    for step in range(1, 6):\n"
+        "        trial.log(step, acc=1 - len(trial.arm) / (10 * step) - noise)\n"
+        "    return len(trial.arm) + noise\n"
+    )
+    for name in ("one", "two"):
+        words = [
+            "study",
+            "task.py:train",
+            "--seeds",
+            "0-4",
+            "--optimizers",
+            "kbeta,adam95",
+            "--no-report",
+            "--out",
+            name,
+        ]
+        assert kbeta(*words, cwd=tmp_path).returncode == 0
+    shown = kbeta("stats", "one", "--endpoint", "acc:best:max", cwd=tmp_path).stdout
+    assert "Endpoint: value of train (primary)" in shown
+    assert "Endpoint: best acc (secondary, asked for after the runs)" in shown
+    assert "Yes: kbeta ends better than adam95" in " ".join(shown.split())
+    found = json.loads(kbeta("stats", "one", "--endpoint", "acc:max", "--json", cwd=tmp_path).stdout)
+    assert [one["name"] for one in found["endpoints"]] == ["endpoint", "acc:max"]
+    needed = json.loads(kbeta("power", "one", "--difference", "10%", "--json", cwd=tmp_path).stdout)
+    assert needed[0]["needed"][0]["seeds"] >= 2
+    both = json.loads(kbeta("compare", "one", "two", "--json", cwd=tmp_path).stdout)
+    assert [f["verdict"] for f in both["findings"]] == ["identical", "identical"]
+    assert kbeta("export", "one", "--to", "runs.csv", cwd=tmp_path).stdout == "runs.csv: 10 rows\n"
+    page = kbeta("report", "one", "--endpoint", "acc:max", cwd=tmp_path)
+    assert page.returncode == 0, page.stderr
+    assert "acc (secondary)" in (tmp_path / "one" / "report.html").read_text()
 
 
 def test_doctor_tells_what_is_installed_and_which_front_ends_import() -> None:
