@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from kourkoutas.lab.judging import tuned
 from kourkoutas.lab.judging import tuning as judging
 from kourkoutas.lab.judging.analysis import analyse
+from kourkoutas.lab.judging.tuned import tried
 from kourkoutas.lab.judging.tuning import Tried
 from kourkoutas.lab.results import store
 from kourkoutas.lab.running import study
@@ -406,7 +406,7 @@ def test_several_options_are_tuned_in_processes_and_resumed(task: Path, tmp_path
     done = execute(plan(task, *tune, trials=4, seeds="0"), tmp_path / "out")
     assert set(done.record.chosen["kbeta"]) == {"lr", "kbeta.alpha"}
     assert set(done.record.chosen["adam95"]) == {"lr"}
-    assert {arm: len(own) for arm, own in tuned.tried(done).items()} == {"kbeta": 4, "adam95": 4}
+    assert {arm: len(own) for arm, own in tried(done).items()} == {"kbeta": 4, "adam95": 4}
     before = stamps(tmp_path / "out")
     execute(plan(task, *tune, trials=4, seeds="0"), tmp_path / "out")
     assert stamps(tmp_path / "out") == before
