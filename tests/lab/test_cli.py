@@ -139,7 +139,9 @@ def test_a_testbed_study_killed_and_resumed_equals_an_uninterrupted_one(tmp_path
     assert all(file.stat().st_mtime_ns == stamp for file, stamp in kept.items())
 
     def results(done: subprocess.CompletedProcess) -> list[dict]:
-        return [{k: v for k, v in run.items() if k not in ("seconds", "times")} for run in json.loads(done.stdout)["runs"]]
+        return [
+            {k: v for k, v in run.items() if k not in ("seconds", "times")} for run in json.loads(done.stdout)["runs"]
+        ]
 
     assert results(resumed) == results(whole)
     for name in ("metrics.jsonl", "params.npz"):
