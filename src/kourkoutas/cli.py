@@ -123,7 +123,10 @@ Text = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 EndpointName = Annotated[
     str | None,
-    typer.Option("--endpoint", help="Your own function: the logged metric to compare, instead of what it returns."),
+    typer.Option(
+        "--endpoint",
+        help="The logged metric that decides, instead of what your function returns or a testbed's first endpoint.",
+    ),
 ]
 Folder = Annotated[Path, typer.Argument(help="A results folder.")]
 Asked = Annotated[
@@ -555,9 +558,9 @@ def _plan(
             higher_is_better=higher_is_better,
             tuning=tuning,
         )
-    for name, given in (("--endpoint", endpoint), ("--log", log), ("--higher-is-better", higher_is_better)):
+    for name, given in (("--log", log), ("--higher-is-better", higher_is_better)):
         if given:
-            raise ValueError(f"{name} is for your own functions; a testbed says what it is judged by: leave it out")
+            raise ValueError(f"{name} is for your own functions; a testbed says how it is judged: leave it out")
     return planning.plan_testbed(
         target,
         preset=preset or "smoke",
@@ -566,6 +569,7 @@ def _plan(
         seeds=seeds,
         options=options,
         grids=grids,
+        endpoint=endpoint,
         tuning=tuning,
     )
 

@@ -107,6 +107,7 @@ class StudyRecord(BaseModel):
     """study.json.
 
     Attributes:
+      primary: the endpoint of a testbed that decides; None for its first.
       tuning: how the arms are tuned; None for a study at given values.
       chosen: {arm: {option: value}}, what the tuning gave; empty until it has ended.
     """
@@ -120,6 +121,7 @@ class StudyRecord(BaseModel):
     code: Code | None = None
     arms: list[Arm]
     seeds: list[int]
+    primary: str | None = None
     tuning: Tuning | None = None
     chosen: dict[str, dict[str, Value]] = {}
     command: str
@@ -284,6 +286,7 @@ def writing(
     command: str,
     code: Code | None = None,
     tuning: Tuning | None = None,
+    primary: str | None = None,
 ) -> Iterator[Writer]:
     """Hold the folder at `path` for writing runs of this configuration.
 
@@ -302,6 +305,7 @@ def writing(
         arms=list(arms),
         seeds=sorted(set(seeds)),
         tuning=tuning,
+        primary=primary,
         command=command,
         created=now,
         environment=environment(),
@@ -469,7 +473,7 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
     """`old` with the arms and seeds of `new` added, or an error that lists what differs."""
     differs = [
         f"{name} is {getattr(old, name)!r} there and {getattr(new, name)!r} here"
-        for name in ("testbed", "preset", "engine")
+        for name in ("testbed", "preset", "engine", "primary")
         if getattr(old, name) != getattr(new, name)
     ]
     for key in sorted({*old.settings, *new.settings}):

@@ -170,4 +170,5 @@ def holding(plan: Plan, out: str | Path, command: str) -> contextlib.AbstractCon
         command=command,
         code=plan.code,
         tuning=plan.tuning,
+        primary=plan.primary,
     )

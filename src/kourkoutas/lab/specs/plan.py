@@ -42,6 +42,7 @@ class Plan:
     seeds: Sequence[int]
     code: store.Code | None = None
     tuning: Tuning | None = None
+    primary: str | None = None  # the endpoint of a testbed that decides, if not its first
 
     def __post_init__(self) -> None:
         check_size(len(self.arms), len(self.seeds))
@@ -238,6 +239,7 @@ def plan_testbed(
     seeds: Sequence[int] = (0,),
     options: Mapping[str, str] | None = None,
     grids: Mapping[str, str] | None = None,
+    endpoint: str | None = None,
     tuning: Tuning | None = None,
 ) -> Plan:
     """A study of a testbed, with every name and value checked before anything is run or written."""
@@ -245,11 +247,19 @@ def plan_testbed(
     if engine not in engines.NAMES:
         raise unknown("engine", engine, engines.NAMES)
     check_installed(engine)
+    if endpoint is not None and endpoint not in (metrics := [one.metric for one in testbed.endpoints]):
+        raise unknown(f"endpoint of {testbed.name}", endpoint, metrics)
     settings, arms = arms_of(optimizers or testbed.arms, options or {}, grids or {})
     check_size(len(arms), len(seeds))
     shared = testbeds.settings_of(testbed, preset, settings)
     plan = Plan(
-        testbed.name, preset, engine, _canonical({name: getattr(shared, name) for name in settings}), arms, seeds
+        testbed=testbed.name,
+        preset=preset,
+        engine=engine,
+        settings=_canonical({name: getattr(shared, name) for name in settings}),
+        arms=arms,
+        seeds=seeds,
+        primary=endpoint,
     )
     plan = replace(plan, arms=[plan.checked(arm) for arm in arms])
     usable = set()
