@@ -1,7 +1,7 @@
 """Many runs: make what is planned, resume after anything, and compare what came out.
 
-execute   the runs of a plan in worker processes; the same call again resumes: finished runs are kept, unfinished
-          ones continue, failed ones wait for `retry_failed`
+execute   the runs of a plan by a crew; the same call again resumes: finished runs are kept, unfinished ones continue,
+          failed ones wait for `retry_failed`
 single    one run in this process
 compared  paired comparisons of the endpoints
 """
@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from kourkoutas.lab import testbeds
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import worker
-from kourkoutas.lab.running.pool import Observer, Pool, Queue
+from kourkoutas.lab.running import crew, pool, worker
 from kourkoutas.lab.specs import optimizers as recipes
 from kourkoutas.lab.specs.plan import Plan
 from kourkoutas.lab.specs.spec import RunResult
@@ -41,16 +40,20 @@ def execute(
     retry_failed: bool = False,
     checkpoint_every: int | None = None,
     sink: str | None = None,
-    observer: Observer | None = None,
+    observer: crew.Observer | None = None,
+    hire: crew.Hire | None = None,
+    retries: int = 0,
 ) -> store.Study:
     """Make every run of `plan` that the folder `out` does not hold yet, and return the folder.
+
+    `hire` gets those who make the runs: by default `workers` processes here. A lost run is made again up to `retries`
+    times.
 
     Raises:
       StoreError: `out` holds another configuration, is in use, or is broken; nothing was changed.
       KeyboardInterrupt: on Ctrl-C, after the workers have ended; finished runs are kept.
     """
-    if workers is not None and workers < 1:
-        raise ValueError(f"--workers must be at least 1; got {workers}")
+    hire = hire or pool.hire(workers)
     specs = plan.specs()
     with holding(plan, out, command) as study:
         pending, kept, failed = [], 0, 0
@@ -65,23 +68,24 @@ def execute(
                 kept += 1
                 failed += result.status == "failed"
         study.plan(specs)
-        cores = store.cores()
-        count = min(workers or min(cores, len(set(plan.seeds))), len(pending))
-        threads = max(1, cores // max(count, 1))
-        if observer is not None:
-            observer.planned(len(specs), kept, failed, count, threads)
-        if pending:
-            tasks = {
-                spec.id: worker.Task(
-                    spec=spec,
-                    folder=study.folder(spec).resolve(),
-                    code=plan.code,
-                    checkpoint_every=checkpoint_every,
-                    sink=sink,
-                )
-                for spec in pending
-            }
-            Pool(study, Queue(pending), tasks, observer, threads, shared=count > 1).run(count)
+        if not pending:
+            if observer is not None:
+                observer.planned(len(specs), kept, failed, 0, 0)
+            return store.Study(study.path, study.record)
+        tasks = [
+            worker.Task(
+                spec=spec,
+                folder=study.folder(spec).resolve(),
+                code=plan.code,
+                checkpoint_every=checkpoint_every,
+                sink=sink,
+            )
+            for spec in pending
+        ]
+        with contextlib.closing(hire(study, tasks)) as hired:
+            if observer is not None:
+                observer.planned(len(specs), kept, failed, hired.size, hired.threads)
+            crew.make(tasks, hired, study, observer, retries)
         return store.Study(study.path, study.record)
 
 
