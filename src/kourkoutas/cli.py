@@ -185,11 +185,39 @@ def study(
     ] = False,
     checkpoint_every: Every = None,
     sink: Sink = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[ADDRESS]",
+            help="Make the runs on a Ray cluster: HOST:PORT, or auto for the one that runs here. "
+            "[without ADDRESS: $RAY_ADDRESS, else a cluster of this machine]",
+            show_default=False,
+        ),
+    ] = None,
+    cpus_per_run: Annotated[float | None, typer.Option(help="Of a node of --ray. [default: 1]")] = None,
+    gpus_per_run: Annotated[float | None, typer.Option(help="Of a node of --ray. [default: 0]")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="A folder that all nodes of --ray share, or an fsspec address: runs of a lost node go on from there.",
+        ),
+    ] = None,
+    retries: Annotated[
+        int | None, typer.Option(help="How often a run is made again whose worker was lost. [default: 0; with --ray 2]")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="End a run after this time; it has failed.")
+    ] = None,
+    memory: Annotated[
+        float | None, typer.Option(metavar="GIB", help="End a run that holds more memory; it has failed.")
+    ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Make failed runs again.")] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Do not write report.html.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare optimizers over matched seeds; the same command again resumes after anything."""
+    from kourkoutas.lab.running import hiring
     from kourkoutas.lab.running import study as lab
     from kourkoutas.lab.showing import progress, sinks
     from kourkoutas.lab.specs import plan as planning
@@ -198,13 +226,24 @@ def study(
     sets, chosen = _with_text(set_, text), planning.parse_seeds(seeds)
     plan = _plan(target, engine, preset, names, chosen, sets, grid, endpoint, log, higher_is_better)
     sinks.check(sink)
+    hire, attempts = hiring.choose(
+        ray=ray,
+        workers=workers,
+        cpus_per_run=cpus_per_run,
+        gpus_per_run=gpus_per_run,
+        storage=storage,
+        retries=retries,
+        timeout=timeout,
+        memory_per_run=memory,
+    )
     folder = out_ or Path("results") / plan.testbed
     with _resumable(True), progress.showing(err) as observer:
         done = lab.execute(
             plan,
             folder,
             command=_command(),
-            workers=workers,
+            hire=hire,
+            retries=attempts,
             retry_failed=retry_failed,
             checkpoint_every=checkpoint_every,
             sink=sink,
@@ -502,10 +541,23 @@ def _report(done: Study) -> Path:
     return lab.build(done)
 
 
+def _with_address(arguments: Sequence[str]) -> list[str]:
+    """The arguments with an empty ADDRESS where `--ray` stands alone: the parser knows no optional values.
+
+    >>> _with_address(["study", "rare_trigger", "--ray", "--seeds", "0-3"])
+    ['study', 'rare_trigger', '--ray=', '--seeds', '0-3']
+    """
+    after = [*arguments[1:], "-"]
+    return [
+        "--ray=" if argument == "--ray" and following.startswith("-") else argument
+        for argument, following in zip(arguments, after, strict=True)
+    ]
+
+
 def main() -> None:
     """Run the command line; an error is one line on standard error and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        code = app(_with_address(sys.argv[1:]), standalone_mode=False)
     except KeyboardInterrupt:
         _say("Stopped.")
         code = 128 + signal.SIGINT
