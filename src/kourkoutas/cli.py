@@ -237,7 +237,8 @@ def study(
         memory_per_run=memory,
     )
     folder = out_ or Path("results") / plan.testbed
-    with _resumable(True), progress.showing(err) as observer:
+    # Ray tells on standard output of nodes it has lost.
+    with _resumable(True), contextlib.redirect_stdout(sys.stderr), progress.showing(err) as observer:
         done = lab.execute(
             plan,
             folder,

@@ -15,7 +15,6 @@ import importlib.util
 import logging
 import math
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -165,7 +164,7 @@ def hire(
 
 @contextlib.contextmanager
 def _connected(address: str) -> Iterator[None]:
-    """A connection to the cluster; what Ray prints goes to standard error, where a study's progress is."""
+    """A connection to the cluster, which ends with it if it is this study's own."""
     import ray
 
     if ray.is_initialized():
@@ -173,16 +172,15 @@ def _connected(address: str) -> Iterator[None]:
         return
     own: dict[str, Any] = {"num_cpus": store.cores(), "include_dashboard": False} if address == LOCAL else {}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    with contextlib.redirect_stdout(sys.stderr):
-        try:
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            first = str(error).strip().splitlines()[0]
-            raise ValueError(f"--ray {address}: no Ray cluster could be reached or started: {first}") from None
-        try:
-            yield
-        finally:
-            ray.shutdown()
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ValueError(f"--ray {address}: no Ray cluster could be reached or started: {first}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def _prepared(address: str, study: store.Study) -> tuple[str, str]:
