@@ -5,6 +5,7 @@ The nodes are two `ray start` processes with one CPU each, on the loopback devic
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -372,7 +373,9 @@ def test_a_cluster_of_this_machine_ends_with_a_killed_driver_or_raylet_and_the_s
             (raylet,) = (pid for pid in family if command_line(pid).split(" ")[0].endswith("raylet/raylet"))
             os.kill(raylet if victim == "raylet" else driver.pid, signal.SIGKILL)
             assert driver.wait(timeout=120) != 0
-        wait_for(lambda family=family: not any(command_line(pid) for pid in family), seconds=60)
+        # Agents of Ray notice somewhat later.
+        ours = [pid for pid in family if "Agent" not in command_line(pid)]
+        wait_for(lambda ours=ours: not any(command_line(pid) for pid in ours), seconds=60)
     kept = finished(out)
     assert 4 <= len(kept) < 12
     assert [run["status"] for run in cluster.done(call)] == ["ok"] * 12
@@ -497,7 +500,7 @@ def test_a_run_goes_on_from_its_last_checkpoint_where_that_can_be_reached_and_en
         (["--cpus-per-run", "0"], "--cpus-per-run must be above 0; got 0"),
         (["--storage", "/proc/no"], "--storage /proc/no cannot be written"),
         (["--ray", "ray://127.0.0.1:10001"], "a study is started on a node of its cluster"),
-        (["--ray", "127.0.0.1:9"], "--ray 127.0.0.1:9: no Ray cluster could be reached"),
+        (["--ray", "127.0.0.1:9"], "--ray 127.0.0.1:9: no Ray cluster answers there"),
     ],
 )
 def test_what_the_cluster_cannot_do_is_one_line_and_makes_no_run(
@@ -511,3 +514,73 @@ def test_what_the_cluster_cannot_do_is_one_line_and_makes_no_run(
     assert "Traceback" not in done.stderr
     assert not finished(out)
     assert not attempts(plain)
+
+
+# A driver whose packages are others than those of the nodes.
+OTHER = """
+import sys
+from kourkoutas.lab.results import store
+from kourkoutas.lab.running import ray, study
+from kourkoutas.lab.specs import plan as planning
+
+store.versions = lambda: {"numpy": "0.1"}
+made = planning.plan_own(sys.argv[3] + ":train", optimizers=["kbeta"], options={"witness": sys.argv[4]})
+try:
+    study.execute(made, sys.argv[2], command="test", hire=ray.hire(sys.argv[1]))
+except ValueError as error:
+    sys.exit(str(error))
+"""
+
+
+def test_a_node_with_other_versions_makes_no_runs(cluster: Cluster, plain: Path) -> None:
+    out = plain.parent / "out"
+    call = [sys.executable, "-c", OTHER, cluster.address, str(out), str(plain), str(plain.parent / "witness")]
+    done = subprocess.run(call, env=cluster.env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert f"has numpy {np.__version__}, not 0.1: install the versions" in done.stderr
+    assert not finished(out)
+    assert not attempts(plain)
+
+
+# What stands in for Slurm: every step runs on this machine.
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+if [ "$1" = hostname ]; then echo 127.0.0.1; else exec "$@"; fi
+"""
+
+
+def test_the_slurm_script_starts_a_node_per_machine_makes_the_study_and_leaves_nothing(
+    cluster: Cluster, plain: Path, tmp_path: Path
+) -> None:
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, text in {"srun": SRUN, "scontrol": "#!/bin/bash\nprintf 'one\\ntwo\\n'\n"}.items():
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    venv = Path(sys.executable).parents[1]
+    env = {name: value for name, value in cluster.env.items() if not name.startswith("RAY_AUTH")} | {
+        "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+        "KBETA_VENV": str(venv),
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_JOB_NODELIST": "one,two",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_CPUS_PER_TASK": "1",
+    }
+    script = Path(__file__).parents[2] / "examples" / "ray_slurm.sbatch"
+    out = tmp_path / "out"
+    arguments = [f"{plain}:train", "--out", str(out), "--optimizers", "kbeta", "--no-report", *options(plain)]
+    with subprocess.Popen(["bash", str(script), *arguments], env=env, start_new_session=True) as job:
+        try:
+            code = job.wait(timeout=300)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+    assert code == 0
+    assert len(finished(out)) == 6
+    port = str(20000 + os.getpid() % 20000)
+
+    def left() -> list[int]:
+        every = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+        return [pid for pid in every if f"127.0.0.1:{port}" in command_line(pid)]
+
+    wait_for(lambda: not left(), seconds=30)

@@ -72,6 +72,8 @@ class Process:
 
     def happened(self) -> list[Event]:
         """What the worker has told since the last call, and its end."""
+        if not self.alive:
+            return []
         over = self._process.poll() is not None  # before reading: what it told last is read after its end
         found = self._read()
         if over or self._process.poll() is not None:

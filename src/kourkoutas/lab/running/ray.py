@@ -15,6 +15,7 @@ import importlib.util
 import logging
 import math
 import os
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from kourkoutas.lab.running.worker import Task
 
 LOCAL = "local"  # a cluster of this machine, which lives as long as the study
 SECONDS_TO_WAIT = 0.5
+SECONDS_TO_CONNECT = 10
 
 
 class RayCrew:
@@ -86,31 +88,30 @@ class RayCrew:
         if ready:
             ready, _ = self._ray.wait(streams, num_returns=len(streams), timeout=0)
         for stream in ready:
-            if (event := self._next(stream)) is not None:
-                yield event
+            yield self._next(stream)
 
-    def _next(self, stream: Any) -> Event | None:
+    def _next(self, stream: Any) -> Event:
         """The next event of a task; what it brings home is in the run's folder before its end is told."""
         task, since = self._streams[stream]
-        told: Event | node.Home | None
+        told: Event | node.Home
+        lost = None
         try:
             told = self._ray.get(next(stream))
-        except StopIteration:  # after Home, which has removed the stream, nothing comes
-            told = None
         except self._ray.exceptions.RayTaskError as error:
             if not isinstance(error.cause, OSError):
                 raise ValueError(f"--ray: a node cannot make runs of this study: {error.cause}") from None
-            told = Ended(task.spec.id, f"a node could not make the run: {error.cause}", time.monotonic() - since, True)
-        except self._ray.exceptions.RayError as error:
-            first = str(error).strip().splitlines()[0]
-            reason = f"the node or its Ray worker was lost: {type(error).__name__}: {first}"
-            told = Ended(task.spec.id, reason, time.monotonic() - since, lost=True)
-        if isinstance(told, node.Home):
+            lost = f"a node could not make the run: {error.cause}"
+        except (self._ray.exceptions.RayError, StopIteration) as error:
+            first = (str(error).strip().splitlines() or ["it ended without a word"])[0]
+            lost = f"the node or its Ray worker was lost: {type(error).__name__}: {first}"
+        if lost is not None:
+            told = Ended(task.spec.id, lost, time.monotonic() - since, lost=True)
+        elif isinstance(told, node.Home):
             if not told.ended.lost:
                 parcel.unpack_run(told.files, task.folder)
                 self._forget(task.spec.id)
             told = told.ended
-        if told is None or isinstance(told, Ended):
+        if isinstance(told, Ended):
             del self._streams[stream]
         return told
 
@@ -170,6 +171,15 @@ def _connected(address: str) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    host, colon, port = address.rpartition(":")
+    if colon:  # Ray itself would try for minutes
+        try:
+            socket.create_connection((host, int(port)), timeout=SECONDS_TO_CONNECT).close()
+        except (OSError, ValueError, OverflowError) as error:
+            raise ValueError(
+                f"--ray {address}: no Ray cluster answers there ({error}): give the HOST:PORT that `ray start --head` "
+                "printed, or auto"
+            ) from None
     own: dict[str, Any] = {"num_cpus": store.cores(), "include_dashboard": False} if address == LOCAL else {}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
