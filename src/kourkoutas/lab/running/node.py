@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import functools
 import platform
 import shutil
 import tempfile
@@ -111,7 +112,7 @@ def _watch(process: Process, folder: Path, snapshots: Snapshots | None) -> Itera
 
 def _checked(order: Order) -> Snapshots | None:
     """The snapshots of the study; raises if this node cannot make the study's runs."""
-    here, node = store.versions(), platform.node()
+    here, node = _versions(), platform.node()
     differ = [
         f"{name} {here[name]}, not {there}" for name, there in order.versions.items() if here.get(name, there) != there
     ]
@@ -128,6 +129,12 @@ def _checked(order: Order) -> Snapshots | None:
 
 
 # What this Ray worker keeps from run to run.
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    return store.versions()
+
 
 _kept: tuple[object, Process] | None = None
 _folder: Path | None = None
