@@ -4,7 +4,7 @@ EXTRAS ?= torch,jax,mlx,lab,tune,dev
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: study test test-all lint bench venv clean
+.PHONY: study test test-all test-ray lint bench venv clean
 
 study: $(READY)
 	$(BIN)/kbeta study rare_trigger --preset paper --seeds 0-9 --optimizers kbeta,adam95,adam999 \
@@ -17,6 +17,11 @@ test: $(READY)
 test-all: $(READY)
 	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install --quiet triton==3.7.1
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# Starts Ray clusters on this machine, kills parts of them, and takes about ten minutes.
+test-ray: $(READY)
+	$(BIN)/python -c "import ray" 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt ray fsspec
+	$(BIN)/python -m pytest tests/lab/test_ray.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

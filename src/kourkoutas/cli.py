@@ -249,12 +249,40 @@ def study(
         typer.Option("--target", metavar="METRIC<=VALUE", help="Also compare steps to a target: 'val_loss<=0.5'."),
     ] = None,
     sink: Sink = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[ADDRESS]",
+            help="Make the runs on a Ray cluster: HOST:PORT, or auto for the one that runs here. "
+            "[without ADDRESS: $RAY_ADDRESS, else a cluster of this machine]",
+            show_default=False,
+        ),
+    ] = None,
+    cpus_per_run: Annotated[float | None, typer.Option(help="Of a node of --ray. [default: 1]")] = None,
+    gpus_per_run: Annotated[float | None, typer.Option(help="Of a node of --ray. [default: 0]")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="A folder that all nodes of --ray share, or an fsspec address: runs of a lost node go on from there.",
+        ),
+    ] = None,
+    retries: Annotated[
+        int | None, typer.Option(help="How often a run is made again whose worker was lost. [default: 0; with --ray 2]")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="End a run after this time; it has failed.")
+    ] = None,
+    memory: Annotated[
+        float | None, typer.Option(metavar="GIB", help="End a run that holds more memory; it has failed.")
+    ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Make failed runs again.")] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Do not write report.html.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare optimizers over matched seeds; the same command again resumes after anything."""
     from kourkoutas.lab.judging import targets
+    from kourkoutas.lab.running import hiring
     from kourkoutas.lab.running import study as lab
     from kourkoutas.lab.showing import progress, sinks
     from kourkoutas.lab.specs import plan as planning
@@ -265,13 +293,25 @@ def study(
     aim = None if target_ is None else targets.parse_target(target_)
     plan = _plan(target, engine, preset, names, chosen, sets, grid, endpoint, log, higher_is_better, question)
     sinks.check(sink)
+    hire, attempts = hiring.choose(
+        ray=ray,
+        workers=workers,
+        cpus_per_run=cpus_per_run,
+        gpus_per_run=gpus_per_run,
+        storage=storage,
+        retries=retries,
+        timeout=timeout,
+        memory_per_run=memory,
+    )
     folder = out_ or Path("results") / plan.testbed
-    with _resumable(True), progress.showing(err, plan.tuning) as observer:
+    # Ray tells on standard output of nodes it has lost.
+    with _resumable(True), contextlib.redirect_stdout(sys.stderr), progress.showing(err, plan.tuning) as observer:
         done = lab.execute(
             plan,
             folder,
             command=_command(),
-            workers=workers,
+            hire=hire,
+            retries=attempts,
             retry_failed=retry_failed,
             checkpoint_every=checkpoint_every,
             sink=sink,
@@ -726,10 +766,23 @@ def _disk_full(error: OSError) -> str | None:
     return str(store.DiskFull.of(error)) if store.is_full(error) else None
 
 
+def _with_address(arguments: Sequence[str]) -> list[str]:
+    """The arguments with an empty ADDRESS where `--ray` stands alone: the parser knows no optional values.
+
+    >>> _with_address(["study", "rare_trigger", "--ray", "--seeds", "0-3"])
+    ['study', 'rare_trigger', '--ray=', '--seeds', '0-3']
+    """
+    after = [*arguments[1:], "-"]
+    return [
+        "--ray=" if argument == "--ray" and following.startswith("-") else argument
+        for argument, following in zip(arguments, after, strict=True)
+    ]
+
+
 def main() -> None:
     """Run the command line; an error is one line on standard error and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        code = app(_with_address(sys.argv[1:]), standalone_mode=False)
     except KeyboardInterrupt:
         _say("Stopped.")
         code = 128 + signal.SIGINT

@@ -1,7 +1,7 @@
 """Many runs: make what is planned and resume after anything. What came out is judged in `kourkoutas.lab.judging`.
 
-execute   the runs of a plan in worker processes; the same call again resumes: finished runs are kept, unfinished
-          ones continue, failed ones wait for `retry_failed`
+execute   the runs of a plan by a crew; the same call again resumes: finished runs are kept, unfinished ones continue,
+          failed ones wait for `retry_failed`
 single    one run in this process
 """
 
@@ -13,11 +13,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from kourkoutas.lab import machine
 from kourkoutas.lab.judging import endpoints
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import tuning, worker
-from kourkoutas.lab.running.pool import Observer, Pool, Queue
+from kourkoutas.lab.running import crew, pool, tuning, worker
 from kourkoutas.lab.running.trial import UNREAD
 from kourkoutas.lab.specs.plan import Plan
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
@@ -32,16 +30,20 @@ def execute(
     retry_failed: bool = False,
     checkpoint_every: int | None = None,
     sink: str | None = None,
-    observer: Observer | None = None,
+    observer: crew.Observer | None = None,
+    hire: crew.Hire | None = None,
+    retries: int = 0,
 ) -> store.Study:
     """Make every run of `plan` that the folder `out` does not hold yet, and return the folder.
+
+    `hire` gets those who make the runs: by default `workers` processes here. A lost run is made again up to `retries`
+    times.
 
     Raises:
       StoreError: `out` holds another configuration, is in use, or is broken; nothing was changed.
       KeyboardInterrupt: on Ctrl-C, after the workers have ended; finished runs are kept.
     """
-    if workers is not None and workers < 1:
-        raise ValueError(f"--workers must be at least 1; got {workers}")
+    hire = hire or pool.hire(workers)
     if plan.code is not None:
         observer = Guard(observer)
     with holding(plan, out, command) as study:
@@ -49,7 +51,8 @@ def execute(
             _make,
             study,
             code=plan.code,
-            workers=workers,
+            hire=hire,
+            retries=retries,
             retry_failed=retry_failed,
             checkpoint_every=checkpoint_every,
             sink=sink,
@@ -66,7 +69,7 @@ def execute(
 class Guard:
     """Tells an observer what happens, and stops the study at the first run that shows that it has to be corrected."""
 
-    def __init__(self, observer: Observer | None) -> None:
+    def __init__(self, observer: crew.Observer | None) -> None:
         self._observer = observer
 
     def planned(self, total: int, kept: int, failed: int, workers: int, threads: int) -> None:
@@ -94,11 +97,12 @@ def _make(
     specs: Sequence[RunSpec],
     *,
     code: store.Code | None,
-    workers: int | None,
+    hire: crew.Hire,
+    retries: int,
     retry_failed: bool,
     checkpoint_every: int | None,
     sink: str | None,
-    observer: Observer | None,
+    observer: crew.Observer | None,
 ) -> None:
     """Make those of the runs that the folder does not hold."""
     pending, kept, failed = [], 0, 0
@@ -113,25 +117,24 @@ def _make(
             kept += 1
             failed += result.status == "failed"
     study.plan(specs)
-    cores = machine.cores()
-    # A seed's data are made once by the worker that has the seed; tuning has few seeds and many values for each.
-    apart = len(pending) if any(study.record.tunes(spec) for spec in specs) else len({spec.seed for spec in specs})
-    count = min(workers or min(cores, apart), len(pending))
-    threads = max(1, cores // max(count, 1))
-    if observer is not None:
-        observer.planned(len(specs), kept, failed, count, threads)
-    if pending:
-        tasks = {
-            spec.id: worker.Task(
-                spec=spec,
-                folder=study.folder(spec).resolve(),
-                code=code,
-                checkpoint_every=checkpoint_every,
-                sink=sink,
-            )
-            for spec in pending
-        }
-        Pool(study, Queue(pending), tasks, observer, threads, shared=count > 1).run(count)
+    if not pending:
+        if observer is not None:
+            observer.planned(len(specs), kept, failed, 0, 0)
+        return
+    tasks = [
+        worker.Task(
+            spec=spec,
+            folder=study.folder(spec).resolve(),
+            code=code,
+            checkpoint_every=checkpoint_every,
+            sink=sink,
+        )
+        for spec in pending
+    ]
+    with contextlib.closing(hire(study, tasks)) as hired:
+        if observer is not None:
+            observer.planned(len(specs), kept, failed, hired.size, hired.threads)
+        crew.make(tasks, hired, study, observer, retries)
 
 
 def single(

@@ -1,7 +1,7 @@
 """A worker process: makes runs one after another, so that a framework is imported, and a step compiled, only once.
 
-`kourkoutas.lab.running.pool` starts it as `python -m kourkoutas.lab.running.worker FD PARENT`. Tasks come as JSON lines
-on standard input; events go as JSON lines to the file descriptor FD:
+`kourkoutas.lab.running.process` starts it as `python -m kourkoutas.lab.running.worker FD PARENT`. Tasks come as JSON
+lines on standard input; events go as JSON lines to the file descriptor FD:
 
     {"event": "progress", "step": 300, "steps": 30000, "loss": 0.05}
     {"event": "finished"}                     result.json has been written

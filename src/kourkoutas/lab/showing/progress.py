@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from kourkoutas.lab.running.pool import Observer
+from kourkoutas.lab.running.crew import Observer
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.lab.specs.tuning import Tuning
 

@@ -1,0 +1,112 @@
+"""Files as bytes, to cross from one machine to another: a run's folder, and a user's code."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from kourkoutas.lab.results import store
+from kourkoutas.lab.specs.spec import RunResult
+
+Files = dict[str, bytes]  # by path below the folder
+
+LARGEST_CODE = 20 * 2**20
+HOME = "spec.json"  # stays where the results folder is
+
+
+def of_run(folder: Path) -> Files:
+    """What a run's folder holds, also while the run goes on.
+
+    NOTE: logs are read last. A checkpoint says how long metrics.jsonl was when it was taken, so that a log which is
+    newer than the checkpoint can be cut to fit, and an older one could not.
+    """
+    paths = sorted(_complete(folder), key=lambda path: (path.suffix in (".jsonl", ".txt"), path))
+    files = {}
+    for path in paths:
+        try:
+            files[path.relative_to(folder).as_posix()] = path.read_bytes()
+        except FileNotFoundError:  # an old checkpoint that has made way meanwhile
+            continue
+    files.pop(HOME, None)
+    return files
+
+
+def state_of_run(folder: Path) -> frozenset[tuple[str, int, int]]:
+    """Changes whenever there is something new to continue from: any file but the logs."""
+    found = set()
+    for path in _complete(folder):
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            continue
+        if path.suffix not in (".jsonl", ".txt"):
+            found.add((str(path), status.st_mtime_ns, status.st_size))
+    return frozenset(found)
+
+
+def unpack_run(files: Mapping[str, bytes], folder: Path) -> None:
+    """Make `folder` hold these files of a run and no others; result.json, which makes the run finished, comes last."""
+    for name, content in files.items():
+        if name != "result.json":
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    for path in list(_complete(folder)):
+        if path.relative_to(folder).as_posix() not in {*files, HOME}:
+            path.unlink()
+    for path in folder.iterdir():
+        if path.is_dir() and not any(file.is_file() for file in path.rglob("*")):
+            shutil.rmtree(path)
+    if "result.json" in files:
+        store.write_result(folder, RunResult.model_validate_json(files["result.json"]))
+
+
+def of_code(file: Path) -> Files:
+    """The user's file with the modules it can import from its folder: the .py files there, and packages with theirs."""
+    paths = {file, *file.parent.glob("*.py")}
+    for package in file.parent.glob("*/__init__.py"):
+        paths |= {path for path in package.parent.rglob("*.py") if path.is_file()}
+    size = sum(path.stat().st_size for path in paths)
+    if size > LARGEST_CODE:
+        raise ValueError(
+            f"{file.parent} holds {size / 2**20:.0f} MiB of Python files, too much to send with every run: "
+            f"put {file.name} and the modules it imports into a folder of their own"
+        )
+    return {path.relative_to(file.parent).as_posix(): path.read_bytes() for path in sorted(paths)}
+
+
+def digest(files: Mapping[str, bytes]) -> str:
+    """Names these files by their content."""
+    return hashlib.sha256(to_tar(files)).hexdigest()[:16]
+
+
+def to_tar(files: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, content in sorted(files.items()):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def from_tar(data: bytes) -> Files:
+    """The files of `to_tar`; names that lead out of the folder are refused."""
+    files = {}
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+        for member in tar:
+            path = PurePosixPath(member.name)
+            if path.is_absolute() or ".." in path.parts:
+                raise tarfile.TarError(f"{member.name!r} leads out of the run's folder")
+            if (stream := tar.extractfile(member)) is not None:
+                files[member.name] = stream.read()
+    return files
+
+
+def _complete(folder: Path) -> Iterator[Path]:
+    """Every file below `folder` but those that are being written under a temporary name."""
+    return (path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".part", ".tmp"))

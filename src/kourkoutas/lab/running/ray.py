@@ -1,0 +1,222 @@
+"""The crew on a Ray cluster: every run is a Ray task.
+
+The driver, which is the process that the user started, owns the results folder: tasks send events and at the end the
+run's files, and only the driver writes them. So a run that was given up as lost, or whose driver was killed, leaves
+nothing in the results folder, and every run is recorded exactly once.
+
+The user's code goes with the tasks by content: the file and the Python modules of its folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import logging
+import math
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from kourkoutas.lab import machine
+from kourkoutas.lab.results import parcel, store
+from kourkoutas.lab.results.snapshots import Snapshots, resolved
+from kourkoutas.lab.running import node
+from kourkoutas.lab.running.crew import GIB, Crew, Ended, Event, Hire, Limits
+from kourkoutas.lab.running.worker import Task
+
+LOCAL = "local"  # a cluster of this machine, which lives as long as the study
+SECONDS_TO_WAIT = 0.5
+SECONDS_TO_CONNECT = 10
+
+
+class RayCrew:
+    """Ray tasks on the cluster at `address`.
+
+    Args:
+      cpus, gpus: that Ray sets aside for each run.
+      code: the user's files.
+      storage: address and study of the snapshots from which runs of lost nodes go on.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        cpus: float,
+        gpus: float,
+        limits: Limits,
+        code: parcel.Files | None,
+        storage: tuple[str, str] | None,
+    ) -> None:
+        import ray
+
+        self._ray = ray
+        self._limits, self._gpus, self._storage = limits, gpus, storage
+        self._snapshots = Snapshots(*storage) if storage is not None else None
+        self._versions = store.versions()
+        self._streams: dict[Any, tuple[Task, float]] = {}
+        self.threads = max(1, int(cpus))
+        wanted = {"CPU": cpus, "GPU": gpus, "memory": (limits.memory or 0) * GIB}
+        with contextlib.ExitStack() as connection:
+            connection.enter_context(_connected(address))
+            self.size = sum(_fitting(each["Resources"], wanted) for each in ray.nodes() if each["Alive"])
+            if self.size == 0:
+                raise ValueError(
+                    f"no node of the Ray cluster has what one run is to get, {_described(wanted)}: ask for less with "
+                    "--cpus-per-run, --gpus-per-run and --memory, or add nodes"
+                )
+            self._code = ray.put(code)
+            self._make = ray.remote(node.make).options(
+                num_cpus=cpus,
+                num_gpus=gpus,
+                memory=int(wanted["memory"]) or None,
+                max_retries=0,  # whether a lost run is made again is decided by crew.make
+            )
+            self._connection = connection.pop_all()
+
+    def submit(self, task: Task) -> None:
+        order = node.Order(
+            task, parcel.of_run(task.folder), self._limits, self.threads, self._gpus > 0, self._storage, self._versions
+        )
+        self._streams[self._make.remote(order, self._code)] = (task, time.monotonic())
+
+    def events(self) -> Iterator[Event]:
+        streams = list(self._streams)
+        ready, _ = self._ray.wait(streams, num_returns=1, timeout=SECONDS_TO_WAIT)
+        if ready:
+            ready, _ = self._ray.wait(streams, num_returns=len(streams), timeout=0)
+        for stream in ready:
+            yield self._next(stream)
+
+    def _next(self, stream: Any) -> Event:
+        """The next event of a task; what it brings home is in the run's folder before its end is told."""
+        task, since = self._streams[stream]
+        told: Event | node.Home
+        lost = None
+        try:
+            told = self._ray.get(next(stream))
+        except self._ray.exceptions.RayTaskError as error:
+            if not isinstance(error.cause, OSError):
+                raise ValueError(f"--ray: a node cannot make runs of this study: {error.cause}") from None
+            lost = f"a node could not make the run: {error.cause}"
+        except (self._ray.exceptions.RayError, StopIteration) as error:
+            first = (str(error).strip().splitlines() or ["it ended without a word"])[0]
+            lost = f"the node or its Ray worker was lost: {type(error).__name__}: {first}"
+        if lost is not None:
+            told = Ended(task.spec.id, lost, time.monotonic() - since, lost=True)
+        elif isinstance(told, node.Home):
+            if not told.ended.lost:
+                parcel.unpack_run(told.files, task.folder)
+                self._forget(task.spec.id)
+            told = told.ended
+        if isinstance(told, Ended):
+            del self._streams[stream]
+        return told
+
+    def _forget(self, run: str) -> None:
+        if self._snapshots is not None:
+            with contextlib.suppress(Exception):  # what stays there is of no use to anybody, and no reason to stop
+                self._snapshots.clear(run)
+
+    def close(self) -> None:
+        for stream in self._streams:
+            with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
+                self._ray.cancel(stream, force=True)
+        if self._snapshots is not None and not self._streams:
+            with contextlib.suppress(Exception):
+                self._snapshots.close()
+        self._streams.clear()
+        self._connection.close()
+
+
+def hire(
+    address: str = "", *, cpus: float = 1.0, gpus: float = 0.0, storage: str | None = None, limits: Limits | None = None
+) -> Hire:
+    """A crew on the Ray cluster at `address`.
+
+    Args:
+      address: HOST:PORT, "auto" for the cluster that runs on this machine, "local" for a new one that ends with the
+        study; "" is $RAY_ADDRESS if it is set, else "local". In a process that is connected already, its cluster.
+      storage: a shared folder or fsspec address, for runs to go on when their node is lost.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise ValueError("--ray needs ray, which is not installed: pip install 'kourkoutas-beta[ray]'")
+    if address.startswith("ray://"):
+        raise ValueError(
+            f"--ray {address}: a study is started on a node of its cluster, not through the Ray client; log in there, "
+            "and give the address as HOST:PORT or auto"
+        )
+    if not (math.isfinite(cpus) and cpus > 0):
+        raise ValueError(f"--cpus-per-run must be above 0; got {cpus}")
+    if not (math.isfinite(gpus) and gpus >= 0):
+        raise ValueError(f"--gpus-per-run must be 0 or above; got {gpus}")
+
+    def hired(study: store.Study, tasks: Sequence[Task]) -> Crew:
+        code = tasks[0].code
+        files = None if code is None else parcel.of_code(Path(code.file))
+        place = None if storage is None else _prepared(storage, study)
+        chosen = address or os.environ.get("RAY_ADDRESS") or LOCAL
+        return RayCrew(chosen, cpus, gpus, limits or Limits(), files, place)
+
+    return hired
+
+
+@contextlib.contextmanager
+def _connected(address: str) -> Iterator[None]:
+    """A connection to the cluster, which ends with it if it is this study's own."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    host, colon, port = address.rpartition(":")
+    if colon:  # Ray itself would try for minutes
+        try:
+            socket.create_connection((host, int(port)), timeout=SECONDS_TO_CONNECT).close()
+        except (OSError, ValueError, OverflowError) as error:
+            raise ValueError(
+                f"--ray {address}: no Ray cluster answers there ({error}): give the HOST:PORT that `ray start --head` "
+                "printed, or auto"
+            ) from None
+    own: dict[str, Any] = {"num_cpus": machine.cores(), "include_dashboard": False} if address == LOCAL else {}
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ValueError(f"--ray {address}: no Ray cluster could be reached or started: {first}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _prepared(address: str, study: store.Study) -> tuple[str, str]:
+    """Address and name of the study's snapshots, checked to be writable.
+
+    NOTE: the name is the same whenever the same results folder is continued, and another for any other folder.
+    """
+    own = hashlib.sha256(f"{study.path.resolve()} {study.record.created}".encode()).hexdigest()[:12]
+    found = (resolved(address), f"{study.path.resolve().name}-{own}")
+    try:
+        Snapshots(*found).prepare()
+    except Exception as error:  # every file system of fsspec has errors of its own
+        raise ValueError(f"--storage {address} cannot be written: {type(error).__name__}: {error}") from None
+    return found
+
+
+def _fitting(has: dict[str, float], wanted: dict[str, float]) -> int:
+    """How many runs fit on a node."""
+    return int(min(has.get(name, 0.0) / amount for name, amount in wanted.items() if amount))
+
+
+def _described(wanted: dict[str, float]) -> str:
+    words = {
+        "CPU": f"{wanted['CPU']:g} CPUs",
+        "GPU": f"{wanted['GPU']:g} GPUs",
+        "memory": f"{wanted['memory'] / GIB:g} GiB",
+    }
+    return ", ".join(words[name] for name, amount in wanted.items() if amount)

@@ -1,0 +1,108 @@
+"""What crosses between machines: run folders, code, snapshots."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from kourkoutas.lab.results import parcel
+from kourkoutas.lab.results.snapshots import Snapshots, resolved
+from kourkoutas.lab.specs.spec import RunResult
+
+
+def fill(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = folder / name.replace("__", "/").replace("_DOT_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+def test_a_run_is_unpacked_as_it_was_and_what_it_had_before_goes(tmp_path: Path) -> None:
+    result = RunResult(status="ok", endpoint=0.5, curve={"loss": [float("nan"), 1.0]}).model_dump_json()
+    node = fill(tmp_path / "node", metrics_DOT_jsonl="{}\n", result_DOT_json=result, tensorboard__events="x")
+    home = fill(tmp_path / "home", spec_DOT_json="the spec", metrics_DOT_jsonl="old", checkpoint__step="old")
+    parcel.unpack_run(parcel.of_run(node), home)
+    assert names(home) == names(node) | {"spec.json"}
+    assert (home / "spec.json").read_text() == "the spec"
+    assert (home / "metrics.jsonl").read_text() == "{}\n"
+    assert RunResult.model_validate_json((home / "result.json").read_text()).endpoint == 0.5
+
+
+def test_files_that_are_being_written_and_the_spec_stay_where_they_are(tmp_path: Path) -> None:
+    folder = fill(tmp_path, spec_DOT_json="s", checkpoint__step_DOT_npz="c", metrics_DOT_jsonl="m")
+    (folder / "checkpoint" / ".step.npz.part").write_text("half")
+    (folder / ".result.json.1.tmp").write_text("half")
+    assert list(parcel.of_run(folder)) == ["checkpoint/step.npz", "metrics.jsonl"]  # the log last
+
+
+def test_logs_alone_are_nothing_to_continue_from(tmp_path: Path) -> None:
+    fill(tmp_path, metrics_DOT_jsonl="m", output_DOT_txt="o")
+    assert parcel.state_of_run(tmp_path) == frozenset()
+    fill(tmp_path, checkpoint__step_DOT_npz="c")
+    before = parcel.state_of_run(tmp_path)
+    assert before
+    fill(tmp_path, metrics_DOT_jsonl="more")
+    assert parcel.state_of_run(tmp_path) == before
+    fill(tmp_path, checkpoint__step_DOT_npz="changed")
+    assert parcel.state_of_run(tmp_path) != before
+
+
+def test_code_is_the_file_its_neighbours_and_their_packages_but_no_data(tmp_path: Path) -> None:
+    fill(tmp_path, task_DOT_py="import a", a_DOT_py="", data_DOT_csv="1", notes__old_DOT_py="")
+    fill(tmp_path, package__sub__b_DOT_py="")
+    (tmp_path / "package" / "__init__.py").touch()
+    assert set(parcel.of_code(tmp_path / "task.py")) == {"task.py", "a.py", "package/__init__.py", "package/sub/b.py"}
+
+
+def test_too_much_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parcel, "LARGEST_CODE", 10)
+    fill(tmp_path, task_DOT_py="x = 1", other_DOT_py="y = 2 + 2 + 2")
+    with pytest.raises(ValueError, match=r"put task\.py and the modules it imports into a folder of their own"):
+        parcel.of_code(tmp_path / "task.py")
+
+
+def test_a_tar_that_leads_out_of_the_folder_is_refused() -> None:
+    assert parcel.from_tar(parcel.to_tar({"a/b": b"1", "c": b""})) == {"a/b": b"1", "c": b""}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("../outside"))
+    with pytest.raises(tarfile.TarError, match="leads out"):
+        parcel.from_tar(buffer.getvalue())
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_the_newest_whole_snapshot_is_found_and_only_two_are_kept(tmp_path: Path, scheme: str) -> None:
+    pytest.importorskip("fsspec")
+    kept = Snapshots(f"{scheme}{tmp_path}", "study")
+    assert not kept.seen()
+    kept.prepare()
+    assert Snapshots(f"{scheme}{tmp_path}", "study").seen()
+    assert kept.newest("run") is None
+    for step in range(4):
+        kept.save("run", {"checkpoint/step": b"%d" % step})
+    assert len(list(tmp_path.glob("study/run/*"))) == 2
+    assert kept.newest("run") == {"checkpoint/step": b"3"}
+    newest = max(tmp_path.glob("study/run/*.tar"))
+    newest.write_bytes(newest.read_bytes()[:100])
+    assert kept.newest("run") == {"checkpoint/step": b"2"}
+    kept.close()
+    assert kept.newest("run") == {"checkpoint/step": b"2"}
+    kept.clear("run")
+    kept.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_relative_folder_is_made_absolute_and_an_address_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolved("shared") == str(tmp_path / "shared")
+    assert resolved("s3://bucket/place") == "s3://bucket/place"
