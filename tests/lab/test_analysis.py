@@ -114,6 +114,11 @@ def test_power_equals_statsmodels(n: int, alpha: float, ratio: float) -> None:
     assert power.found(ratio, n, alpha) == pytest.approx(TTestPower().power(ratio, n, alpha), abs=2e-5)
 
 
+@pytest.mark.parametrize(("n", "alpha", "ratio"), [(101, 0.05, 0.3), (101, 0.0125, 0.3), (1_000, 0.05, 0.1)])
+def test_power_of_many_seeds_is_right_to_four_digits(n: int, alpha: float, ratio: float) -> None:
+    assert power.found(ratio, n, alpha) == pytest.approx(TTestPower().power(ratio, n, alpha), abs=2e-4)
+
+
 @pytest.mark.parametrize(("n", "alpha"), [(3, 0.05), (5, 0.05), (10, 0.01), (100, 0.05)])
 def test_the_detectable_difference_is_found_with_the_stated_probability(n: int, alpha: float) -> None:
     ratio = power.detectable_ratio(n, alpha)
