@@ -89,13 +89,13 @@ def seeds_needed(ratio: float, alpha: float, power: float = POWER, most: int = M
     """
     if ratio == 0 or found(ratio, most, alpha) < power:
         return None
-    low, high = 1, 2
-    while found(ratio, high, alpha) < power:
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if found(ratio, middle, alpha) >= power else (middle, high)
-    return high
+    # With a known s it would be ((z_{1-α/2} + z_power)·s/δ)²; an estimated one asks for a few more.
+    n = max(2, int(((special.ndtri(1 - alpha / 2) + special.ndtri(power)) / ratio) ** 2))
+    while n > 2 and found(ratio, n - 1, alpha) >= power:
+        n -= 1
+    while found(ratio, n, alpha) < power:
+        n += 1
+    return n
 
 
 def spread(c: Contrast) -> tuple[int, float] | None:
