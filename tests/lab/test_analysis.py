@@ -15,6 +15,7 @@ from statsmodels.stats.power import TTestPower
 
 from kourkoutas.lab.judging import analysis, attribution, endpoints, planned, power, stats, tables
 from kourkoutas.lab.results import store
+from kourkoutas.lab.showing import report
 from kourkoutas.lab.specs import plan as planning
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
@@ -112,6 +113,11 @@ def test_on_logarithms_the_percentage_is_of_geometric_means(tmp_path: Path) -> N
 @pytest.mark.parametrize(("n", "alpha", "ratio"), [(5, 0.05, 1.5), (10, 0.0125, 0.9), (40, 0.05, 0.3), (3, 0.05, 4.0)])
 def test_power_equals_statsmodels(n: int, alpha: float, ratio: float) -> None:
     assert power.found(ratio, n, alpha) == pytest.approx(TTestPower().power(ratio, n, alpha), abs=2e-5)
+
+
+@pytest.mark.parametrize(("n", "alpha", "ratio"), [(101, 0.05, 0.3), (101, 0.0125, 0.3), (1_000, 0.05, 0.1)])
+def test_power_of_many_seeds_is_right_to_four_digits(n: int, alpha: float, ratio: float) -> None:
+    assert power.found(ratio, n, alpha) == pytest.approx(TTestPower().power(ratio, n, alpha), abs=2e-4)
 
 
 @pytest.mark.parametrize(("n", "alpha"), [(3, 0.05), (5, 0.05), (10, 0.01), (100, 0.05)])
@@ -350,6 +356,13 @@ def test_endpoints_near_the_end_of_doubles_do_not_overflow(tmp_path: Path, size:
             assert t.sd == pytest.approx(s.sd * size)  # type: ignore[operator]
             assert t.iqm == pytest.approx(s.iqm * size)
     json.dumps(analysis.as_json(study, two), allow_nan=False)
+
+
+def test_a_study_near_the_end_of_doubles_and_with_a_damaged_trace_has_a_page(tmp_path: Path) -> None:
+    values = {"kbeta": {0: 1.2e308, 1: 1.25e308, 2: 1.21e308}, "adam95": {0: 1.6e308, 1: 1.7e308, 2: 1.65e308}}
+    study = folder(tmp_path / "o", values)  # type: ignore[arg-type]
+    (study.runs()[0].folder / "trace.npz").write_bytes(b"PK damaged")
+    assert "1.6e+308" in report.build(study).read_text()
 
 
 def test_differences_of_opposite_signs_near_the_end_of_doubles_are_no_divergence() -> None:

@@ -98,7 +98,7 @@ def test_a_killed_run_of_a_rival_goes_on_to_the_same_bits(label: str, tmp_path: 
     needed = {"schedulefree": "schedulefree", "soap": "pytorch_optimizer"}.get(label, "torch")
     if importlib.util.find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed")
-    settings = {"steps": 1_000, "held_out": 64}
+    settings = {"steps": 510, "held_out": 64}
     spec = RunSpec(testbed="rare_trigger", optimizer=label, settings=settings)
     whole = train.run(spec, tmp_path / "whole", checkpoint_every=0)
 

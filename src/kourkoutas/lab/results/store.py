@@ -226,15 +226,15 @@ class Study:
         with contextlib.suppress(FileNotFoundError):
             for entry in os.scandir(self.path / "runs"):
                 folder = Path(entry.path)
-                # empty: killed while the study was being planned
-                if not entry.is_dir() or not any(_kept(folder)):
+                if not entry.is_dir():
                     continue
                 try:
                     spec = _read_spec(folder)
                     if wanted(spec):
                         found.append(StoredRun(spec, _read_result(folder), folder))
                 except StoreError as error:
-                    self.damage.append(str(error))
+                    if any(_kept(folder)):  # an empty one was left by a kill while the study was being planned
+                        self.damage.append(str(error))
         self.damage.sort()
         order = {arm.label: i for i, arm in enumerate(self.record.arms)}
         return sorted(found, key=lambda run: (order.get(run.spec.optimizer, len(order)), run.spec.seed, run.id))

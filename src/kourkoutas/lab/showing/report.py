@@ -7,9 +7,10 @@ and style, runs no script, and its content policy forbids the browser to fetch a
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from kourkoutas.lab.judging import planned, power, stats, tables, verdicts
 from kourkoutas.lab.judging.endpoints import PRIMARY, Measure
 from kourkoutas.lab.judging.stats import Comparison, Contrast, Seed, Values
 from kourkoutas.lab.judging.tables import show, show_ci
-from kourkoutas.lab.results.store import StoredRun, Study
+from kourkoutas.lab.results.store import StoredRun, StoreError, Study
 from kourkoutas.lab.showing import figures
 from kourkoutas.lab.specs.optimizers import CONTROLS
 from kourkoutas.lab.testbeds import Endpoint
@@ -337,7 +338,14 @@ def picture(figure: Figure, description: str) -> Picture:
     return Picture(f"data:image/svg+xml;base64,{encoded}", description)
 
 
+def drawable(values: Iterable[float]) -> bool:
+    """Whether an axis can hold the values and its margins, which are doubles too."""
+    return all(abs(x) < 1e300 for x in values if math.isfinite(x))
+
+
 def _pictures(judged: Judged) -> list[Picture]:
+    if not drawable(x for by_seed in judged.values.values() for x in by_seed.values()):
+        return []
     title, maximize = judged.endpoint.title, judged.endpoint.maximize
     contrasts = judged.comparison.contrasts if judged.comparison else ()
     drawn = [
@@ -360,7 +368,7 @@ def _training(data: ReportData) -> list[Picture]:
     for arm in data.arms:
         for run in data.runs:
             steps, losses = run.curve.get("step"), run.curve.get("loss")
-            if run.optimizer == arm and steps and losses:
+            if run.optimizer == arm and steps and losses and drawable(losses):
                 # a diverged run ends where its last record was finite: the closing NaN makes the figure mark it
                 cut = run.status == "diverged" and math.isfinite(losses[-1])
                 curve = ([*steps, steps[-1]], [*losses, math.nan]) if cut else (steps, losses)
@@ -510,7 +518,9 @@ def _shown(measure: Measure) -> Endpoint:
 
 
 def _run(run: StoredRun, measures: Sequence[Measure]) -> Run:
-    trace = run.trace()
+    trace = None
+    with contextlib.suppress(StoreError):  # a damaged trace costs its pictures, not the page
+        trace = run.trace()
     recorded = None if trace is None else figures.TraceData(trace["steps"], trace["sun"], trace["beta2"])
     if run.result is None:
         return Run(run.spec.optimizer, run.spec.seed, "unfinished", trace=recorded)
