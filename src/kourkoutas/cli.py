@@ -670,7 +670,9 @@ def main() -> None:
         if hasattr(error, "format_message"):  # a usage error of the parser
             message = error.format_message()
         elif isinstance(error, ValueError | TypeError | ImportError | OSError) and "KBETA_TRACEBACK" not in os.environ:
-            message = str(error)
+            from kourkoutas.lab.results import store
+
+            message = str(store.DiskFull.of(error) if isinstance(error, OSError) and store.is_full(error) else error)
         else:
             raise
         _say(f"kbeta: {' '.join(message.split())}")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kourkoutas import _native
 from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Params, Squares, Trainer
 from kourkoutas.lab.engines.torch_taylor import TaylorLayer, TaylorSquares, compiled, suits
+from kourkoutas.lab.specs.groups import training
 from kourkoutas.lab.specs.optimizers import Recipe, build_torch
 from kourkoutas.trace import Trace
 
@@ -128,6 +129,7 @@ class TorchTrainer:
             each = ({k: x[i] for k, x in stacked.items()} for i in range(len(lrs)))
         else:
             each = ({k: _tensor(x) for k, x in batch.items()} for batch in batches)
+        training(self._optimizer, True)
         for batch, lr in zip(each, lrs, strict=True):
             evaluate = functools.partial(self._evaluate, {**self._constants, **batch})
             for group in self._optimizer.param_groups:
@@ -137,6 +139,7 @@ class TorchTrainer:
             else:
                 losses.append(evaluate())
                 self._optimizer.step()
+        training(self._optimizer, False)  # what is evaluated and saved between chunks
         self._taken += len(losses)
         if self.trace is not None:
             self._optimizer.pull(_Shifted(self.trace, self._offset))

@@ -100,7 +100,6 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without `contrast`."""
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "contrast"}
-        own["detectable"] = None if self.detectable is None else dataclasses.asdict(self.detectable)
         found: dict[str, Any] = plain(own)
         return found
 
@@ -136,7 +135,7 @@ class Judged:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without `comparison` and the `contrast` of each finding."""
         light = dataclasses.replace(self, comparison=None, findings=())
-        out: dict[str, Any] = plain(dataclasses.asdict(light))
+        out: dict[str, Any] = plain(light)
         del out["comparison"]
         return out | {"findings": [finding.to_dict() for finding in self.findings]}
 
@@ -172,7 +171,7 @@ class Analysis:
         Pairs and the tests that do not decide are in `comparisons()`.
         """
         light = dataclasses.replace(self, endpoints=())
-        out: dict[str, Any] = plain(dataclasses.asdict(light))
+        out: dict[str, Any] = plain(light)
         return out | {"endpoints": [judged.to_dict() for judged in self.endpoints]}
 
     def comparisons(self) -> dict[str, Comparison]:
@@ -368,7 +367,7 @@ def as_json(study: Study, analysis: Analysis, runs: Sequence[StoredRun] | None =
         "out": str(study.path),
         **json.loads(study.record.model_dump_json()),
         "runs": [_run(run) for run in every],
-        "summary": [{"optimizer": arm.label, **plain(_but_label(dataclasses.asdict(arm)))} for arm in analysis.arms],
+        "summary": [{"optimizer": arm.label, **_but_label(plain(arm))} for arm in analysis.arms],
         "analysis": analysis.to_dict(),
         "comparisons": {title: comparison.to_dict() for title, comparison in analysis.comparisons().items()},
         "notes": [*analysis.notes, *(note for judged in analysis.endpoints for note in judged.notes)],

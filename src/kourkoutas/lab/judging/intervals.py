@@ -98,11 +98,14 @@ def quantile(values: Array, q: float) -> float:
 
 def iqm(values: Array) -> float:
     """Interquartile mean: the mean without the lowest and highest ⌊n/4⌋ values."""
-    return float(stats.trim_mean(values, 0.25))
+    return float(trimmed(values))
 
 
 def trimmed(values: Any, axis: int = -1) -> Any:
-    return stats.trim_mean(values, 0.25, axis=axis)
+    """The same along an axis. (scipy's `trim_mean` gives the same numbers; its checks take a millisecond a call.)"""
+    n = np.shape(values)[axis]
+    kept = np.moveaxis(np.sort(values, axis=axis), axis, -1)[..., n // 4 : n - n // 4]
+    return kept.mean(axis=-1)
 
 
 def t_interval(d: Array, confidence: float = 0.95) -> Interval:

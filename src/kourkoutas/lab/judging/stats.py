@@ -21,7 +21,6 @@ The parts: `values`, `intervals`, `tests`, `summaries` (one optimizer), `contras
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -108,7 +107,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, all notes together; numbers that are not finite become "nan", "inf" and "-inf"."""
-        out: dict[str, Any] = plain(dataclasses.asdict(self))
+        out: dict[str, Any] = plain(self)
         out["notes"] = all_notes(self)
         for entry, c in zip(out["contrasts"], self.contrasts, strict=True):
             entry["n"], entry["verdict"] = c.n, c.verdict

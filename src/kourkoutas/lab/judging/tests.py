@@ -118,9 +118,14 @@ def wilcoxon(d: Array, rounding: Array) -> Wilcoxon:
         method = "normal approximation"
     else:
         # P(W⁺ = w) on doubled ranks, which are whole numbers: each rank joins W⁺ with probability ½
-        chance = np.ones(1)
-        for step in np.rint(2 * ranks).astype(int):
-            chance = 0.5 * (np.pad(chance, (0, step)) + np.pad(chance, (step, 0)))
+        steps = np.rint(2 * ranks).astype(int)
+        chance, highest = np.zeros(int(steps.sum()) + 1), 0
+        chance[0] = 1.0
+        for step in steps:
+            joined = chance[: highest + 1].copy()
+            chance[: highest + 1] *= 0.5
+            highest += step
+            chance[step : highest + 1] += 0.5 * joined
         at = round(2 * up)
         p = min(1.0, 2 * min(float(chance[: at + 1].sum()), float(chance[at:].sum())))
         method = "exact, tied ranks shared" if tied else "exact"

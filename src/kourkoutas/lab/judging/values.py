@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,11 +49,13 @@ def all_positive(values: Values) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """For JSON: text keys, lists, and the strings "nan", "inf" and "-inf" for numbers that are not finite."""
+    """For JSON: dataclasses as mappings, text keys, lists, and "nan", "inf" and "-inf" for what is not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if dataclasses.is_dataclass(value):
+        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
     return value

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import importlib.metadata
 import json
 import os
@@ -44,6 +45,23 @@ Model = TypeVar("Model", bound=BaseModel)
 
 class StoreError(ValueError):
     """A results folder that cannot be read or must not be written; the message says how to go on."""
+
+
+class DiskFull(StoreError):
+    """Nothing more can be written. The study stops, and goes on where it was when there is room again."""
+
+    @classmethod
+    def of(cls, error: OSError) -> DiskFull:
+        where = f" for {error.filename}" if error.filename else ""
+        return cls(
+            f"no room left on the disk{where} ({error.strerror}): free some and run the same command again; finished "
+            "runs are kept"
+        )
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether the disk, a quota or the allowed size of a file has come to its end."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Arm(BaseModel):
@@ -391,11 +409,17 @@ def _line_of(text: str, loc: tuple[int | str, ...]) -> int:
 
 def _write(file: Path, content: BaseModel) -> None:
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(content.model_dump_json(indent=1) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, file)
+    try:
+        with temporary.open("w", encoding="utf-8") as stream:
+            stream.write(content.model_dump_json(indent=1) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, file)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if is_full(error):
+            raise DiskFull.of(OSError(error.errno, error.strerror, str(file))) from None
+        raise
     directory = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -440,8 +464,8 @@ def _locked(path: Path, command: str) -> Iterator[None]:
             holder = file.read().strip() or "another process"
             raise StoreError(f"{path} is being written by {holder}; wait for it, or name another --out") from None
         file.truncate(0)
-        file.write(f"process {os.getpid()} ({command})")
-        file.flush()
+        with contextlib.suppress(OSError):  # a full disk is told when something that matters is written
+            os.write(file.fileno(), f"process {os.getpid()} ({command})".encode())
         try:
             yield
         finally:

@@ -158,6 +158,8 @@ class Pool:
             if event["event"] == "progress":
                 if self.observer is not None:
                     self.observer.progress(member.spec, event["step"], event["steps"], event["loss"])
+            elif event["event"] == "full":
+                raise store.DiskFull(event["error"])
             else:
                 self._finished(member.spec, member.since, "the run ended but its result.json is gone")
                 member.spec = None

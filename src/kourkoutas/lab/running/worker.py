@@ -5,6 +5,7 @@ on standard input; events go as JSON lines to the file descriptor FD:
 
     {"event": "progress", "step": 300, "steps": 30000, "loss": 0.05}
     {"event": "finished"}                     result.json has been written
+    {"event": "full", "error": "…"}           the disk is full: the study has to stop
 
 What a run prints goes to output.txt in its folder, with the stack of a crash in native code.
 """
@@ -22,7 +23,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel
 
@@ -44,7 +45,11 @@ class Task(BaseModel):
 
 
 def make(task: Task, report: Report) -> RunResult:
-    """Make one run and write its result.json; an exception becomes a failed result with its traceback."""
+    """Make one run and write its result.json; an exception becomes a failed result with its traceback.
+
+    Raises:
+      DiskFull: the run has no result; it is made again when the study is resumed.
+    """
     from kourkoutas.lab.showing.sinks import following
 
     start = time.perf_counter()
@@ -57,6 +62,8 @@ def make(task: Task, report: Report) -> RunResult:
 
             result = _run(task, progress)
     except (Exception, SystemExit) as error:
+        if store.is_full(error):
+            raise store.DiskFull.of(cast(OSError, error)) from None
         text = "".join(traceback.format_exception(error))
         result = failed(text, time.perf_counter() - start)
     store.write_result(task.folder, result)
@@ -95,8 +102,15 @@ def main(fd: int, parent: int) -> None:
 
         for line in tasks:
             task = Task.model_validate_json(line)
-            with output.to(task.folder / "output.txt"):
-                make(task, _throttled(send))
+            try:
+                with output.to(task.folder / "output.txt"):
+                    make(task, _throttled(send))
+            except OSError as error:  # of output.txt
+                if not store.is_full(error):
+                    raise
+                return send(event="full", error=str(store.DiskFull.of(error)))
+            except store.DiskFull as error:
+                return send(event="full", error=str(error))
             send(event="finished")
 
 
@@ -128,8 +142,9 @@ class _Output:
             try:
                 yield
             finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
+                for stream in (sys.stdout, sys.stderr):
+                    with contextlib.suppress(OSError):  # what was printed does not fit on the disk
+                        stream.flush()
                 os.dup2(self._rest, 1)
                 os.dup2(self._rest, 2)
                 faulthandler.disable()

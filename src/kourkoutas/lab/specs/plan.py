@@ -94,9 +94,10 @@ class Plan:
 def check_size(arms: int, seeds: int) -> None:
     """Refuse a plan that nobody can mean, before anything of it is built."""
     if arms * seeds > MOST_RUNS:
+        many = f"{arms:,} arm{'s' if arms > 1 else ''} × {seeds:,} seed{'s' if seeds > 1 else ''}"
         raise ValueError(
-            f"{arms:,} arm{'s' if arms > 1 else ''} × {seeds:,} seed{'s' if seeds > 1 else ''} are {arms * seeds:,} runs, more than the {MOST_RUNS:,} that one study "
-            "may hold: shorten --seeds or --grid"
+            f"{many} are {arms * seeds:,} runs, more than the {MOST_RUNS:,} that one study may hold: shorten --seeds "
+            "or --grid"
         )
 
 
