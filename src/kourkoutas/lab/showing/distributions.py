@@ -120,6 +120,13 @@ def _violin(
         half = 17 * heights
         d = line_path([*x, *x[::-1]], [*(middle - half), *(middle + half[::-1])])
         parts.append(element("path", d=d + "Z", class_="violin"))
+    ranked = np.where(np.isfinite(numbers), numbers, -math.inf if judged.maximize else math.inf)
+    median = quantile(ranked, 0.5)
+    at = scale.at(median) if math.isfinite(median) else lost
+    if at is not None:
+        told = f"{median:.4g}" if math.isfinite(median) else "diverged"
+        bar = element("line", x1=at, x2=at, y1=middle - 15, y2=middle + 15, class_="median")
+        parts.append(element("g", element("title", f"{arm}: median {told}"), bar))
     n = len(numbers)
     # spread over the seeds in order instead of at random: the picture is the same each time
     offsets = np.linspace(-9, 9, n) if n > 1 else np.zeros(n)
@@ -133,13 +140,6 @@ def _violin(
             x0 = scale.stop if lost is None else lost
             mark = element("path", d=f"M{x0 - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8", class_="cross")
         parts.append(element("a", hint, mark, href=f"#{anchor(arm, seed)}", tabindex=-1))
-    ranked = np.where(np.isfinite(numbers), numbers, -math.inf if judged.maximize else math.inf)
-    median = quantile(ranked, 0.5)
-    at = scale.at(median) if math.isfinite(median) else lost
-    if at is not None:
-        told = f"{median:.4g}" if math.isfinite(median) else "diverged"
-        bar = element("line", x1=at, x2=at, y1=middle - 15, y2=middle + 15, class_="median")
-        parts.append(element("g", element("title", f"{arm}: median {told}"), bar))
     return parts
 
 

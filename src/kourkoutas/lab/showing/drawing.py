@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 
 WIDTH = 356.0
 TEXT = 12.0  # px, of every label
-CHARACTER = 6.7  # px, of a letter of that size, on the wide side
+CHARACTER = 7.4  # px, of a letter of that size, on the wide side
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def buckets(traces: Sequence[TraceData], key: str, title: str, arm: str) -> Draw
         kept = np.sort(np.argsort(-extreme, kind="stable")[:MOST_BUCKETS])
         left_out = f", the {MOST_BUCKETS} of {len(names)} buckets that spike most"
         names, grid = [names[k] for k in kept], grid[kept]
-    room = CHARACTER * min(17, max(len(name) for name in names))
+    room = max(34.0, CHARACTER * min(17, max(len(name) for name in names)))
     height = max(13.0, min(26.0, 150 / len(names)))
     x = Scale(edges[0], edges[-1], room + 8, WIDTH - 14)
     bottom = 4 + height * len(names)
@@ -159,7 +159,7 @@ def pooled(traces: Sequence[TraceData], key: str, title: str, arm: str) -> Drawi
     edges, bands, share = found
     bottom = 164.0
     y = Scale(bands[0], bands[-1], bottom, 4.0)
-    left = 10 + CHARACTER * max(len(tick_text(t)) for t in y.ticks())
+    left = max(40.0, 10 + CHARACTER * max(len(tick_text(t)) for t in y.ticks()))
     x = Scale(edges[0], edges[-1], left, WIDTH - 14)
     # a square-root colour scale keeps the thin bands of rare spikes visible
     parts = [_raster(np.sqrt(share.T[::-1] / share.max()), x.start, 4.0, x.stop - x.start, bottom - 4)]
