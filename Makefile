@@ -1,6 +1,6 @@
 # Two commands do everything on a fresh machine with Python 3.11: `make study` and `make test`.
 PYTHON ?= python3
-EXTRAS ?= torch,jax,mlx,lab,dev
+EXTRAS ?= torch,jax,mlx,lab,tune,dev
 BIN := .venv/bin
 READY := .venv/.ready
 
@@ -16,7 +16,7 @@ test: $(READY) browser
 # What the tests of the report in a real browser need beside Chromium itself: its driver and axe-core. Both are fetched
 # once; where one cannot be had, its tests are skipped with the reason.
 browser: $(READY)
-	@if command -v chromium chromium-browser google-chrome chrome >/dev/null; then \
+	@if $(BIN)/python -c 'from tests.lab.browsing import CHROMIUM; raise SystemExit(CHROMIUM is None)'; then \
 		$(BIN)/python -c "import playwright" 2>/dev/null || \
 			$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright || true; \
 		test -e .venv/axe/node_modules/axe-core/axe.min.js || \
@@ -43,7 +43,7 @@ venv: $(READY)
 $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/kourkoutas/_native/*.[ch])
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
-	-$(BIN)/python -m compileall -q -j 0 -x /tests/ .venv/lib >/dev/null 2>&1
+	$(BIN)/python -m compileall -q -j 0 -x /tests/ .venv/lib >/dev/null 2>&1 || true
 	touch $@
 
 clean:

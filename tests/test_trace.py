@@ -69,12 +69,15 @@ def test_csv_sink_writes_one_row_per_step(tmp_path):
 
 
 def test_wandb_sink_logs_to_the_active_run(monkeypatch):
-    logged = []
-    run = types.SimpleNamespace(log=lambda values, step: logged.append((step, values)))
+    logged, axes = [], {}
+    run = types.SimpleNamespace(
+        log=logged.append, define_metric=lambda name, step_metric: axes.update({name: step_metric})
+    )
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(run=run))
     trace = Trace(["a", "b"], sinks=[WandbSink()])
     trace.pull(ring_after(1), 1)
-    assert logged == [(1, {"sun/a": 1.0, "sun/b": 1.0, "beta2/a": 0.5, "beta2/b": 0.5})]
+    assert logged == [{"step": 1, "sun/a": 1.0, "sun/b": 1.0, "beta2/a": 0.5, "beta2/b": 0.5}]
+    assert axes == dict.fromkeys(("sun/a", "sun/b", "beta2/a", "beta2/b"), "step")
 
 
 def test_a_missing_sink_package_names_what_to_install(monkeypatch, tmp_path):

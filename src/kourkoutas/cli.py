@@ -21,13 +21,14 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from kourkoutas.lab.judging.analysis import Analysis
+    from kourkoutas.lab.judging.targets import Target as Aim
     from kourkoutas.lab.results.store import StoredRun, Study
     from kourkoutas.lab.specs.plan import Plan
     from kourkoutas.lab.specs.spec import RunResult
+    from kourkoutas.lab.specs.tuning import Tuning
 
 app = typer.Typer(
     name="kbeta",
-    help="Kourkoutas-β: does it beat Adam here? Matched-seed studies with paired statistics.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -36,6 +37,24 @@ out = Console(soft_wrap=False)
 err = Console(stderr=True)
 
 FAILED, BAD_INPUT = 1, 2
+LAB_PACKAGES = ("scipy", "statsmodels", "matplotlib", "pydantic", "jinja2")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from kourkoutas import __version__
+
+        out.print(f"kbeta {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Kourkoutas-β: does it beat Adam here? Matched-seed studies with paired statistics."""
 
 
 def _starting(names: Iterable[str], incomplete: str) -> list[str]:
@@ -104,7 +123,10 @@ Text = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 EndpointName = Annotated[
     str | None,
-    typer.Option("--endpoint", help="Your own function: the logged metric to compare, instead of what it returns."),
+    typer.Option(
+        "--endpoint",
+        help="The logged metric that decides, instead of what your function returns or a testbed's first endpoint.",
+    ),
 ]
 Folder = Annotated[Path, typer.Argument(help="A results folder.")]
 Asked = Annotated[
@@ -135,7 +157,14 @@ def run(
     preset: Preset = None,
     set_: Set = None,
     text: Text = None,
-    out_: Annotated[Path | None, typer.Option("--out", help="Keep the run in this results folder.")] = None,
+    out_: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Keep the run in this results folder. [default: not kept; with --sink, results/ID]",
+            show_default=False,
+        ),
+    ] = None,
     endpoint: EndpointName = None,
     checkpoint_every: Every = None,
     sink: Sink = None,
@@ -147,14 +176,17 @@ def run(
 
     plan = _plan(target, engine, preset, [optimizer], [seed], _with_text(set_, text), None, endpoint)
     sinks.check(sink)
-    with _resumable(out_ is not None), _run_status() as on_progress:
+    folder = Path("results") / plan.specs()[0].id if out_ is None and sink is not None else out_
+    with _resumable(folder is not None), _run_status() as on_progress:
         result = study.single(
-            plan, out_, command=_command(), checkpoint_every=checkpoint_every, sink=sink, on_progress=on_progress
+            plan, folder, command=_command(), checkpoint_every=checkpoint_every, sink=sink, on_progress=on_progress
         )
     if as_json:
         _print_json({"id": plan.specs()[0].id, **json.loads(result.model_dump_json())})
     else:
         _print_run(plan, result)
+    if out_ is None and folder is not None:
+        _say(f"Kept in {folder}")
     if result.status == "failed":
         err.print(result.error, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED)
@@ -187,12 +219,35 @@ def study(
         list[str] | None,
         typer.Option(metavar="NAME=V1,V2", help="One arm per value: kbeta.alpha=0.85,0.9 or a setting, lr=0.1,0.01."),
     ] = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=LOW:HIGH",
+            help="Tune every arm alike on other seeds, then compare the best: lr=1e-4:1e-1. Twice or more: by Optuna.",
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Values tried for each arm. [default: 8]", show_default=False)
+    ] = None,
+    tune_seeds: Annotated[
+        str | None, typer.Option(help="Seeds of the tuning, none of --seeds. [default: 100-102]", show_default=False)
+    ] = None,
+    tune_budget: Annotated[
+        int | None,
+        typer.Option(
+            help="How often the range may be widened when a best value is at its edge. [default: 2]", show_default=False
+        ),
+    ] = None,
     endpoint: EndpointName = None,
     log: Annotated[bool, typer.Option("--log", help="Your own function: compare ratios, on log10.")] = False,
     higher_is_better: Annotated[
         bool, typer.Option("--higher-is-better", help="Your own function: for accuracies and the like.")
     ] = False,
     checkpoint_every: Every = None,
+    target_: Annotated[
+        str | None,
+        typer.Option("--target", metavar="METRIC<=VALUE", help="Also compare steps to a target: 'val_loss<=0.5'."),
+    ] = None,
     sink: Sink = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Make failed runs again.")] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Do not write report.html.")] = False,
@@ -202,19 +257,22 @@ def study(
     as_json: AsJson = False,
 ) -> None:
     """Compare optimizers over matched seeds; the same command again resumes after anything."""
+    from kourkoutas.lab.judging import targets
     from kourkoutas.lab.running import study as lab
     from kourkoutas.lab.showing import progress, sinks
     from kourkoutas.lab.specs import plan as planning
 
     names = optimizers.split(",") if optimizers is not None else []
     sets, chosen = _with_text(set_, text), planning.parse_seeds(seeds)
-    plan = _plan(target, engine, preset, names, chosen, sets, grid, endpoint, log, higher_is_better)
+    question = _tuning(tune, trials, tune_seeds, tune_budget, chosen)
+    aim = None if target_ is None else targets.parse_target(target_)
+    plan = _plan(target, engine, preset, names, chosen, sets, grid, endpoint, log, higher_is_better, question)
     sinks.check(sink)
     folder = out_ or Path("results") / plan.testbed
     with (
         _resumable(True),
         _watching(folder) if watched else contextlib.nullcontext(),
-        progress.showing(err) as observer,
+        progress.showing(err, plan.tuning) as observer,
     ):
         done = lab.execute(
             plan,
@@ -232,12 +290,15 @@ def study(
     judged = judging.analyse(done, runs=runs)
     page = None if no_report else _report(done)
     if as_json:
-        _print_json(judging.as_json(done, judged, runs) | {"report": None if page is None else str(page)})
+        _print_json(judging.as_json(done, judged, runs, aim) | {"report": None if page is None else str(page)})
     else:
         _print_study(runs, judged)
+        if aim is not None:
+            _print_target(done, runs, aim)
         if page is not None:
             out.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
-    failed = [stored for stored in runs if stored.result is not None and stored.result.status == "failed"]
+    every = [*done.tuning_runs(), *runs]
+    failed = [stored for stored in every if stored.result is not None and stored.result.status == "failed"]
     if failed:
         again = _command() if retry_failed else f"{_command()} --retry-failed"
         _say(f"{len(failed)} runs failed; to make them again: {again}")
@@ -438,7 +499,7 @@ def bench(context: typer.Context) -> None:
     """Measure step time and memory against each framework's Adam; `kbeta bench --help` lists its options."""
     from kourkoutas import bench as benchmark
 
-    benchmark.main(context.args)
+    raise typer.Exit(benchmark.main(context.args))
 
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
@@ -490,22 +551,7 @@ def doctor(as_json: AsJson = False) -> None:
     if as_json:
         _print_json(found)
         return
-    machine = f"{found['processor'] or found['machine']}, {found['cores']} cores, {found['memory_gib']} GiB"
-    for line in (f"kbeta {found['kbeta']}, Python {found['python']}, {found['platform']}", machine):
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
-    shown = _table("framework", "version", "devices", "threads", "front ends")
-    for name, one in found["frameworks"].items():
-        if "error" in one:
-            shown.add_row(name, one["version"] or "-", one["error"], "", "")
-            continue
-        fronts = ", ".join(f"{front} {state}" for front, state in one["front_ends"].items())
-        shown.add_row(name, one["version"], ", ".join(one["devices"]), str(one.get("threads", "")), fronts)
-    out.print(shown)
-    kernels = "; ".join(f"{name} {state or 'not in use'}" for name, state in found["kernels"].items())
-    out.print(f"C kernels: {kernels}", markup=False, highlight=False, soft_wrap=True)
-    for title in ("laboratory", "optional"):
-        packages = ", ".join(f"{name} {version or 'not installed'}" for name, version in found[title].items())
-        out.print(f"{title}: {packages}", markup=False, highlight=False, soft_wrap=True)
+    sys.stdout.write(lab.text(found))
 
 
 def _with_text(sets: list[str] | None, text: str | None) -> list[str]:
@@ -528,6 +574,7 @@ def _plan(
     endpoint: str | None,
     log: bool = False,
     higher_is_better: bool = False,
+    tuning: Tuning | None = None,
 ) -> Plan:
     from kourkoutas.lab.specs import plan as planning
 
@@ -545,10 +592,11 @@ def _plan(
             endpoint=endpoint,
             log=log,
             higher_is_better=higher_is_better,
+            tuning=tuning,
         )
-    for name, given in (("--endpoint", endpoint), ("--log", log), ("--higher-is-better", higher_is_better)):
+    for name, given in (("--log", log), ("--higher-is-better", higher_is_better)):
         if given:
-            raise ValueError(f"{name} is for your own functions; a testbed says what it is judged by: leave it out")
+            raise ValueError(f"{name} is for your own functions; a testbed says how it is judged: leave it out")
     return planning.plan_testbed(
         target,
         preset=preset or "smoke",
@@ -557,6 +605,28 @@ def _plan(
         seeds=seeds,
         options=options,
         grids=grids,
+        endpoint=endpoint,
+        tuning=tuning,
+    )
+
+
+def _tuning(
+    tune: list[str] | None, trials: int | None, tune_seeds: str | None, budget: int | None, test_seeds: Sequence[int]
+) -> Tuning | None:
+    from kourkoutas.lab.specs import plan as planning
+    from kourkoutas.lab.specs import tuning
+
+    if not tune:
+        for name, given in (("--trials", trials), ("--tune-seeds", tune_seeds), ("--tune-budget", budget)):
+            if given is not None:
+                raise ValueError(f"{name} {given} needs something to tune: add --tune lr=1e-4:1e-1, for example")
+        return None
+    return tuning.tuning(
+        tuning.parse_tune(tune),
+        trials=8 if trials is None else trials,
+        seeds=planning.parse_seeds(tune_seeds or "100-102", "--tune-seeds"),
+        test_seeds=test_seeds,
+        budget=2 if budget is None else budget,
     )
 
 
@@ -636,12 +706,50 @@ def _print_study(runs: Sequence[StoredRun], judged: Analysis) -> None:
     from kourkoutas.lab.judging import tables
     from kourkoutas.lab.showing.progress import outcome
 
+    for line in judged.fairness:
+        out.print(line, markup=False, highlight=False)
     out.print(tables.render_arms(judged))
     for stored in runs:
         if stored.result is not None and stored.result.status == "failed":
             what = f"{stored.spec.optimizer} seed {stored.spec.seed}: {outcome(stored.result)}"
             out.print(f"{what} ({stored.folder / 'result.json'})", markup=False, highlight=False, soft_wrap=True)
     out.print(tables.render_analysis(judged))
+    _print_sensitivity(judged)
+
+
+def _print_sensitivity(judged: Analysis) -> None:
+    from rich.markup import escape
+
+    from kourkoutas.lab.judging import tables
+
+    if not judged.sensitivity:
+        return
+    option, margin = judged.sensitivity[0].option, judged.sensitivity[0].margin
+    shown = _table("optimizer", f"best {option}", f"within {100 * margin:g} % of it", "as a ratio", "sensitivity")
+    for one in judged.sensitivity:
+        low, high = f"{'≤' if one.open_below else ''}{one.low:g}", f"{'≥' if one.open_above else ''}{one.high:g}"
+        numbers = [tables.show(one.best), f"{low} to {high}", tables.show(one.ratio), tables.show(one.sensitivity)]
+        shown.add_row(escape(one.arm), *numbers)
+    out.print(f"\nSensitivity to {option}, on the tuning seeds", style="bold", markup=False, highlight=False)
+    out.print(shown)
+
+
+def _print_target(done: Study, runs: Sequence[StoredRun], aim: Aim) -> None:
+    from rich.markup import escape
+
+    from kourkoutas.lab.judging import tables, tuned
+
+    found, races = tuned.to_target(done, runs, aim)
+    shown = _table("optimizer", "reached", "median steps", "median seconds")
+    for arm, one in found.items():
+        medians = [tables.show(x) for x in (one.median_steps, one.median_seconds)]
+        shown.add_row(escape(arm), f"{one.reached} of {one.runs}", *medians)
+    out.print(f"\nUntil {aim}", style="bold", markup=False, highlight=False)
+    out.print(shown)
+    for race in races:
+        p = "" if race.p_holm is None else f"; Wilcoxon p = {race.p_holm:.3g} after Holm"
+        what = f"first on {race.wins}, equal on {race.ties}, later on {race.losses} seeds{p}"
+        out.print(f"{race.treatment} vs {race.baseline}: {what}", markup=False, highlight=False)
 
 
 def _analysis(folder: Path, endpoints: Sequence[str] | None, baseline: str | None = None) -> Analysis:
@@ -657,6 +765,12 @@ def _report(done: Study, endpoints: Sequence[str] = ()) -> Path:
     return lab.build(done, endpoints=endpoints)
 
 
+def _disk_full(error: OSError) -> str | None:
+    from kourkoutas.lab.results import store
+
+    return str(store.DiskFull.of(error)) if store.is_full(error) else None
+
+
 def main() -> None:
     """Run the command line; an error is one line on standard error and exit code 2."""
     try:
@@ -670,9 +784,9 @@ def main() -> None:
         if hasattr(error, "format_message"):  # a usage error of the parser
             message = error.format_message()
         elif isinstance(error, ValueError | TypeError | ImportError | OSError) and "KBETA_TRACEBACK" not in os.environ:
-            from kourkoutas.lab.results import store
-
-            message = str(store.DiskFull.of(error) if isinstance(error, OSError) and store.is_full(error) else error)
+            message = _disk_full(error) or str(error) if isinstance(error, OSError) else str(error)
+            if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in LAB_PACKAGES:
+                message += ": pip install 'kourkoutas-beta[lab]'"
         else:
             raise
         _say(f"kbeta: {' '.join(message.split())}")

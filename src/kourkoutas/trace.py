@@ -178,7 +178,12 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """Rows to a Weights & Biases run: the one given, or the active one."""
+    """Rows to a Weights & Biases run: the one given, or the active one.
+
+    NOTE: W&B throws away what is logged for a step before its own last one. A trace is pulled now and then and holds
+    older steps, so each row carries its step as the metric `step`, which is the x axis of everything sent here. Send
+    your own metrics through `write` too, or with `run.log({...})` without a `step=`.
+    """
 
     def __init__(self, run: Any = None) -> None:
         if run is None:
@@ -190,9 +195,13 @@ class WandbSink:
             if run is None:
                 raise ValueError("`run` is None and no W&B run is active: call wandb.init() first, or pass a run")
         self._run = run
+        self._known: set[str] = set()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
+        for name in values.keys() - self._known:
+            self._run.define_metric(name, step_metric="step")
+            self._known.add(name)
+        self._run.log({"step": step, **values})
 
     def close(self) -> None:
         """The run belongs to the caller and stays open."""

@@ -78,7 +78,7 @@ def rare_trigger(out: Path, arms: Sequence[str] = (), seeds: int = 10) -> store.
                 writer.plan([spec])
                 if arm == "kbeta":
                     _traced(writer.folder(spec), rng)
-                # the made-up arms differ from kbeta by a factor and by noise whose logarithms sum to zero over the seeds
+                # made-up arms differ from kbeta by a factor and by noise whose logarithms sum to zero over the seeds
                 noise = 10 ** (0.01 * math.sin(k + 2 * math.pi * (1 + k % 4) * seed / 10))
                 value = table[arm][seed] if arm in table else table["kbeta"][seed] * FACTORS.get(arm, 3) * noise
                 loss = value + np.exp(-steps / (4000 + 500 * k)) * rng.uniform(0.8, 1.2, len(steps))

@@ -211,10 +211,10 @@ def test_a_target_that_names_no_function_of_a_file_is_refused(tmp_path: Path, ta
 
 
 def test_metrics_go_to_a_sink_while_the_run_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    logged: list[tuple[int, dict[str, float]]] = []
+    logged: list[dict[str, float]] = []
     ended: list[bool] = []
     run = types.SimpleNamespace(
-        log=lambda values, step: logged.append((step, values)), finish=lambda: ended.append(True)
+        log=logged.append, define_metric=lambda name, step_metric: None, finish=lambda: ended.append(True)
     )
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **options: run))
     file = tmp_path / "task.py"
@@ -223,7 +223,7 @@ def test_metrics_go_to_a_sink_while_the_run_writes_them(tmp_path: Path, monkeypa
     task = worker.Task(spec=RunSpec(testbed="own"), folder=tmp_path, code=code, sink="wandb")
     seen: list[int] = []
     assert worker.make(task, lambda *_: seen.append(len(logged))).status == "ok"
-    assert logged == [(1, {"loss": 1.0}), (2, {"loss": 0.5})]
+    assert logged == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
     assert seen == [1, 2]
     assert ended == [True]
 

@@ -35,7 +35,18 @@ def test_help_names_every_command_and_imports_no_framework_and_no_laboratory() -
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    for command in ("run", "study", "stats", "report", "testbeds", "doctor", "--install-completion"):
+    for command in (
+        "run",
+        "study",
+        "stats",
+        "report",
+        "power",
+        "compare",
+        "export",
+        "testbeds",
+        "doctor",
+        "--install-completion",
+    ):
         assert command in done.stdout
 
 
@@ -139,7 +150,9 @@ def test_a_testbed_study_killed_and_resumed_equals_an_uninterrupted_one(tmp_path
     assert all(file.stat().st_mtime_ns == stamp for file, stamp in kept.items())
 
     def results(done: subprocess.CompletedProcess) -> list[dict]:
-        return [{k: v for k, v in run.items() if k != "seconds"} for run in json.loads(done.stdout)["runs"]]
+        return [
+            {k: v for k, v in run.items() if k not in ("seconds", "times")} for run in json.loads(done.stdout)["runs"]
+        ]
 
     assert results(resumed) == results(whole)
     for name in ("metrics.jsonl", "params.npz"):
@@ -180,6 +193,43 @@ def test_a_finished_study_prints_its_table_and_comparison(tmp_path: Path) -> Non
     assert page.exists()
 
 
+def test_a_results_folder_is_judged_exported_and_compared_from_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(
+        "def train(trial):\n"
+        "    noise = ((trial.seed * 7919 + len(trial.arm) * 104729) % 100) / 1000\n"
+        "    for step in range(1, 6):\n"
+        "        trial.log(step, acc=1 - len(trial.arm) / (10 * step) - noise)\n"
+        "    return len(trial.arm) + noise\n"
+    )
+    for name in ("one", "two"):
+        words = [
+            "study",
+            "task.py:train",
+            "--seeds",
+            "0-4",
+            "--optimizers",
+            "kbeta,adam95",
+            "--no-report",
+            "--out",
+            name,
+        ]
+        assert kbeta(*words, cwd=tmp_path).returncode == 0
+    shown = kbeta("stats", "one", "--endpoint", "acc:best:max", cwd=tmp_path).stdout
+    assert "Endpoint: value of train (primary)" in shown
+    assert "Endpoint: best acc (secondary, asked for after the runs)" in shown
+    assert "Yes: kbeta ends better than adam95" in " ".join(shown.split())
+    found = json.loads(kbeta("stats", "one", "--endpoint", "acc:max", "--json", cwd=tmp_path).stdout)
+    assert [one["name"] for one in found["endpoints"]] == ["endpoint", "acc:max"]
+    needed = json.loads(kbeta("power", "one", "--difference", "10%", "--json", cwd=tmp_path).stdout)
+    assert needed[0]["needed"][0]["seeds"] >= 2
+    both = json.loads(kbeta("compare", "one", "two", "--json", cwd=tmp_path).stdout)
+    assert [f["verdict"] for f in both["findings"]] == ["identical", "identical"]
+    assert kbeta("export", "one", "--to", "runs.csv", cwd=tmp_path).stdout == "runs.csv: 10 rows\n"
+    page = kbeta("report", "one", "--endpoint", "acc:max", cwd=tmp_path)
+    assert page.returncode == 0, page.stderr
+    assert "acc (secondary)" in (tmp_path / "one" / "report.html").read_text()
+
+
 def test_doctor_tells_what_is_installed_and_which_front_ends_import() -> None:
     found = json.loads(kbeta("doctor", "--json").stdout)
     assert found["cores"] >= 1
@@ -188,8 +238,23 @@ def test_doctor_tells_what_is_installed_and_which_front_ends_import() -> None:
         assert one["version"] is None or "error" in one or one["front_ends"]
     assert found["frameworks"]["jax"]["front_ends"]["kourkoutas.optax"] == "ok"
     assert found["laboratory"]["typer"] is not None
-    built = {"step": _native.step, "taylor": _native.taylor}
-    assert {name: state is None for name, state in found["kernels"].items()} == {k: x is None for k, x in built.items()}
+    built = {"step": _native.step is not None, "taylor": _native.taylor is not None}
+    assert {name: state.startswith("built") for name, state in found["kernels"].items()} == built
+
+
+def test_a_run_with_a_sink_is_kept_though_no_folder_was_named(tmp_path: Path) -> None:
+    calls = "'log': ignore, 'define_metric': ignore, 'finish': ignore"
+    fake = f"def ignore(*a, **k): pass\ndef init(**options): return type('Run', (), {{{calls}}})()\n"
+    (tmp_path / "wandb.py").write_text(fake)
+    path = {"PYTHONPATH": str(tmp_path)}
+    done = kbeta("run", "sanity1", *TESTBED, "--sink", "wandb", cwd=tmp_path, env=path)
+    assert done.returncode == 0, done.stderr
+    (kept,) = (tmp_path / "results").iterdir()
+    assert f"Kept in results/{kept.name}" in done.stderr
+    assert [file.name for file in kept.glob("runs/*/metrics.jsonl")] == ["metrics.jsonl"]
+    assert not list(kept.parent.glob("*.tmp"))
+    plain = kbeta("run", "sanity1", *TESTBED, cwd=tmp_path)
+    assert "Kept" not in plain.stderr
 
 
 def test_testbeds_are_listed_with_their_presets() -> None:

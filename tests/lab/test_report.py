@@ -92,7 +92,7 @@ def test_the_arms_are_ranked_by_their_median_with_their_time_and_losses(page: st
     table = re.search(r'<table class="ranked">(.*?)</table>', page, re.S)
     assert table is not None
     names = re.findall(r'<span class="pick">(.*?)</span>', table[1])
-    values = {arm: [x for x in by_seed.values()] for arm, by_seed in tables.read_table(made_study.TABLE).items()}
+    values = {arm: list(by_seed.values()) for arm, by_seed in tables.read_table(made_study.TABLE).items()}
     order = sorted(values, key=lambda arm: float(np.median(values[arm])))
     assert [name for name in names if name in values] == order
     row = re.sub(r"\s+", " ", table[1])

@@ -57,7 +57,7 @@ def facts(runs: list[store.StoredRun]) -> dict[str, Any]:
     found = {}
     for run in runs:
         assert run.result is not None
-        found[run.id] = (run.result.model_dump_json(exclude={"seconds"}), run.metrics())
+        found[run.id] = (run.result.model_dump_json(exclude={"seconds", "times"}), run.metrics())
     return found
 
 
@@ -86,6 +86,100 @@ def test_seeds_that_are_not_numbers_or_ranges_are_refused(text: str) -> None:
 def test_a_range_of_seeds_that_runs_backwards_is_refused() -> None:
     with pytest.raises(ValueError, match="write 3-9"):
         planning.parse_seeds("9-3")
+
+
+@pytest.mark.parametrize("text", ["0-999999999", "0-99999999999999999999", "0-999999,5-9"])
+def test_absurdly_many_seeds_are_refused_with_their_number_before_they_are_built(text: str) -> None:
+    with pytest.raises(ValueError, match=r"1 arm × [\d,]+ seeds are [\d,]+ runs, more than the 1,000,000"):
+        planning.parse_seeds(text)
+
+
+def test_an_absurd_plan_is_refused_with_its_size_before_anything_is_built(task: Path) -> None:
+    values = ",".join(map(str, range(200)))
+    grids = {f"kbeta.{name}": values for name in ("beta1", "alpha", "eps", "warmup_steps", "beta2_min")}
+    with pytest.raises(ValueError, match=r"320,000,000,000 arms × 1 seed are 320,000,000,000 runs"):
+        planning.arms_of(["kbeta"], {}, grids)
+    with pytest.raises(ValueError, match=r"200 arms × 10,000 seeds are 2,000,000 runs"):
+        planning.plan_own(f"{task}:train", optimizers=["kbeta"], grids={"pause": values}, seeds=range(10_000))
+    with pytest.raises(ValueError, match=r"200 arms × 10,000 seeds are 2,000,000 runs"):
+        planning.plan_testbed(
+            "rare_trigger", preset="smoke", engine="torch", grids={"steps": values}, optimizers=["kbeta"],
+            seeds=range(10_000),
+        )  # fmt: skip
+
+
+def test_a_file_without_a_function_is_told_what_it_has(tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text("import os as other\n\ndef helper():\n    pass\n\ndef fit(trial):\n    return 1.0\n\nalias = fit\n")
+    with pytest.raises(
+        ValueError, match=r"names a file but no function: write .*bad\.py:helper \(.* defines helper, fit"
+    ):
+        planning.code_of(str(file))
+    with pytest.raises(ValueError, match=r"has no function 'train' \(.*bad\.py defines helper, fit\)"):
+        planning.code_of(f"{file}:train")
+    assert planning.code_of(f"{file}:fit").function == "fit"
+    assert planning.code_of(f"{file}:alias").function == "alias"
+    file.write_text("x = 1\n")
+    with pytest.raises(ValueError, match="defines no function; write one"):
+        planning.code_of(str(file))
+    file.write_text("def train(:\n")
+    with pytest.raises(ValueError, match=r"bad\.py, line 1: not a Python file"):
+        planning.code_of(f"{file}:train")
+    with pytest.raises(ValueError, match=r"there is no file .*gone\.py"):
+        planning.code_of(str(tmp_path / "gone.py"))
+    file.write_text("from os.path import *\n")
+    assert planning.code_of(f"{file}:join").function == "join"
+
+
+@pytest.mark.parametrize("name", ["result.json", "spec.json"])
+def test_one_corrupt_file_costs_one_run_and_is_made_again(task: Path, tmp_path: Path, name: str) -> None:
+    made = plan(task, "0-2")
+    before = facts(execute(made, tmp_path / "out"))
+    spec = made.specs()[3]
+    file = tmp_path / "out" / "runs" / spec.id / name
+    file.write_text(file.read_text()[:40])
+    opened = store.Study.open(tmp_path / "out")
+    runs = {run.id: run for run in opened.runs()}
+    if name == "result.json":
+        assert runs[spec.id].result is not None
+        assert runs[spec.id].result.status == "failed"  # type: ignore[union-attr]
+    else:
+        assert spec.id not in runs
+        assert spec.id in opened.damage[0]
+    assert facts([run for key, run in runs.items() if key != spec.id]) == {
+        k: v for k, v in before.items() if k != spec.id
+    }
+    assert facts(execute(made, tmp_path / "out", retry_failed=True)) == before
+
+
+LONG = """
+def train(trial):
+    for step in range(20_000):
+        trial.log(step, loss=1.0 + step)
+    return 1.0
+"""
+
+
+def test_a_full_disk_ends_a_study_in_one_line_and_it_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(LONG)
+    source = "import resource, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 10**9))\n"
+    source += "from kourkoutas.cli import main\nsys.argv = ['kbeta', *sys.argv[1:]]\nmain()\n"
+    words = ["study", "task.py:train", "--seeds", "0-1", "--optimizers", "kbeta,adam95", "--no-report", "--out", "out"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(p).resolve()) for p in sys.path if p)}
+    call = [sys.executable, "-P", "-c", source, *words]
+    done = subprocess.run(call, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    planned, *errors = done.stderr.strip().splitlines()
+    assert planned.startswith("4 runs, 4 to make")
+    assert len(errors) == 1, done.stderr
+    assert "kbeta: no room left on the disk" in errors[0]
+    assert "run the same command again" in errors[0]
+    assert not list(tmp_path.glob("out/runs/*/result.json"))
+
+    call = [sys.executable, "-P", "-m", "kourkoutas", *words]
+    again = subprocess.run(call, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0, again.stderr
+    assert len(list(tmp_path.glob("out/runs/*/result.json"))) == 4
 
 
 def test_a_set_option_reaches_its_optimizer_alone() -> None:

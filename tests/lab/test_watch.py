@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kourkoutas.lab.results.store import Holder, Study, StoreError
+from kourkoutas.lab.results.store import Holder, StoreError, Study
 from kourkoutas.lab.showing import progress, status, watch
 from tests.lab import made_study
 from tests.lab.browsing import MISSING, Tab, chromium
@@ -251,7 +251,7 @@ def test_a_process_that_has_ended_holds_nothing(tmp_path: Path) -> None:
 
 def test_no_number_of_the_status_is_broken_across_lines_at_80_columns(tmp_path: Path) -> None:
     arms = ["a-name-of-an-optimizer-that-is-much-longer-than-any-column-of-a-table-should-be", "y"]
-    row = {name: 123456 for name in ("finished", "diverged", "failed", "running", "waiting")}
+    row = dict.fromkeys(("finished", "diverged", "failed", "running", "waiting"), 123456)
     found = status.Status(
         testbed="t",
         writer=None,

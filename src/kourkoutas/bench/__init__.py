@@ -25,8 +25,11 @@ from typing import Any
 from kourkoutas.bench.shapes import SHAPES, count
 
 FRAMEWORKS = {"torch": ("torch",), "jax": ("jax", "optax"), "mlx": ("mlx",)}
-# MLX's CPU back end is too slow for the largest shape, and tiny measures nothing but dispatch there.
-SKIPPED = {("mlx", "tiny"), ("mlx", "big")}
+SKIPPED = {
+    ("mlx", "tiny"): "on one small tensor MLX's time is that of its dispatch, not of the step",
+    ("mlx", "big"): "MLX's CPU back end takes too long for it",
+}
+NO_KERNEL = "the kernel is not in use; `kbeta doctor` says why"
 PEER_PYTHON = "KBETA_PEER_PYTHON"
 
 
@@ -72,11 +75,12 @@ def run(
       seconds: no new round after this long per shape, once there are three.
 
     Returns:
-      {"machine": …, "versions": …, "rows": [{"framework", "shape", "contestant", "baseline", "seconds", "ratio", …}]}.
+      {"machine": …, "versions": …, "rows": [{"framework", "shape", "contestant", "baseline", "seconds", "ratio", …}],
+      "skipped": [{"what", "why"}]}.
     """
-    frameworks = installed() if frameworks is None else list(frameworks)
+    wanted = list(FRAMEWORKS if frameworks is None else frameworks)
     shapes = list(shapes)
-    for name, value, allowed in (("framework", frameworks, FRAMEWORKS), ("shape", shapes, SHAPES)):
+    for name, value, allowed in (("framework", wanted, FRAMEWORKS), ("shape", shapes, SHAPES)):
         for x in value:
             if x not in allowed:
                 raise ValueError(f"`{name}` must be one of {', '.join(allowed)}; got {x!r}")
@@ -85,10 +89,19 @@ def run(
         "machine": {"cpu": platform.processor() or platform.machine(), "threads": threads, "load": _load()},
         "versions": {},
         "rows": [],
+        "skipped": [],
     }
-    for framework in frameworks:
+    here = installed()
+    for framework in wanted:
+        if framework not in here:
+            why = f"not installed: pip install 'kourkoutas-beta[{framework}]'"
+            if frameworks is not None:
+                raise ValueError(f"`framework` {framework!r} is {why}")
+            result["skipped"].append({"what": framework, "why": why})
+            continue
         for shape in shapes:
             if (framework, shape) in SKIPPED:
+                result["skipped"].append({"what": f"{framework} {shape}", "why": SKIPPED[framework, shape]})
                 continue
             options = [framework, shape, str(threads), str(rounds), str(seconds)]
             done = subprocess.run([sys.executable, "-m", "kourkoutas.bench", *options], capture_output=True, text=True)
@@ -97,6 +110,9 @@ def run(
             part = json.loads(done.stdout.splitlines()[-1])
             result["versions"][framework] = part["version"]
             result["rows"] += part["rows"]
+        timed = {row["contestant"] for row in result["rows"] if row["framework"] == framework}
+        if framework == "torch" and "K-β" not in timed:
+            result["skipped"].append({"what": "torch, K-β through its C kernel", "why": NO_KERNEL})
     return result
 
 
@@ -120,7 +136,8 @@ def table(result: dict[str, Any]) -> str:
             cells = [f"{mine[s]['seconds'] * 1e6:10.0f}" if name == base else f"{mine[s]['ratio']:10.2f}" for s in mine]
             lines.append(f"{title:44}" + "".join(cells))
         lines.append("")
-    return "\n".join(lines)
+    lines += [f"skipped {one['what']}: {one['why']}" for one in result["skipped"]]
+    return "\n".join([*lines, ""])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -149,4 +166,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             from kourkoutas.bench.picture import draw
 
             draw(result, options.out / "bench.png")
+        else:
+            sys.stderr.write("skipped bench.png: drawing needs matplotlib: pip install 'kourkoutas-beta[lab]'\n")
     return 0

@@ -1,4 +1,23 @@
 """The laboratory: matched-seed studies of optimizers on the paper's testbeds and on a user's own training code.
 
-Nothing is imported here, so that `kourkoutas.lab` costs nothing and names no framework.
+    from kourkoutas.lab import study, load
+
+Nothing is imported before one of these is asked for, so that `kourkoutas.lab` costs nothing and names no framework.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kourkoutas.lab.api import Result, load, study
+
+__all__ = ["Result", "load", "study"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from kourkoutas.lab import api
+    except ImportError as error:
+        raise ImportError(f"{error}: the laboratory needs pip install 'kourkoutas-beta[lab]'") from None
+    return getattr(api, name)

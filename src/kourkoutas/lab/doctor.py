@@ -2,20 +2,26 @@
 
 Each framework is tried in a process of its own, so that one that crashes on import is reported like one that is
 missing, and thread pools of one do not change what another sees.
+
+NOTE: nothing here needs the packages of the laboratory's extra; whether they are installed is one of the answers.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.metadata
+import importlib.util
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import kourkoutas
 from kourkoutas import _native
-from kourkoutas.lab.results import store
+from kourkoutas.lab import machine
 
 FRONT_ENDS = {
     "torch": ("kourkoutas.torch",),
@@ -40,8 +46,8 @@ def examine() -> dict[str, Any]:
     }
     return {
         "kbeta": kourkoutas.__version__,
-        **store.environment(),
-        "memory_gib": _memory(),
+        **machine.environment(),
+        "memory_gib": machine.memory_gib(),
         "frameworks": {name: _answer(name, process) for name, process in started.items()},
         "kernels": _kernels(),
         "laboratory": _versions(LAB),
@@ -68,12 +74,27 @@ def probe(framework: str) -> dict[str, Any]:
     return found
 
 
-def _kernels() -> dict[str, str | None]:
-    """The C kernels, None where one was not built or is turned off."""
-    return {
-        "step": None if _native.step is None else "built",
-        "taylor": None if _native.taylor is None else f"built, for {_native.taylor.VARIANTS[0]}",
-    }
+def _kernels() -> dict[str, str]:
+    """What became of each C kernel."""
+    found = {}
+    for name, module in (("step", _native.step), ("taylor", _native.taylor)):
+        if module is not None:
+            found[name] = "built" if name == "step" else f"built, for {module.VARIANTS[0]}"
+        elif importlib.util.find_spec(f"kourkoutas._native._{name}") is None:
+            found[name] = "not built"
+        elif os.environ.get("KBETA_NATIVE", "1") == "0":
+            found[name] = "turned off by KBETA_NATIVE=0"
+        else:
+            found[name] = f"built, but it does not load: {_load_error(name)}"
+    return found
+
+
+def _load_error(name: str) -> str:
+    try:
+        importlib.import_module(f"kourkoutas._native._{name}")
+    except ImportError as error:
+        return str(error)
+    return "no reason found"
 
 
 def _answer(name: str, process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -121,13 +142,41 @@ def _versions(packages: tuple[str, ...]) -> dict[str, str | None]:
     return {name: _version(name) for name in packages}
 
 
-def _memory() -> float | None:
-    import os
+def text(found: dict[str, Any]) -> str:
+    """What `examine` found, for people."""
+    rows = [("framework", "version", "devices, threads, front ends")]
+    for name, one in found["frameworks"].items():
+        if "error" in one:
+            rows.append((name, one["version"] or "-", one["error"]))
+            continue
+        threads = [f"{one['threads']} threads"] if "threads" in one else []
+        fronts = [f"{front} {state}" for front, state in one["front_ends"].items()]
+        rows.append((name, one["version"], ", ".join([*one["devices"], *threads, *fronts])))
+    first, second = (max(len(row[k]) for row in rows) for k in (0, 1))
+    memory = f", {found['memory_gib']} GiB" if found["memory_gib"] else ""
+    lines = [
+        f"kbeta {found['kbeta']}, Python {found['python']}, {found['platform']}",
+        f"{found['processor'] or found['machine']}, {found['cores']} cores{memory}",
+        "",
+        *(f"{row[0]:{first}}  {row[1]:{second}}  {row[2]}" for row in rows),
+        "",
+        "C kernels: " + "; ".join(f"{name} {state}" for name, state in found["kernels"].items()),
+    ]
+    for title in ("laboratory", "optional"):
+        packages = ", ".join(f"{name} {version or 'not installed'}" for name, version in found[title].items())
+        lines.append(f"{title}: {packages}")
+    if not all(found["laboratory"].values()):
+        lines.append("the laboratory needs its extra: pip install 'kourkoutas-beta[lab]'")
+    return "\n".join(lines) + "\n"
 
-    try:
-        return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
-    except (ValueError, OSError, AttributeError):
-        return None
+
+def main(arguments: Sequence[str]) -> None:
+    """`kbeta doctor` where the laboratory's packages are missing."""
+    parser = argparse.ArgumentParser(prog="kbeta doctor", description="Show what is installed and works here.")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    found = examine()
+    sys.stdout.write(json.dumps(found, indent=1) + "\n" if options.json else text(found))
 
 
 if __name__ == "__main__":

@@ -17,13 +17,16 @@ from typing import Any
 
 import numpy as np
 
+from kourkoutas.lab.judging import confirming, planned, power, stats, tuned, verdicts
 from kourkoutas.lab.judging import endpoints as judged_by
-from kourkoutas.lab.judging import planned, power, stats, verdicts
 from kourkoutas.lab.judging.attribution import Attribution, attribute
 from kourkoutas.lab.judging.endpoints import Measure
 from kourkoutas.lab.judging.intervals import quantile
 from kourkoutas.lab.judging.power import Detectable
+from kourkoutas.lab.judging.sensitivity import Sensitivity
 from kourkoutas.lab.judging.stats import Comparison, Contrast, all_notes
+from kourkoutas.lab.judging.targets import Target
+from kourkoutas.lab.judging.tuning import Tried
 from kourkoutas.lab.judging.values import Seed, Values, all_positive, check_known, listed, plain
 from kourkoutas.lab.results.store import StoredRun, Study
 from kourkoutas.lab.specs import optimizers as recipes
@@ -40,6 +43,8 @@ class ArmSummary:
       role: "treatment", "baseline" or "control".
       seconds: median of a run.
       seconds_per_step: median over the runs that recorded it; None when none did.
+      times: medians of what the time was spent on: setup, data, compile, train, evaluate.
+      chosen: {option: value} that the tuning gave it.
     """
 
     label: str
@@ -56,6 +61,8 @@ class ArmSummary:
     mean: float | None
     seconds: float | None
     seconds_per_step: float | None
+    times: Mapping[str, float]
+    chosen: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -146,9 +153,11 @@ class Analysis:
 
     Attributes:
       rule: the one rule that the headline follows.
+      fairness: how the arms came by their learning rates, and which of them are no comparison at all.
       headline: one sentence per contrast of the primary endpoint, with its answer in front.
       arms: in the order of the study.
       endpoints: the primary one first.
+      sensitivity: of each arm to the tuned option, on the tuning seeds; empty unless one option was tuned.
       notes: about the study as a whole, missing pairs and unreadable runs among them.
     """
 
@@ -156,9 +165,11 @@ class Analysis:
     confidence: float
     seeds: tuple[Seed, ...]
     rule: str
+    fairness: tuple[str, ...]
     headline: tuple[str, ...]
     arms: tuple[ArmSummary, ...]
     endpoints: tuple[Judged, ...]
+    sensitivity: tuple[Sensitivity, ...]
     notes: tuple[str, ...]
 
     @property
@@ -198,27 +209,44 @@ def analyse(
     """
     every = study.runs() if runs is None else runs
     wanted, seeds = {arm.label for arm in study.record.arms}, set(study.record.seeds)
-    # What a tuning has tried is kept beside the runs that are compared, under other seeds or labels.
     own = [run for run in every if run.spec.optimizer in wanted and run.spec.seed in seeds]
+    damage = list(study.damage)
+    tuning_runs = study.tuning_runs() if study.record.tuning is not None else []
+    tried = tuned.tried(study, tuning_runs)
+    suspected = tuned.doubts(study, own)
     labels = [arm.label for arm in study.record.arms]
     if baseline is not None:
         check_known({label: {} for label in labels}, baseline, "baseline")
         pairs = [(label, baseline) for label in labels if label != baseline]
     else:
         pairs = planned.contrasts(study.record, labels)
+    pairs = [pair for pair in pairs if suspected.allow(*pair)]
     judged = tuple(_judge_runs(measure, own, pairs, resamples) for measure in judged_by.measures(study, endpoints))
+    if tried and judged[0].comparison is not None:
+        judged = (_with_luck(judged[0], tried, study.record.chosen), *judged[1:])
     confidence = 0.95
     headline = tuple(f"{f.answer}: {f.sentence}" for f in judged[0].findings)
     return Analysis(
         testbed=study.record.testbed,
         confidence=confidence,
         seeds=tuple(study.record.seeds),
-        rule=verdicts.rule(confidence),
+        rule=verdicts.rule(confidence, tuned=bool(tried)),
+        fairness=(*tuned.fairness(study, tuning_runs, tried), *suspected.notes),
         headline=headline,
         arms=tuple(arms_of(study, own, judged[0].values, judged[0].maximize)),
         endpoints=judged,
-        notes=tuple(study.damage),
+        sensitivity=tuned.sensitivity(study, tried),
+        notes=tuple(damage),
     )
+
+
+def _with_luck(judged: Judged, tried: Mapping[str, Sequence[Tried]], chosen: Mapping[str, Mapping[str, Any]]) -> Judged:
+    """The endpoint that was tuned for, judged with the luck of the tuning counted: see `confirming`."""
+    if judged.comparison is None:
+        return judged
+    comparison = confirming.counted(judged.comparison, tried, chosen)
+    findings = tuple(_finding(c, judged.log, judged.maximize) for c in comparison.contrasts)
+    return dataclasses.replace(judged, comparison=comparison, findings=findings)
 
 
 def _judge_runs(
@@ -331,7 +359,7 @@ def arms_of(study: Study, runs: Sequence[StoredRun], values: Values, higher_is_b
         q1, median, q3 = (quantile(ranked, q) if len(ranked) else None for q in (0.25, 0.5, 0.75))
         finite = numbers[np.isfinite(numbers)]
         done = [run.result for run in own if run.result is not None and run.result.status == "ok"]
-        paces = [pace for result in done if (pace := per_step(result)) is not None]
+        paces = [pace for result in done if (pace := result.seconds_per_step) is not None]
         role = "treatment" if arm.optimizer == first else "control" if arm.optimizer in recipes.CONTROLS else "baseline"
         rows.append(
             ArmSummary(
@@ -349,28 +377,51 @@ def arms_of(study: Study, runs: Sequence[StoredRun], values: Values, higher_is_b
                 mean=float(sum(finite / len(finite))) if len(finite) else None,
                 seconds=statistics.median(result.seconds for result in done) if done else None,
                 seconds_per_step=statistics.median(paces) if paces else None,
+                times=_times(done),
+                chosen=study.record.chosen.get(arm.label, {}),
             )
         )
     return rows
 
 
-def per_step(result: RunResult) -> float | None:
-    """Seconds of one training step, without set-up and evaluation, where the run has recorded it."""
-    pace = getattr(result, "seconds_per_step", None)
-    return None if pace is None else float(pace)
+def _times(results: Sequence[RunResult]) -> dict[str, float]:
+    """Medians of what the runs spent their time on."""
+    parts = [part for result in results for part in result.times if part != "per_step"]
+    return {
+        part: statistics.median(result.times[part] for result in results if part in result.times)
+        for part in dict.fromkeys(parts)
+    }
 
 
-def as_json(study: Study, analysis: Analysis, runs: Sequence[StoredRun] | None = None) -> dict[str, Any]:
+def as_json(
+    study: Study, analysis: Analysis, runs: Sequence[StoredRun] | None = None, target: Target | None = None
+) -> dict[str, Any]:
     """A study for machines: every run without its curve, the arms, the analysis and every comparison."""
     every = study.runs() if runs is None else runs
     return {
         "out": str(study.path),
         **json.loads(study.record.model_dump_json()),
         "runs": [_run(run) for run in every],
+        "tuning_runs": [_tuning_run(study, run) for run in study.tuning_runs()],
         "summary": [{"optimizer": arm.label, **_but_label(plain(arm))} for arm in analysis.arms],
         "analysis": analysis.to_dict(),
         "comparisons": {title: comparison.to_dict() for title, comparison in analysis.comparisons().items()},
+        "target": None if target is None else _target(study, every, target),
         "notes": [*analysis.notes, *(note for judged in analysis.endpoints for note in judged.notes)],
+    }
+
+
+def _tuning_run(study: Study, run: StoredRun) -> dict[str, Any]:
+    values = study.record.tuning.values(run.spec) if study.record.tuning is not None else {}
+    return {**_run(run), "values": values}
+
+
+def _target(study: Study, runs: Sequence[StoredRun], target: Target) -> dict[str, Any]:
+    found, races = tuned.to_target(study, runs, target)
+    return {
+        "target": str(target),
+        "arms": plain([dataclasses.asdict(one) for one in found.values()]),
+        "contrasts": plain([dataclasses.asdict(race) for race in races]),
     }
 
 

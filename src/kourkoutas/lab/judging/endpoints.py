@@ -4,8 +4,8 @@
     val_loss:best        its best value during the run
     loss:tail:log        the mean of the last tenth of what was logged, compared as ratios
 
-One endpoint is primary: the testbed's first, or what a user's function returns. It alone decides a study. All others
-are secondary.
+One endpoint is primary: the testbed's first or the one that the study named, or what a user's function returns. It
+alone decides a study. All others are secondary.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def declared(study: store.Study) -> list[Endpoint]:
         code = study.record.code
         title = code.endpoint or f"value of {code.function}"
         return [Endpoint(PRIMARY, title, log=code.log, maximize=code.higher_is_better)]
-    return list(testbeds.get(study.record.testbed).endpoints)
+    found = testbeds.get(study.record.testbed).endpoints
+    return sorted(found, key=lambda one: one.metric != study.record.primary)  # stable: the others stay in order
 
 
 def measures(study: store.Study, asked: Sequence[str] = ()) -> list[Measure]:

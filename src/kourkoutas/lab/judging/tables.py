@@ -219,9 +219,11 @@ def render_arms(analysis: Analysis) -> RenderableType:
     from rich.markup import escape
 
     ends = ["ok", "diverged", "failed", *(["unfinished"] if any(arm.unfinished for arm in analysis.arms) else [])]
-    rows = table("", "optimizer", "runs", *ends, "median", "mean", "s/run", "s/step")
+    tuned = list(dict.fromkeys(name for arm in analysis.arms for name in arm.chosen))
+    rows = table("", "optimizer", *tuned, "runs", *ends, "median", "mean", "s/run", "s/step")
     for arm in analysis.arms[:MOST_ROWS]:
-        counts = [str(getattr(arm, key)) for key in ("runs", *ends)]
+        counts = [show(arm.chosen.get(name)) for name in tuned]
+        counts += [str(getattr(arm, key)) for key in ("runs", *ends)]
         numbers = [show(arm.median), show(arm.mean), show(arm.seconds, 3), show(arm.seconds_per_step, 3)]
         rows.add_row(escape(arm.label), *counts, *numbers)
     return rows

@@ -9,10 +9,11 @@ from kourkoutas.lab.judging.contrasts import Contrast
 from kourkoutas.lab.judging.power import Detectable
 from kourkoutas.lab.judging.tests import Wilcoxon
 
+COUNTED = " (with what the arm behind may have lost by the luck of its tuning)"
 RULE = (
-    "The primary endpoint decides. Yes or No: the two-sided p of the paired t test over the seeds, or of Wilcoxon's "
-    "signed ranks where a run diverged, is below {level:.2g} after Holm's adjustment for all planned contrasts. Not "
-    "shown: it is not. Other endpoints are secondary and decide nothing."
+    "The primary endpoint decides. Yes or No: the two-sided p of the paired t test over the seeds{counted}, or of "
+    "Wilcoxon's signed ranks where a run diverged, is below {level:.2g} after Holm's adjustment for all planned "
+    "contrasts. Not shown: it is not. Other endpoints are secondary and decide nothing."
 )
 ANSWERS = {
     "better": "Yes",
@@ -31,8 +32,8 @@ class Answer:
     sentence: str
 
 
-def rule(confidence: float) -> str:
-    return RULE.format(level=1 - confidence)
+def rule(confidence: float, *, tuned: bool = False) -> str:
+    return RULE.format(level=1 - confidence, counted=COUNTED if tuned else "")
 
 
 def floor_of(w: Wilcoxon, family: int, confidence: float) -> str:

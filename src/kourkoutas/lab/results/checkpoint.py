@@ -26,6 +26,8 @@ def write_atomically(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+    if os.name == "nt":  # Windows cannot open a folder to sync it
+        return
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -23,11 +23,10 @@ import errno
 import importlib.metadata
 import json
 import os
-import platform
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,7 +35,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from kourkoutas.lab.locks import try_lock
+from kourkoutas.lab.machine import environment
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
+from kourkoutas.lab.specs.tuning import Tuning, Value
 
 VERSIONED = ("kourkoutas-beta", "numpy", "torch", "jax", "jaxlib", "optax", "mlx", "scipy", "statsmodels")
 
@@ -102,7 +104,13 @@ class Call(BaseModel):
 
 
 class StudyRecord(BaseModel):
-    """study.json."""
+    """study.json.
+
+    Attributes:
+      primary: the endpoint of a testbed that decides; None for its first.
+      tuning: how the arms are tuned; None for a study at given values.
+      chosen: {arm: {option: value}}, what the tuning gave; empty until it has ended.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -113,6 +121,9 @@ class StudyRecord(BaseModel):
     code: Code | None = None
     arms: list[Arm]
     seeds: list[int]
+    primary: str | None = None
+    tuning: Tuning | None = None
+    chosen: dict[str, dict[str, Value]] = {}
     command: str
     created: str
     environment: dict[str, Any]
@@ -121,6 +132,17 @@ class StudyRecord(BaseModel):
 
     def arm(self, label: str) -> Arm | None:
         return next((arm for arm in self.arms if arm.label == label), None)
+
+    def tunes(self, spec: RunSpec) -> bool:
+        """Whether the run is one of the tuning."""
+        return self.tuning is not None and spec.seed in self.tuning.seeds
+
+    def compares(self, spec: RunSpec) -> bool:
+        """Whether the run is one of those compared: in a tuned study, one with the chosen values on a test seed."""
+        if self.tuning is None:
+            return True
+        chosen = self.chosen.get(spec.optimizer)
+        return chosen is not None and not self.tunes(spec) and self.tuning.values(spec) == chosen
 
 
 @dataclass(frozen=True)
@@ -209,12 +231,23 @@ class Study:
         """The result of one run, or None while it is unfinished; a damaged one is that of a failed run."""
         return _read_result(self.folder(spec))
 
+    def run(self, spec: RunSpec) -> StoredRun:
+        """One run, finished or not."""
+        return StoredRun(spec, self.result(spec), self.folder(spec))
+
     def runs(self) -> list[StoredRun]:
-        """Every planned run, in the order of the arms and then of the seeds.
+        """Every planned run that is to be compared, in the order of the arms and then of the seeds.
 
         NOTE: a damaged file costs its own run. A result that cannot be read makes its run a failed one, which
         `--retry-failed` makes again; a folder without a readable spec.json is left out and told in `damage`.
         """
+        return self._runs(self.record.compares)
+
+    def tuning_runs(self) -> list[StoredRun]:
+        """Every planned run of the tuning, in the same order."""
+        return self._runs(self.record.tunes)
+
+    def _runs(self, wanted: Callable[[RunSpec], bool]) -> list[StoredRun]:
         self.damage = []
         found = []
         with contextlib.suppress(FileNotFoundError):
@@ -224,7 +257,9 @@ class Study:
                 if not entry.is_dir() or not any(_kept(folder)):
                     continue
                 try:
-                    found.append(StoredRun(_read_spec(folder), _read_result(folder), folder))
+                    spec = _read_spec(folder)
+                    if wanted(spec):
+                        found.append(StoredRun(spec, _read_result(folder), folder))
                 except StoreError as error:
                     self.damage.append(str(error))
         self.damage.sort()
@@ -250,6 +285,11 @@ class Writer(Study):
         """Write result.json: from now on the run is finished."""
         write_result(self.folder(spec), result)
 
+    def choose(self, chosen: Mapping[str, Mapping[str, Value]]) -> None:
+        """Record what the tuning gave: from now on the runs with these values are the ones compared."""
+        self.record.chosen = {label: dict(values) for label, values in chosen.items()}
+        _write(self.path / "study.json", self.record)
+
     def reopen(self, spec: RunSpec) -> None:
         """Make a finished run unfinished again; what it has on disk stays, so that it can continue."""
         (self.folder(spec) / "result.json").unlink(missing_ok=True)
@@ -272,6 +312,8 @@ def writing(
     seeds: Sequence[int],
     command: str,
     code: Code | None = None,
+    tuning: Tuning | None = None,
+    primary: str | None = None,
 ) -> Iterator[Writer]:
     """Hold the folder at `path` for writing runs of this configuration.
 
@@ -289,6 +331,8 @@ def writing(
         code=code,
         arms=list(arms),
         seeds=sorted(set(seeds)),
+        tuning=tuning,
+        primary=primary,
         command=command,
         created=now,
         environment=environment(),
@@ -305,17 +349,6 @@ def writing(
         yield Writer(path, record)
 
 
-def environment() -> dict[str, Any]:
-    """The machine, as far as it can matter to a result."""
-    return {
-        "platform": platform.platform(),
-        "machine": platform.machine(),
-        "processor": _processor(),
-        "cores": cores(),
-        "python": platform.python_version(),
-    }
-
-
 def versions() -> dict[str, str]:
     """Installed versions, read without importing anything."""
     found = {}
@@ -323,15 +356,6 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
-
-
-def cores() -> int:
-    """Cores this process may use: its affinity, and in a container the quota of its control group."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        count = min(count, max(1, int(quota) // int(period)))  # "max", no quota, is no number
-    return count
 
 
 def read_metrics(file: Path, *, finished: bool) -> list[dict[str, Any]]:
@@ -420,6 +444,8 @@ def _write(file: Path, content: BaseModel) -> None:
         if is_full(error):
             raise DiskFull.of(OSError(error.errno, error.strerror, str(file))) from None
         raise
+    if os.name == "nt":  # Windows cannot open a folder to sync it
+        return
     directory = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -449,20 +475,16 @@ def _check_free(path: Path) -> None:
 def _locked(path: Path, command: str) -> Iterator[None]:
     """Hold `path`/.lock.
 
-    NOTE: flock belongs to the process, not to the file's existence: the kernel lets go of it when the process ends,
+    NOTE: the lock belongs to the process, not to the file's existence: the kernel lets go of it when the process ends,
     however it ends, so a lock file left by kill -9 stops nobody.
     """
-    import fcntl
-
     created = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
     with (path / ".lock").open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not try_lock(file):
             file.seek(0)
             holder = file.read().strip() or "another process"
-            raise StoreError(f"{path} is being written by {holder}; wait for it, or name another --out") from None
+            raise StoreError(f"{path} is being written by {holder}; wait for it, or name another --out")
         file.truncate(0)
         with contextlib.suppress(OSError):  # a full disk is told when something that matters is written
             os.write(file.fileno(), f"process {os.getpid()} ({command})".encode())
@@ -478,7 +500,7 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
     """`old` with the arms and seeds of `new` added, or an error that lists what differs."""
     differs = [
         f"{name} is {getattr(old, name)!r} there and {getattr(new, name)!r} here"
-        for name in ("testbed", "preset", "engine")
+        for name in ("testbed", "preset", "engine", "primary")
         if getattr(old, name) != getattr(new, name)
     ]
     for key in sorted({*old.settings, *new.settings}):
@@ -486,6 +508,7 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
         if there != here:
             differs.append(f"setting {key} is {there!r} there and {here!r} here")
     differs += _code_differs(old.code, new.code)
+    differs += _tuning_differs(old, new)
     differs += _arms_differ(old.arms, new.arms)
     if differs:
         raise StoreError(
@@ -551,9 +574,17 @@ def _code_differs(old: Code | None, new: Code | None) -> list[str]:
     ]
 
 
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
+def _tuning_differs(old: StudyRecord, new: StudyRecord) -> list[str]:
+    """A tuned study has one question; its test seeds may grow, but not into the seeds that it was tuned on."""
+    if old.tuning is None or new.tuning is None:
+        return [] if old.tuning == new.tuning else [f"arms are {_tuned(old)} there and {_tuned(new)} here"]
+    differs = []
+    for field in Tuning.model_fields:
+        there, here = getattr(old.tuning, field), getattr(new.tuning, field)
+        if there != here:
+            differs.append(f"{field} of the tuning: {there} there and {here} here")
+    return differs
+
+
+def _tuned(record: StudyRecord) -> str:
+    return "not tuned" if record.tuning is None else f"tuned ({', '.join(axis.name for axis in record.tuning.axes)})"

@@ -8,14 +8,19 @@ single    one run in this process
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+from kourkoutas.lab import machine
+from kourkoutas.lab.judging import endpoints
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import worker
+from kourkoutas.lab.running import tuning, worker
 from kourkoutas.lab.running.pool import Observer, Pool, Queue
+from kourkoutas.lab.running.trial import UNREAD
 from kourkoutas.lab.specs.plan import Plan
-from kourkoutas.lab.specs.spec import RunResult
+from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 
 def execute(
@@ -37,38 +42,96 @@ def execute(
     """
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1; got {workers}")
-    specs = plan.specs()
+    if plan.code is not None:
+        observer = Guard(observer)
     with holding(plan, out, command) as study:
-        pending, kept, failed = [], 0, 0
-        for spec in specs:
-            result = study.result(spec)
-            if result is not None and result.status == "failed" and retry_failed:
-                study.reopen(spec)
-                result = None
-            if result is None:
-                pending.append(spec)
-            else:
-                kept += 1
-                failed += result.status == "failed"
-        study.plan(specs)
-        cores = store.cores()
-        count = min(workers or min(cores, len(set(plan.seeds))), len(pending))
-        threads = max(1, cores // max(count, 1))
-        if observer is not None:
-            observer.planned(len(specs), kept, failed, count, threads)
-        if pending:
-            tasks = {
-                spec.id: worker.Task(
-                    spec=spec,
-                    folder=study.folder(spec).resolve(),
-                    code=plan.code,
-                    checkpoint_every=checkpoint_every,
-                    sink=sink,
-                )
-                for spec in pending
-            }
-            Pool(study, Queue(pending), tasks, observer, threads, shared=count > 1).run(count)
+        make = functools.partial(
+            _make,
+            study,
+            code=plan.code,
+            workers=workers,
+            retry_failed=retry_failed,
+            checkpoint_every=checkpoint_every,
+            sink=sink,
+            observer=observer,
+        )
+        if plan.tuning is not None:
+            chosen = tuning.tune(plan, study, make, endpoint=endpoints.declared(study)[0])
+            study.choose(chosen)
+            plan = plan.chosen(chosen)
+        make(plan.specs())
         return store.Study(study.path, study.record)
+
+
+class Guard:
+    """Tells an observer what happens, and stops the study at the first run that shows that it has to be corrected."""
+
+    def __init__(self, observer: Observer | None) -> None:
+        self._observer = observer
+
+    def planned(self, total: int, kept: int, failed: int, workers: int, threads: int) -> None:
+        if self._observer is not None:
+            self._observer.planned(total, kept, failed, workers, threads)
+
+    def started(self, spec: RunSpec) -> None:
+        if self._observer is not None:
+            self._observer.started(spec)
+
+    def progress(self, spec: RunSpec, step: int, steps: int | None, loss: float | None) -> None:
+        if self._observer is not None:
+            self._observer.progress(spec, step, steps, loss)
+
+    def finished(self, spec: RunSpec, result: RunResult) -> None:
+        if self._observer is not None:
+            self._observer.finished(spec, result)
+        last = (result.error or "").strip().rpartition("\n")[2]
+        if last.startswith(UNREAD):
+            raise ValueError(f"stopped after the first run: {last.removeprefix(UNREAD)}")
+
+
+def _make(
+    study: store.Writer,
+    specs: Sequence[RunSpec],
+    *,
+    code: store.Code | None,
+    workers: int | None,
+    retry_failed: bool,
+    checkpoint_every: int | None,
+    sink: str | None,
+    observer: Observer | None,
+) -> None:
+    """Make those of the runs that the folder does not hold."""
+    pending, kept, failed = [], 0, 0
+    for spec in specs:
+        result = study.result(spec)
+        if result is not None and result.status == "failed" and retry_failed:
+            study.reopen(spec)
+            result = None
+        if result is None:
+            pending.append(spec)
+        else:
+            kept += 1
+            failed += result.status == "failed"
+    study.plan(specs)
+    cores = machine.cores()
+    # A seed's data are made once by the worker that has the seed; tuning has few seeds and many values for each.
+    apart = len(pending) if any(study.record.tunes(spec) for spec in specs) else len({spec.seed for spec in specs})
+    count = min(workers or min(cores, apart), len(pending))
+    threads = max(1, cores // max(count, 1))
+    if observer is not None:
+        observer.planned(len(specs), kept, failed, count, threads)
+    if pending:
+        tasks = {
+            spec.id: worker.Task(
+                spec=spec,
+                folder=study.folder(spec).resolve(),
+                code=code,
+                checkpoint_every=checkpoint_every,
+                sink=sink,
+            )
+            for spec in pending
+        }
+        Pool(study, Queue(pending), tasks, observer, threads, shared=count > 1).run(count)
 
 
 def single(
@@ -106,4 +169,6 @@ def holding(plan: Plan, out: str | Path, command: str) -> contextlib.AbstractCon
         seeds=plan.seeds,
         command=command,
         code=plan.code,
+        tuning=plan.tuning,
+        primary=plan.primary,
     )

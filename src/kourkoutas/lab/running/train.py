@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from kourkoutas.lab import engines, testbeds
 from kourkoutas.lab.engines import Engine, Trainer
 from kourkoutas.lab.results.checkpoint import Arrays, Checkpoints, write_atomically
+from kourkoutas.lab.running.clock import Clock
 from kourkoutas.lab.specs import optimizers
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.lab.testbeds import Problem
@@ -46,6 +47,7 @@ def run(
     folder: Path | None = None,
     *,
     on_progress: Progress | None = None,
+    on_trace: Callable[[Arrays], None] | None = None,
     checkpoint_every: int | None = None,
     keep: int = 2,
 ) -> RunResult:
@@ -55,6 +57,7 @@ def run(
       spec: the run.
       folder: where its files go; None records nothing on the disk.
       on_progress: called as (steps taken, steps in all, loss) after every chunk.
+      on_trace: called with the whole trace so far (the arrays of trace.npz) after every chunk.
       checkpoint_every: steps between checkpoints, rounded up to whole chunks; the last state is kept too. None saves
         about once a minute and removes the checkpoints at the end; 0 never saves.
       keep: how many checkpoints stay.
@@ -69,19 +72,22 @@ def run(
     recipe = optimizers.recipe(spec.optimizer, testbed.kbeta, spec.options)
     engine = engines.get(spec.engine)
     optimizers.check(recipe, spec.engine)
-    problem = testbed.problem(settings, spec.seed)
+    clock = Clock()
+    with clock.timing("setup"):
+        problem = testbed.problem(settings, spec.seed)
 
     result = RunResult(
         status="ok",
         settings={**dataclasses.asdict(settings), "optimizer": recipe.described},
     )
-    with _Run(spec, problem, engine, recipe, folder, checkpoint_every, keep) as it:
+    with _Run(spec, problem, engine, recipe, folder, checkpoint_every, keep, clock) as it:
         it.resume()
-        it.loop(on_progress)
+        it.loop(on_progress, on_trace)
         it.finish()
         result.curve = it.curve()
         result.metrics = it.final_metrics()
         result.seconds = it.seconds()
+        result.times = clock.times()
         if it.diverged_at is not None:
             result.status = "diverged"
         else:
@@ -101,7 +107,9 @@ class _Run:
         folder: Path | None,
         checkpoint_every: int | None,
         keep: int,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._spec, self._problem, self._engine, self._recipe = spec, problem, engine, recipe
         self._folder, self._every = folder, checkpoint_every
         self._checkpoints = Checkpoints(folder / "checkpoint", keep) if folder is not None else None
@@ -115,14 +123,15 @@ class _Run:
         self._saved_at = time.monotonic()
         self.step = 0
         self.diverged_at: int | None = None
-        self._trainer: Trainer = engine.trainer(
-            problem.loss,
-            problem.params,
-            recipe,
-            constants=problem.constants,
-            trace_every=math.ceil(problem.steps / TRACE_ROWS),
-            compile=problem.compile,
-        )
+        with clock.timing("setup"):
+            self._trainer: Trainer = engine.trainer(
+                problem.loss,
+                problem.params,
+                recipe,
+                constants=problem.constants,
+                trace_every=math.ceil(problem.steps / TRACE_ROWS),
+                compile=problem.compile,
+            )
         self._log = _Log(folder / "metrics.jsonl") if folder is not None else None
 
     def __enter__(self) -> _Run:
@@ -135,7 +144,7 @@ class _Run:
     def seconds(self) -> float:
         return self._earlier + time.perf_counter() - self._start
 
-    def loop(self, on_progress: Progress | None) -> None:
+    def loop(self, on_progress: Progress | None, on_trace: Callable[[Arrays], None] | None) -> None:
         """Chunk after chunk, until the end or until something is no longer finite."""
         problem = self._problem
         evaluated = int(self._evaluations[-1]["step"]) if self._evaluations else 0
@@ -152,6 +161,8 @@ class _Run:
                 self._evaluate(stop)
             self._record(self.step, stop)
             self.step = stop
+            if on_trace is not None:
+                on_trace(self._trace())
             if on_progress is not None:
                 on_progress(stop, problem.steps, float(self._losses[stop - 1]))
             self._checkpoint()
@@ -160,7 +171,10 @@ class _Run:
         steps = np.arange(start, stop)
         # ρ_t of the schedule, times the factor of the arm at its update t = step + 1
         lrs = self._problem.lr(steps) * self._recipe.lr_factor(steps + 1)
-        losses = self._trainer.run(self._problem.batches(start, stop), lrs)
+        with self._clock.timing("data"):
+            batches = self._problem.batches(start, stop)
+        with self._clock.training(stop - start):
+            losses = self._trainer.run(batches, lrs)
         self._losses[start:stop] = losses
         return losses
 
@@ -168,7 +182,8 @@ class _Run:
         if not all(np.isfinite(p).all() for p in self._trainer.params().values()):
             self.diverged_at = step
             return
-        metrics = self._problem.evaluate(self._engine, self._trainer.arrays(), step)
+        with self._clock.timing("evaluate"):
+            metrics = self._problem.evaluate(self._engine, self._trainer.arrays(), step)
         if step == self._problem.steps and not all(math.isfinite(v) for v in metrics.values()):
             self.diverged_at = step
         self._evaluations.append({"step": step, **metrics})
@@ -259,6 +274,7 @@ class _Run:
             "offset": self._log.flush() if self._log is not None else 0,
             "evaluations": self._evaluations,
             "seconds": self.seconds(),
+            "times": self._clock.times(),
         }
         trace = {f"trace/{k}": x for k, x in self._trace().items()}
         self._checkpoints.save(
@@ -289,6 +305,7 @@ class _Run:
         self._losses[: self.step] = saved["losses"]
         self._evaluations = notes["evaluations"]
         self._earlier = notes["seconds"]
+        self._clock.add(notes.get("times", {}))  # checkpoints of earlier versions have none
         self._before = {k.removeprefix("trace/"): x for k, x in saved.items() if k.startswith("trace/")}
         self._trainer.restore({k.removeprefix("trainer/"): x for k, x in saved.items() if k.startswith("trainer/")})
         self._resumed_at = self.step

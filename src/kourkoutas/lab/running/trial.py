@@ -20,9 +20,10 @@ import hashlib
 import importlib.util
 import json
 import math
+import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
@@ -36,9 +37,40 @@ from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.trace import WINDOW, Trace
 
 CURVE_POINTS = 2000
+# What the last line of a failed run's traceback begins with, where it is the study that has to be corrected.
+UNREAD = "kourkoutas.lab.running.trial.UnreadSettingError: "
 NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # as in result.json
 OWN_SETTINGS = ("code", "endpoint")  # what a plan adds to the settings of a run of a user's function
 Progress = Callable[[int, int | None, float | None], None]
+
+
+class Settings(Mapping[str, Any]):
+    """What was given with `--set`, `--grid` and `--tune`, and which of it was `read`."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._values[name]
+        self.read.add(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
+class UnreadSettingError(ValueError):
+    """A setting of the study that the function never looked at: arms that differ in it would be the same."""
 
 
 class Trial:
@@ -56,30 +88,46 @@ class Trial:
         spec: RunSpec,
         folder: Path,
         on_progress: Progress | None = None,
+        on_trace: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self.seed = spec.seed
-        self.arm = spec.optimizer
-        self.settings = {name: value for name, value in spec.settings.items() if name not in OWN_SETTINGS}
+        self.used: set[str] = set()
+        self._arm = spec.optimizer
+        self.settings = Settings({n: value for n, value in spec.settings.items() if n not in OWN_SETTINGS})
         self.folder = folder
         self.rows: list[dict[str, float]] = []
         self.described: dict[str, Any] = {}
         self._options = spec.options
         self._on_progress = on_progress
+        self._on_trace = on_trace
         self._traced: Any = None
         self._trace: Trace | None = None
         self._pulled = 0
         self._file: TextIO | None = None
+        self._began = time.perf_counter()
+        self._ready: float | None = None
+        self._last: tuple[int, float] | None = None
+        self._paces: list[float] = []
         # A run of a user's function always starts at its beginning, so rows of an earlier attempt are not its own.
         (folder / "metrics.jsonl").unlink(missing_ok=True)
+
+    @property
+    def arm(self) -> str:
+        self.used.add("arm")
+        return self._arm
 
     def optimizer(self, params_or_model: Any, lr: Any = 1e-3) -> Any:
         """The arm's optimizer for the framework that `params_or_model` belongs to.
 
         A torch module, parameters or named parameters give a `torch.optim.Optimizer`; a pytree of JAX arrays an Optax
         transformation, whose `init` and `update` you call; an MLX module or tree an `mlx.optimizers.Optimizer`.
-        `lr` is a number, or for JAX and MLX also a function of the steps taken.
+        `lr` is a number, or for JAX and MLX also a function of the steps taken. An `lr` of the study (--set, --grid or
+        --tune lr=...) takes its place, unless the function has read `trial.settings["lr"]` and made its own from that.
         """
-        recipe = optimizers.recipe(self.arm, {}, self._options)
+        lr = self._own_lr(lr)
+        self.used.add("optimizer")
+        self._ready = self._ready or time.perf_counter()
+        recipe = optimizers.recipe(self._arm, {}, self._options)
         framework, target = framework_of(params_or_model)
         optimizers.check(recipe, framework)
         self.described = {"framework": framework, "optimizer": recipe.described}
@@ -89,20 +137,49 @@ class Trial:
         self._traced = optimizer if recipe.family == "kbeta" and hasattr(optimizer, "pull") else None
         return optimizer
 
+    def _own_lr(self, lr: Any) -> Any:
+        if "lr" not in self.settings or "lr" in self.settings.read:
+            return lr
+        own = self.settings["lr"]
+        if callable(lr):
+            raise TypeError(
+                f"the study sets lr={own}, but trial.optimizer was given a schedule, which has no one number to "
+                "replace: make the schedule from trial.settings['lr']"
+            )
+        return own
+
     def log(self, step: int, **metrics: Any) -> None:
         """Record numbers (Python, NumPy or 0-dim arrays of a framework) at a step."""
         row = {name: _number(name, value) for name, value in metrics.items()}
+        self._pace(int(step))
         self.rows.append({"step": int(step), **row})
         text = {name: value if math.isfinite(value) else NOT_FINITE[str(value)] for name, value in row.items()}
         if self._file is None:
             self._file = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
         self._file.write(json.dumps({"step": int(step), **text}) + "\n")
         self._file.flush()
-        if int(step) - self._pulled >= WINDOW // 2:
+        if self._on_trace is not None or int(step) - self._pulled >= WINDOW // 2:
             self._pulled = int(step)
             self._pull()
+        if self._on_trace is not None and self._trace is not None:
+            self._on_trace(self._rows(slice(-1, None)))  # the newest row, beside what was logged
         if self._on_progress is not None:
             self._on_progress(int(step), None, row.get("loss", next(iter(row.values()), None)))
+
+    def _pace(self, step: int) -> None:
+        now = time.perf_counter()
+        if self._last is not None and step > self._last[0]:
+            self._paces.append((now - self._last[1]) / (step - self._last[0]))
+        if self._last is None or step > self._last[0]:
+            self._last = (step, now)
+
+    def times(self) -> dict[str, float]:
+        """What can be told of a function from outside: set-up until it asks for the optimizer, the rest, and the median
+        pace between logged steps, which holds whatever the function does at each of them."""
+        now = time.perf_counter()
+        ready = self._ready if self._ready is not None else self._began
+        pace = {"per_step": statistics.median(self._paces)} if self._paces else {}
+        return {"setup": ready - self._began, "train": now - ready, **pace}
 
     def close(self) -> None:
         """Write what is still to be written."""
@@ -111,13 +188,14 @@ class Trial:
         self._pull()
         if self._trace is not None and self._trace.steps.size:
             keep = slice(None, None, -(-self._trace.steps.size // CURVE_POINTS))
-            np.savez_compressed(
-                self.folder / "trace.npz",
-                names=np.array(self._trace.names),
-                steps=self._trace.steps[keep],
-                sun=self._trace.sun[keep],
-                beta2=self._trace.beta2[keep],
-            )
+            np.savez_compressed(self.folder / "trace.npz", **self._rows(keep))
+
+    def _rows(self, keep: slice) -> dict[str, Any]:
+        """Rows of the trace, as the arrays of trace.npz."""
+        if self._trace is None:
+            return {}
+        found: dict[str, Any] = {"steps": self._trace.steps, "sun": self._trace.sun, "beta2": self._trace.beta2}
+        return {"names": np.array(self._trace.names), **{name: rows[keep] for name, rows in found.items()}}
 
     def _pull(self) -> None:
         """Take over sun and β2 from the optimizer's ring; Optax keeps them in a state that only the user holds."""
@@ -129,25 +207,48 @@ class Trial:
             self._traced.pull(self._trace)
 
 
-def run(spec: RunSpec, folder: Path, code: store.Code, *, on_progress: Progress | None = None) -> RunResult:
+def run(
+    spec: RunSpec,
+    folder: Path,
+    code: store.Code,
+    *,
+    on_progress: Progress | None = None,
+    on_trace: Callable[[Mapping[str, Any]], None] | None = None,
+) -> RunResult:
     """One run of the user's function."""
     function = load(code)
     start = time.perf_counter()  # of the training: the file's imports are paid once per worker, not per run
-    trial = Trial(spec, folder, on_progress)
+    trial = Trial(spec, folder, on_progress, on_trace)
     try:
         returned = function(trial)
     finally:
         trial.close()
+    if returned is not None:
+        trial.used.add("returned")
     endpoint = _endpoint(code, returned, trial.rows)
     finite = math.isfinite(endpoint)
+    if finite:  # else it may have ended before it came to them
+        _check_read(code, trial)
     return RunResult(
         status="ok" if finite else "diverged",
         endpoint=endpoint if finite else None,
         metrics=_last(trial.rows),
         curve=_curve(trial.rows),
-        settings={**trial.settings, **trial.described},
+        settings={**trial.settings, **trial.described, "used": sorted(trial.used)},
         seconds=time.perf_counter() - start,
+        times=trial.times(),
     )
+
+
+def _check_read(code: store.Code, trial: Trial) -> None:
+    unread = [name for name in trial.settings if name not in trial.settings.read]
+    if unread:
+        name = unread[0]
+        also = " or passes it to trial.optimizer" if name == "lr" else ""
+        raise UnreadSettingError(
+            f"nothing in {code.function} reads {', '.join(unread)}{also}, so that it changes nothing: read "
+            f"trial.settings[{name!r}], or leave {name} out of --set, --grid and --tune"
+        )
 
 
 def load(code: store.Code) -> Callable[[Trial], Any]:

@@ -54,13 +54,13 @@ def make(task: Task, report: Report) -> RunResult:
 
     start = time.perf_counter()
     try:
-        with following(task.sink, task.spec, task.folder) as follow:
+        with following(task.sink, task.spec, task.folder) as follower:
 
             def progress(step: int, steps: int | None, loss: float | None) -> None:
-                follow()
+                follower.metrics()
                 report(step, steps, loss)
 
-            result = _run(task, progress)
+            result = _run(task, progress, follower.trace if follower.wants_trace else None)
     except (Exception, SystemExit) as error:
         if store.is_full(error):
             raise store.DiskFull.of(cast(OSError, error)) from None
@@ -75,14 +75,16 @@ def failed(error: str, seconds: float) -> RunResult:
     return RunResult(status="failed", endpoint=None, metrics={}, curve={}, settings={}, seconds=seconds, error=error)
 
 
-def _run(task: Task, progress: Report) -> RunResult:
+def _run(task: Task, progress: Report, on_trace: Callable[[Any], None] | None) -> RunResult:
     if task.code is not None:
         from kourkoutas.lab.running import trial
 
-        return trial.run(task.spec, task.folder, task.code, on_progress=progress)
+        return trial.run(task.spec, task.folder, task.code, on_progress=progress, on_trace=on_trace)
     from kourkoutas.lab.running import train
 
-    return train.run(task.spec, task.folder, on_progress=progress, checkpoint_every=task.checkpoint_every)
+    return train.run(
+        task.spec, task.folder, on_progress=progress, on_trace=on_trace, checkpoint_every=task.checkpoint_every
+    )
 
 
 def main(fd: int, parent: int) -> None:

@@ -219,16 +219,18 @@ class Panel:
         xs: ArrayLike,
         ys: ArrayLike,
         *,
+        log_x: bool = False,
         log_y: bool = False,
         width: float = WIDTH,
         height: float = 210.0,
         x_label: str = "step",
+        edge: float = 0.0,
     ) -> Panel:
-        """Axes around the values; x is even, without room at its sides."""
+        """Axes around the values; `edge` is the room at the sides of x, as a part of its range."""
         bottom = height - 36
         y = scale_of(ys, bottom, 10, log=log_y)
         left = 10 + CHARACTER * max((len(tick_text(t)) for t in y.ticks()), default=1)
-        x = scale_of(xs, left, width - 14, edge=0.0)
+        x = scale_of(xs, left, width - 14, log=log_x, edge=edge)
         panel = cls(x, y, width, height)
         panel.grid(x_label)
         return panel

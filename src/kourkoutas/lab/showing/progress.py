@@ -13,17 +13,24 @@ from rich.text import Text
 from kourkoutas.lab.running.pool import Observer
 from kourkoutas.lab.showing.status import Status, words
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
+from kourkoutas.lab.specs.tuning import Tuning
 
 
 @contextlib.contextmanager
-def showing(console: Console) -> Iterator[Observer]:
-    """An observer that writes to `console`."""
+def showing(console: Console, tuning: Tuning | None = None) -> Iterator[Observer]:
+    """An observer that writes to `console`; of tuning runs it shows the values."""
     if not console.is_terminal:
-        yield Lines(console)
+        yield Lines(console, tuning)
         return
-    bars = Bars(console)
+    bars = Bars(console, tuning)
     with bars.bars:
         yield bars
+
+
+def name_of(spec: RunSpec, tuning: Tuning | None) -> str:
+    """A run in a few words: "kbeta lr=0.001 seed 100"."""
+    values = {} if tuning is None else tuning.values(spec)
+    return " ".join([spec.optimizer, *(f"{name}={value:g}" for name, value in values.items()), f"seed {spec.seed}"])
 
 
 def outcome(result: RunResult) -> str:
@@ -65,8 +72,8 @@ def last_line(error: str | None) -> str:
 class Lines:
     """One line per finished run."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, tuning: Tuning | None = None) -> None:
+        self._console, self._tuning = console, tuning
         self._done = self._total = 0
 
     def planned(self, total: int, kept: int, failed: int, workers: int, threads: int) -> None:
@@ -81,7 +88,7 @@ class Lines:
 
     def finished(self, spec: RunSpec, result: RunResult) -> None:
         self._done += 1
-        what = f"{spec.optimizer} seed {spec.seed}: {outcome(result)} ({result.seconds:.1f} s)"
+        what = f"{name_of(spec, self._tuning)}: {outcome(result)} ({result.seconds:.1f} s)"
         self._print(f"[{self._done}/{self._total}] {what}")
 
     def _print(self, text: str) -> None:
@@ -91,7 +98,8 @@ class Lines:
 class Bars:
     """A bar for the study and one for each run under way."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, tuning: Tuning | None = None) -> None:
+        self._tuning = tuning
         self.bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
@@ -105,10 +113,12 @@ class Bars:
 
     def planned(self, total: int, kept: int, failed: int, workers: int, threads: int) -> None:
         self._say(plan_line(total, kept, failed, workers, threads))
+        if self._study is not None:  # a round of the tuning has ended
+            self.bars.remove_task(self._study)
         self._study = self.bars.add_task("runs", total=total, completed=kept, loss="")
 
     def started(self, spec: RunSpec) -> None:
-        self._runs[spec.id] = self.bars.add_task(f"  {spec.optimizer} seed {spec.seed}", total=None, loss="")
+        self._runs[spec.id] = self.bars.add_task(f"  {name_of(spec, self._tuning)}", total=None, loss="")
 
     def progress(self, spec: RunSpec, step: int, steps: int | None, loss: float | None) -> None:
         text = "" if loss is None else f"loss {loss:.4g}"
@@ -117,7 +127,7 @@ class Bars:
     def finished(self, spec: RunSpec, result: RunResult) -> None:
         self.bars.remove_task(self._runs.pop(spec.id))
         if result.status != "ok":
-            self._say(f"{spec.optimizer} seed {spec.seed}: {outcome(result)}")
+            self._say(f"{name_of(spec, self._tuning)}: {outcome(result)}")
         if self._study is not None:
             self.bars.advance(self._study)
 

@@ -30,7 +30,7 @@ from kourkoutas.lab.judging.causes import examine, size_of
 from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.results import export
 from kourkoutas.lab.results.store import StoredRun, Study
-from kourkoutas.lab.showing import answer, commands, curves, distributions, effects, looks, maps, recorded
+from kourkoutas.lab.showing import answer, commands, curves, distributions, effects, looks, maps, recorded, sensitivity
 from kourkoutas.lab.showing.drawing import Drawing, element
 from kourkoutas.lab.showing.failures import Failure, failures
 from kourkoutas.lab.showing.pictures import embed
@@ -128,7 +128,7 @@ def page_of(
         title=f"Study: {study.record.testbed}",
         facts=_facts(study, runs),
         lead=lead,
-        caveats=[*caveats, *analysis.notes],
+        caveats=[*caveats, *analysis.fairness, *analysis.notes],
         effects=effects.plots(analysis.endpoints, places),
         analysis=analysis,
         ranked=_ranked(analysis),
@@ -204,7 +204,8 @@ def _sections(
     if causes:
         title = "What does the work? Dynamics, mean β2 or hidden warmup"
         found.append(Section("causes", title, "causes", causes, short="What does the work?"))
-    found += [Section(extra.id, extra.title, "extra", extra, extra.open) for extra in extras]
+    for extra in (*_tuned(analysis, arms), *extras):
+        found.append(Section(extra.id, extra.title, "extra", extra, extra.open))
     traces = {arm: maps.drawings(own, arm) for arm in arms if (own := recorded.traces(runs, arm))}
     if traces:
         found.append(Section("traces", "sun and β2 over training", "traces", traces, open=True))
@@ -219,6 +220,19 @@ def _sections(
         found.append(Section("failures", title, "failures", failed))
     found.append(Section("settings", "Settings and commands", "settings", _settings(study, runs)))
     return found
+
+
+def _tuned(analysis: Analysis, arms: Mapping[str, looks.Look]) -> list[Extra]:
+    """How much each arm depends on what was tuned, where one option was."""
+    if not analysis.sensitivity:
+        return []
+    first = analysis.primary
+    drawn = sensitivity.draw(analysis.sensitivity, arms, first.title, log=first.log, maximize=first.maximize)
+    note = (
+        f"Each optimizer on the tuning seeds, against {analysis.sensitivity[0].option}; a ring marks the chosen value. "
+        "Sensitivity is what a value loses against the best one, as a mean over the values tried."
+    )
+    return [Extra("sensitivity", "Sensitivity", [note], [drawn], [sensitivity.table(analysis.sensitivity)], open=True)]
 
 
 def _endpoint(

@@ -79,8 +79,13 @@ class Status:
 
 
 def status_of(study: Study, runs: Sequence[StoredRun] | None = None) -> Status:
-    """What the folder of a study shows now."""
-    every = study.runs() if runs is None else runs
+    """What the folder of a study shows now, the runs of a tuning among them.
+
+    Args:
+      study: a results folder.
+      runs: those to be compared, when they have been read already.
+    """
+    every = [*study.tuning_runs(), *(study.runs() if runs is None else runs)]
     holder = study.holder()
     going = [] if holder is None else [_going(study, run) for run in every if _under_way(run, holder.since)]
     under_way = {run.id for run in going}

@@ -11,18 +11,17 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kourkoutas.lab import engines, testbeds
 from kourkoutas.lab.results import store
 from kourkoutas.lab.running.trial import OWN_SETTINGS
 from kourkoutas.lab.specs import optimizers as recipes
 from kourkoutas.lab.specs.spec import RunSpec, digest_of, guess, unknown
-
-if TYPE_CHECKING:
-    pass
+from kourkoutas.lab.specs.tuning import Axis, Tuning, Value
+from kourkoutas.rule import Hyper
 
 MOST_RUNS = 1_000_000
 OWN = "own"  # engine and preset of a study of a user's function, which brings both
@@ -30,7 +29,10 @@ OWN = "own"  # engine and preset of a study of a user's function, which brings b
 
 @dataclass(frozen=True)
 class Plan:
-    """What a study is to do; every field but the seeds and arms is its configuration."""
+    """What a study is to do; every field but the seeds and arms is its configuration.
+
+    A plan with a `tuning` becomes the one that is compared by `chosen`, once the tuning has said which values to use.
+    """
 
     testbed: str
     preset: str
@@ -39,36 +41,40 @@ class Plan:
     arms: Sequence[store.Arm]
     seeds: Sequence[int]
     code: store.Code | None = None
+    tuning: Tuning | None = None
+    primary: str | None = None  # the endpoint of a testbed that decides, if not its first
 
     def __post_init__(self) -> None:
         check_size(len(self.arms), len(self.seeds))
 
-    @functools.cached_property
-    def resolved(self) -> dict[str, dict[str, Any]]:
-        """{arm: everything that it comes down to}: the testbed's version, its settings, and the optimizer's options."""
+    def resolved(self, arm: store.Arm) -> dict[str, Any]:
+        """Everything that an arm comes down to: the testbed's version, its settings, and the optimizer's options."""
         if self.code is not None:
-            return {arm.label: {"optimizer": recipes.recipe(arm.label, {}, arm.options).resolved} for arm in self.arms}
+            return {"optimizer": recipes.recipe(arm.label, {}, arm.options).resolved}
         testbed = testbeds.get(self.testbed)
-        return {
-            arm.label: _canonical(
-                {
-                    "testbed": testbed.version,
-                    "settings": dataclasses.asdict(
-                        testbeds.settings_of(testbed, self.preset, {**self.settings, **arm.settings})
-                    ),
-                    "optimizer": recipes.recipe(arm.label, testbed.kbeta, arm.options).resolved,
-                }
-            )
-            for arm in self.arms
-        }
+        settings = testbeds.settings_of(testbed, self.preset, {**self.settings, **arm.settings})
+        return _canonical(
+            {
+                "testbed": testbed.version,
+                "settings": dataclasses.asdict(settings),
+                "optimizer": recipes.recipe(arm.label, testbed.kbeta, arm.options).resolved,
+            }
+        )
 
     @functools.cached_property
     def _digests(self) -> dict[str, str]:
-        return {label: digest_of(resolved)[:16] for label, resolved in self.resolved.items()}
+        """What `_digest` has worked out: an arm has one for all its seeds."""
+        return {}
+
+    def _digest(self, arm: store.Arm) -> str:
+        content = arm.model_dump_json()
+        if content not in self._digests:
+            self._digests[content] = digest_of(self.resolved(arm))[:16]
+        return self._digests[content]
 
     def recorded_arms(self) -> list[store.Arm]:
         """The arms as they are written to study.json: with what they come down to."""
-        return [arm.model_copy(update={"resolved": self.resolved[arm.label]}) for arm in self.arms]
+        return [arm.model_copy(update={"resolved": self.resolved(arm)}) for arm in self.arms]
 
     def spec(self, arm: store.Arm, seed: int) -> RunSpec:
         settings = {**self.settings, **arm.settings}
@@ -83,12 +89,44 @@ class Plan:
             seed=seed,
             settings=settings,
             options=arm.options,
-            resolved=self._digests.get(arm.label),
+            resolved=self._digest(arm),
         )
 
     def specs(self) -> list[RunSpec]:
         """All runs, seed by seed."""
         return [self.spec(arm, seed) for seed in self.seeds for arm in self.arms]
+
+    def axes(self) -> dict[str, list[Axis]]:
+        """{arm: what it tunes}."""
+        axes = self.tuning.axes if self.tuning is not None else ()
+        names = [arm.optimizer for arm in self.arms]
+        return {
+            arm.label: [a for a in axes if "." not in a.name or _split(a.name, names)[0] == arm.optimizer]
+            for arm in self.arms
+        }
+
+    def valued(self, arm: store.Arm, values: Mapping[str, Value]) -> store.Arm:
+        """The arm with these values of what it tunes, checked."""
+        own = {name.removeprefix(f"{arm.optimizer}."): value for name, value in values.items() if "." in name}
+        settings = {name: value for name, value in values.items() if "." not in name}
+        return self.checked(
+            arm.model_copy(update={"options": {**arm.options, **own}, "settings": {**arm.settings, **settings}})
+        )
+
+    def chosen(self, values: Mapping[str, Mapping[str, Value]]) -> Plan:
+        """The plan of the runs that are compared: every arm with its values."""
+        return replace(self, arms=[self.valued(arm, values[arm.label]) for arm in self.arms], tuning=None)
+
+    def checked(self, arm: store.Arm) -> store.Arm:
+        """The arm with its settings and options as they were understood, so that 1e2 and 100 are the same run."""
+        if self.code is not None:
+            return _checked(arm, recipes.recipe(arm.label, {}, arm.options))
+        testbed = testbeds.get(self.testbed)
+        resolved = testbeds.settings_of(testbed, self.preset, {**self.settings, **arm.settings})
+        recipe = recipes.recipe(arm.label, testbed.kbeta, arm.options)
+        recipes.check(recipe, self.engine)
+        own = _canonical({name: getattr(resolved, name) for name in arm.settings})
+        return _checked(arm, recipe).model_copy(update={"settings": own})
 
 
 def check_size(arms: int, seeds: int) -> None:
@@ -101,7 +139,7 @@ def check_size(arms: int, seeds: int) -> None:
         )
 
 
-def parse_seeds(text: str) -> list[int]:
+def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
     """Seeds from numbers and ranges.
 
     >>> parse_seeds("0-3,7")
@@ -113,9 +151,9 @@ def parse_seeds(text: str) -> list[int]:
         try:
             low, high = int(first), int(last if dash else first)
         except ValueError:
-            raise ValueError(f"--seeds must be numbers and ranges like 0-9 or 0,3,7; got {text!r}") from None
+            raise ValueError(f"{option} must be numbers and ranges like 0-9 or 0,3,7; got {text!r}") from None
         if high < low:
-            raise ValueError(f"--seeds: the range {part.strip()!r} runs backwards; write {high}-{low}")
+            raise ValueError(f"{option}: the range {part.strip()!r} runs backwards; write {high}-{low}")
         ranges.append(range(low, high + 1))
     check_size(1, sum(1 + part[-1] - part[0] for part in ranges))  # len() of a range has a limit of its own
     return list(dict.fromkeys(itertools.chain.from_iterable(ranges)))
@@ -201,29 +239,37 @@ def plan_testbed(
     seeds: Sequence[int] = (0,),
     options: Mapping[str, str] | None = None,
     grids: Mapping[str, str] | None = None,
+    endpoint: str | None = None,
+    tuning: Tuning | None = None,
 ) -> Plan:
     """A study of a testbed, with every name and value checked before anything is run or written."""
     testbed = testbeds.get(name)
     if engine not in engines.NAMES:
         raise unknown("engine", engine, engines.NAMES)
     check_installed(engine)
+    if endpoint is not None and endpoint not in (metrics := [one.metric for one in testbed.endpoints]):
+        raise unknown(f"endpoint of {testbed.name}", endpoint, metrics)
     settings, arms = arms_of(optimizers or testbed.arms, options or {}, grids or {})
     check_size(len(arms), len(seeds))
-    checked, usable = [], set()
-    for arm in arms:
-        resolved = testbeds.settings_of(testbed, preset, {**settings, **arm.settings})
-        recipe = recipes.recipe(arm.label, testbed.kbeta, arm.options)
-        recipes.check(recipe, engine)
+    shared = testbeds.settings_of(testbed, preset, settings)
+    plan = Plan(
+        testbed=testbed.name,
+        preset=preset,
+        engine=engine,
+        settings=_canonical({name: getattr(shared, name) for name in settings}),
+        arms=arms,
+        seeds=seeds,
+        primary=endpoint,
+    )
+    plan = replace(plan, arms=[plan.checked(arm) for arm in arms])
+    usable = set()
+    for arm in plan.arms:
         # A text or other data that cannot be used is an error here too, before anything is written.
+        resolved = testbeds.settings_of(testbed, preset, {**settings, **arm.settings})
         if repr(resolved) not in usable:
             testbed.problem(resolved, min(seeds, default=0))
             usable.add(repr(resolved))
-        own = _canonical({name: getattr(resolved, name) for name in arm.settings})
-        checked.append(_checked(arm, recipe).model_copy(update={"settings": own}))
-    shared = testbeds.settings_of(testbed, preset, settings)
-    return Plan(
-        testbed.name, preset, engine, _canonical({name: getattr(shared, name) for name in settings}), checked, seeds
-    )
+    return plan if tuning is None else _tuned(plan, tuning)
 
 
 def plan_own(
@@ -236,6 +282,7 @@ def plan_own(
     endpoint: str | None = None,
     log: bool = False,
     higher_is_better: bool = False,
+    tuning: Tuning | None = None,
 ) -> Plan:
     """A study of the user's function FILE.py:FUNC; the framework shows when it is run."""
     code = code_of(target, endpoint, log=log, higher_is_better=higher_is_better)
@@ -243,12 +290,60 @@ def plan_own(
     for name in OWN_SETTINGS:
         if name in settings or any(name in arm.settings for arm in arms):
             raise ValueError(f"--set {name}=...: {name!r} is taken by kbeta itself; use another name in your code")
-    checked = [_checked(arm, recipes.recipe(arm.label, {}, arm.options)) for arm in arms]
-    return Plan(f"{Path(code.file).stem}.{code.function}", OWN, OWN, settings, checked, seeds, code)
+    for axis in tuning.axes if tuning is not None else ():
+        if axis.name in OWN_SETTINGS:
+            raise ValueError(f"--tune {axis.name}=...: {axis.name!r} is taken by kbeta itself; use another name")
+    plan = Plan(f"{Path(code.file).stem}.{code.function}", OWN, OWN, settings, arms, seeds, code)
+    plan = replace(plan, arms=[plan.checked(arm) for arm in arms])
+    return plan if tuning is None else _tuned(plan, tuning)
+
+
+def _tuned(plan: Plan, tuning: Tuning) -> Plan:
+    """The plan with its tuning, once every arm has something to tune and takes every value of the ranges."""
+    for axis in tuning.axes:
+        holders = {**plan.settings, **{k: v for arm in plan.arms for k, v in _named(arm).items()}}
+        if axis.name in holders:
+            raise ValueError(f"--tune {axis.name}: it is also given the value {holders[axis.name]}; leave out one")
+    plan = replace(plan, tuning=tuning.model_copy(update={"axes": tuple(_typed(plan, a) for a in tuning.axes)}))
+    for label, axes in plan.axes().items():
+        if not axes:
+            raise ValueError(
+                f"--tune {', '.join(axis.name for axis in tuning.axes)} leaves nothing to tune for {label}: a fair "
+                "comparison tunes every arm; add --tune lr=LOW:HIGH, or leave the arm out"
+            )
+    for arm in plan.arms:
+        for axis in plan.axes()[arm.label]:
+            for index in range(tuning.trials):
+                plan.valued(arm, {axis.name: axis.value(index, tuning.trials)})
+    return plan
+
+
+def _named(arm: store.Arm) -> dict[str, Any]:
+    """Settings and options of an arm by the names that a command line has for them."""
+    return {**arm.settings, **{f"{arm.optimizer}.{name}": value for name, value in arm.options.items()}}
+
+
+def _typed(plan: Plan, axis: Axis) -> Axis:
+    """The axis with `whole` set where the option takes whole numbers; an option that takes no numbers is an error."""
+    like: Any = None
+    if "." in axis.name:
+        optimizer, option = _split(axis.name, [arm.optimizer for arm in plan.arms])
+        kbeta = testbeds.get(plan.testbed).kbeta if plan.code is None else {}
+        known = {**dataclasses.asdict(Hyper()), **recipes.recipe(optimizer, kbeta).options}
+        like = known.get(option)
+    elif plan.code is None:
+        settings = testbeds.settings_of(testbeds.get(plan.testbed), plan.preset, plan.settings)
+        names = [field.name for field in dataclasses.fields(settings)]
+        if axis.name not in names:
+            raise unknown(f"setting of {plan.testbed}", axis.name, names)
+        like = getattr(settings, axis.name)
+    if isinstance(like, bool | str | tuple | list):
+        raise ValueError(f"--tune {axis.name}: its values are not numbers, as {like!r} is; use --grid for those")
+    return axis.model_copy(update={"whole": isinstance(like, int)})
 
 
 def _checked(arm: store.Arm, recipe: recipes.Recipe) -> store.Arm:
-    """The arm with its options as the recipe understood them, so that 1e2 and 100 are the same run."""
+    """The arm with its options as the recipe understood them."""
     known = {**recipe.options, "lr_scale": recipe.lr_scale}
     return arm.model_copy(update={"options": _canonical({k: known.get(k, v) for k, v in arm.options.items()})})
 

@@ -117,6 +117,7 @@ class RunResult(BaseModel):
       metrics: name → value at the end; of a diverged run `diverged_at`, the number of updates taken until then.
       curve: columns of equal length: `step` (updates taken), `loss` (mean of the block that ends there; the last entry
         is the last step's own), `lr`, and evaluation metrics (NaN where none was taken).
+      times: seconds of setup, data, compile, train and evaluate, and `per_step`, the median pace of a training step.
       settings: the resolved settings, and under "optimizer" the resolved options of the arm.
     """
 
@@ -128,4 +129,10 @@ class RunResult(BaseModel):
     curve: dict[str, list[float]] = {}
     settings: dict[str, Any] = {}
     seconds: float = 0.0
+    times: dict[str, float] = {}
     error: str | None = None
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """The median pace of a training step; None where it was not recorded."""
+        return self.times.get("per_step")

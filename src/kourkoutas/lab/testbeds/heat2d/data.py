@@ -17,7 +17,6 @@ and read as a memory map: the paper's 4,000 cases are 4.3 GB, of which a batch t
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import functools
 import hashlib
 import json
@@ -31,6 +30,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from kourkoutas.lab.locks import wait_for_lock
 from kourkoutas.lab.testbeds.heat2d.settings import STABLE, Settings
 
 SLOWEST, FASTEST = 0.01, 0.1
@@ -148,7 +148,7 @@ def _alone(file: Path) -> Iterator[None]:
     """One process at a time makes a file; the others wait for it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        wait_for_lock(lock)
         yield
 
 

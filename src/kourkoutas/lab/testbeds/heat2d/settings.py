@@ -30,6 +30,7 @@ class Settings:
       shortcut: in block mode, compute keys and values of the known frames only; off masks a full attention.
       quantize: INT8 quantization-aware training of the input projection and the positional table.
       schedule: "epoch:lr" pairs; a rate holds from the start of its epoch, the first epoch being 1.
+      lr: a highest rate, to which all rates of the schedule are scaled; None leaves them as they are.
       boundary, residual, start: weights of the loss terms beside the MSE.
       evaluate_epochs: epochs between evaluations on training and validation cases.
       rollout: test cases of the roll-out.
@@ -52,6 +53,7 @@ class Settings:
     batch: int = 4
     epochs: int = 100
     schedule: str = "1:1e-3 30:5e-4 40:1e-4 60:1e-5"
+    lr: float | None = None
     boundary: float = 0.1
     residual: float = 0.001
     start: float = 0.1
@@ -100,7 +102,11 @@ class Settings:
             )
         if self.batch > self.split[0]:
             raise ValueError(f"`batch` must be at most the {self.split[0]} training cases; got {self.batch!r}")
-        rates(self.schedule)
+        highest = max(rate for _, rate in rates(self.schedule))
+        if self.lr is not None and not (isinstance(self.lr, int | float) and self.lr > 0 and highest > 0):
+            raise ValueError(
+                f"`lr` must be a highest rate > 0 for the schedule {self.schedule!r}, for example 1e-3; got {self.lr!r}"
+            )
 
     @property
     def nodes(self) -> int:
@@ -138,7 +144,8 @@ def rates(schedule: str) -> tuple[tuple[int, float], ...]:
 
 
 def learning_rates(settings: Settings, steps: NDArray[np.int64]) -> NDArray[np.float64]:
-    """ρ(e) of each step, e = 1 + step // epoch_steps."""
+    """ρ(e) of each step, e = 1 + step // epoch_steps; with `lr` set, lr·ρ(e)/max ρ."""
     first, lrs = zip(*rates(settings.schedule), strict=True)
     epoch = 1 + np.asarray(steps) // settings.epoch_steps
-    return np.array(lrs)[np.searchsorted(first, epoch, side="right") - 1]
+    own = np.array(lrs) if settings.lr is None else settings.lr * (np.array(lrs) / max(lrs))
+    return own[np.searchsorted(first, epoch, side="right") - 1]

@@ -1,0 +1,226 @@
+"""The laboratory in Python: `study` makes one, `load` opens one, and both give a `Result`.
+
+from kourkoutas.lab import study
+
+result = study(train, optimizers=["kbeta", "adam95"], seeds=range(10), tune={"lr": (1e-4, 1e-1)})
+result                       # in a notebook: what came out
+result.frame()               # one row per run
+result.curves()              # one row per logged point
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from kourkoutas.lab import shipping
+from kourkoutas.lab.judging import tables, targets, tuned
+from kourkoutas.lab.judging.analysis import ENDS, Analysis, ArmSummary, analyse
+from kourkoutas.lab.judging.sensitivity import Sensitivity
+from kourkoutas.lab.results.store import StoredRun, Study
+from kourkoutas.lab.running import study as running
+from kourkoutas.lab.specs import plan as planning
+from kourkoutas.lab.specs import tuning
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Range = tuple[float, float] | tuple[float, float, Literal["log", "linear"]]
+
+
+def study(
+    train: str | Callable[..., Any],
+    *,
+    optimizers: Sequence[str] = (),
+    seeds: Iterable[int] = range(5),
+    tune: Mapping[str, Range] | None = None,
+    trials: int = 8,
+    tune_seeds: Iterable[int] = range(100, 103),
+    tune_budget: int = 2,
+    settings: Mapping[str, Any] | None = None,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    preset: str | None = None,
+    engine: str | None = None,
+    endpoint: str | None = None,
+    log: bool = False,
+    higher_is_better: bool = False,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    retry_failed: bool = False,
+    progress: bool = True,
+) -> Result:
+    """Compare optimizers over matched seeds, as `kbeta study` does; the same call again resumes after anything.
+
+    Args:
+      train: a function of a `trial`, "FILE.py:FUNC", or the name of a testbed.
+      optimizers: the first is compared with the others.
+      seeds: of the runs that are compared.
+      tune: {option: (low, high)}: tune every optimizer alike on `tune_seeds` first. Spaced by ratio; a third entry
+        "linear" spaces by difference.
+      trials, tune_seeds, tune_budget: values per optimizer, seeds of the tuning, and how often the range may widen.
+      settings: {"steps": 500} for all, {"kbeta.alpha": 0.9} for one optimizer.
+      grid: {option: values}: one arm per value.
+      preset, engine: of a testbed.
+      endpoint: the logged metric that decides, instead of what the function returns or the testbed's first endpoint.
+      log, higher_is_better: how the endpoint of a function of your own is compared.
+      out: results folder; results/NAME by default.
+      workers: processes; one per core by default.
+      retry_failed: make failed runs again.
+      progress: show it, on standard error.
+
+    Returns:
+      The study, finished.
+    """
+    chosen = [int(seed) for seed in seeds]
+    question = None
+    if tune:
+        axes = tuning.parse_tune([f"{name}={':'.join(map(str, limits))}" for name, limits in tune.items()])
+        own = [int(seed) for seed in tune_seeds]
+        question = tuning.tuning(axes, trials=trials, seeds=own, test_seeds=chosen, budget=tune_budget)
+    shared: dict[str, Any] = {
+        "optimizers": list(optimizers),
+        "seeds": chosen,
+        "options": dict(settings or {}),
+        "grids": {name: ",".join(map(str, values)) for name, values in (grid or {}).items()},
+        "tuning": question,
+    }
+    if isinstance(train, str) and ".py" not in train:
+        for name, given in (("log", log), ("higher_is_better", higher_is_better)):
+            if given:
+                raise ValueError(f"`{name}` is for functions of your own; a testbed says how it is judged")
+        plan = planning.plan_testbed(
+            train, preset=preset or "smoke", engine=engine or "torch", endpoint=endpoint, **shared
+        )
+    else:
+        for name, word in (("preset", preset), ("engine", engine)):
+            if word is not None:
+                raise ValueError(f"`{name}`={word!r} is for testbeds; a function brings its own: leave it out")
+        target = train if isinstance(train, str) else shipping.target_of(train)
+        plan = planning.plan_own(target, endpoint=endpoint, log=log, higher_is_better=higher_is_better, **shared)
+    folder = Path(out) if out is not None else Path("results") / plan.testbed
+    return Result(_executed(plan, folder, workers, retry_failed, progress))
+
+
+def load(out: str | Path) -> Result:
+    """The study in a results folder."""
+    return Result(Study.open(out))
+
+
+def _executed(plan: planning.Plan, folder: Path, workers: int | None, retry_failed: bool, progress: bool) -> Study:
+    command = f"kourkoutas.lab.study({plan.testbed!r}, ...)"
+    if not progress:
+        return running.execute(plan, folder, command=command, workers=workers, retry_failed=retry_failed)
+    from rich.console import Console
+
+    from kourkoutas.lab.showing.progress import showing
+
+    with showing(Console(stderr=True), plan.tuning) as observer:
+        return running.execute(
+            plan, folder, command=command, workers=workers, retry_failed=retry_failed, observer=observer
+        )
+
+
+class Result:
+    """A study and what it shows; in a notebook, its display.
+
+    Attributes:
+      study: the results folder.
+    """
+
+    def __init__(self, study: Study) -> None:
+        self.study = study
+
+    @property
+    def path(self) -> Path:
+        return self.study.path
+
+    @property
+    def chosen(self) -> dict[str, dict[str, float | int]]:
+        """{arm: {option: value}} that the tuning gave; empty for a study without one."""
+        return self.study.record.chosen
+
+    def frame(self, *, tuning: bool = False) -> pd.DataFrame:
+        """One row per run that is compared, or of the tuning: arm, seed, tuned values, status, endpoint, metrics."""
+        import pandas as pd
+
+        runs = self.study.tuning_runs() if tuning else self.study.runs()
+        return pd.DataFrame([self._row(run) for run in runs])
+
+    def curves(self, *, tuning: bool = False) -> pd.DataFrame:
+        """One row per logged point: optimizer, seed, step and the metrics."""
+        import pandas as pd
+
+        runs = self.study.tuning_runs() if tuning else self.study.runs()
+        parts = [
+            pd.DataFrame({**self._name(run), **run.result.curve})
+            for run in runs
+            if run.result is not None and run.result.curve
+        ]
+        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["optimizer", "seed", "step"])
+
+    def summary(self) -> pd.DataFrame:
+        """One row per arm."""
+        import pandas as pd
+
+        return pd.DataFrame([_arm_row(arm) for arm in self.compare().arms]).set_index("optimizer")
+
+    def compare(self, *endpoints: str) -> Analysis:
+        """What the study shows by its primary endpoint, and by others: METRIC[:last|best|tail][:min|max][:log]."""
+        return analyse(self.study, endpoints=endpoints)
+
+    def sensitivity(self) -> dict[str, Sensitivity]:
+        """{arm: how much it depends on the tuned option}."""
+        return {one.arm: one for one in tuned.sensitivity(self.study, tuned.tried(self.study))}
+
+    def to_target(self, target: str) -> tuple[dict[str, targets.Reached], list[targets.Race]]:
+        """Steps and seconds until, for example, "val_loss<=0.5", and who was first."""
+        return tuned.to_target(self.study, self.study.runs(), targets.parse_target(target))
+
+    def report(self) -> Path:
+        """Write report.html into the folder, and say where."""
+        from kourkoutas.lab.showing import report
+
+        return report.build(self.study)
+
+    def _name(self, run: StoredRun) -> dict[str, Any]:
+        question = self.study.record.tuning
+        values = {} if question is None else question.values(run.spec)
+        return {"optimizer": run.spec.optimizer, "seed": run.spec.seed, **values}
+
+    def _row(self, run: StoredRun) -> dict[str, Any]:
+        row = self._name(run)
+        if run.result is None:
+            return {**row, "status": "unfinished"}
+        result = run.result
+        ended = {"status": result.status, "endpoint": result.endpoint, "seconds": result.seconds}
+        return {**result.metrics, **row, **ended, "seconds_per_step": result.seconds_per_step, "error": result.error}
+
+    def __repr__(self) -> str:
+        found = self.compare()
+        rows = [", ".join(f"{name} {_shown(cell)}" for name, cell in _arm_row(arm).items()) for arm in found.arms]
+        lines = [*found.fairness, *rows, *found.headline]
+        return "\n".join([f"Study of {self.study.record.testbed} in {self.path}", *lines])
+
+    def _repr_html_(self) -> str:
+        """For notebooks: how the arms came by their values, one row per arm, the answers."""
+        found = self.compare()
+        rows = [_arm_row(arm) for arm in found.arms]
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in (rows[0] if rows else ()))
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(_shown(cell))}</td>" for cell in row.values()) + "</tr>" for row in rows
+        )
+        lines = [f"<p>{html.escape(line)}</p>" for line in found.fairness]
+        answers = [f"<p><b>{html.escape(line)}</b></p>" for line in found.headline]
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f"<div>{''.join(lines)}{table}{''.join(answers)}</div>"
+
+
+def _arm_row(arm: ArmSummary) -> dict[str, Any]:
+    numbers = {name: getattr(arm, name) for name in ("runs", *ENDS, "median", "mean", "seconds", "seconds_per_step")}
+    return {"optimizer": arm.label, **arm.chosen, **numbers}
+
+
+def _shown(cell: Any) -> str:
+    return tables.show(cell) if isinstance(cell, float) else str(cell)

@@ -1,0 +1,68 @@
+"""Studies of a user's function that compare nothing: told, instead of compared.
+
+* The function neither asked for `trial.optimizer` nor read `trial.arm`: all arms are one.
+* Two arms logged the same numbers to the last bit and ended alike on every seed: what makes them two reached nothing.
+* The function returned nothing and no --endpoint was named: its runs end at the last logged loss, one batch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kourkoutas.lab.results.store import StoredRun, Study
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """What is told, and the pairs of arms that are not compared; `everything` when none is."""
+
+    notes: tuple[str, ...] = ()
+    pairs: frozenset[frozenset[str]] = frozenset()
+    everything: bool = False
+
+    def allow(self, a: str, b: str) -> bool:
+        return not self.everything and frozenset((a, b)) not in self.pairs
+
+
+def suspects(study: Study, runs: Sequence[StoredRun], pairs: Sequence[tuple[str, str]]) -> Suspects:
+    """What is wrong with the planned `pairs` of a study; a testbed's arms are never suspected."""
+    code = study.record.code
+    finished = [run for run in runs if run.result is not None and run.result.status == "ok"]
+    used = [run.result.settings["used"] for run in finished if run.result and "used" in run.result.settings]
+    if code is None or not used:
+        return Suspects()
+    notes = []
+    if not any({"optimizer", "arm"} & set(names) for names in used):
+        notes.append(
+            f"Not compared: {code.function} never asked for trial.optimizer, so that every arm trains alike; "
+            "write optimizer = trial.optimizer(model, lr=...)."
+        )
+    if code.endpoint is None and not any("returned" in names for names in used):
+        notes.append(
+            f"Not compared: {code.function} returned nothing, so that its runs end at the last logged loss, often one "
+            "batch's; return the number to compare, or name a logged metric with --endpoint."
+        )
+    if notes:
+        return Suspects(tuple(notes), everything=True)
+    twins = [(a, b) for a, b in pairs if _same(finished, a, b)]
+    return Suspects(
+        tuple(
+            f"Not compared: {a} and {b} logged the same numbers to the last bit on every seed; what makes them two "
+            f"reached nothing in {code.function}."
+            for a, b in twins
+        ),
+        frozenset(frozenset(pair) for pair in twins),
+    )
+
+
+def _same(runs: Sequence[StoredRun], a: str, b: str) -> bool:
+    """Whether the arms' curves and endpoints are equal on all common seeds; one number alone may be so by chance."""
+    one, two = (
+        {run.spec.seed: run.result for run in runs if run.spec.optimizer == label and run.result} for label in (a, b)
+    )
+    common = one.keys() & two.keys()
+    logged = any(len(one[seed].curve) > 1 for seed in common)
+    return logged and all(
+        one[seed].endpoint == two[seed].endpoint and repr(one[seed].curve) == repr(two[seed].curve) for seed in common
+    )

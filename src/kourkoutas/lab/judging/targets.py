@@ -1,0 +1,154 @@
+"""Steps and seconds to a target: when a logged metric first was as good as asked for.
+
+    parse_target("val_loss<=0.5")     parse_target("val_acc>=0.9")
+
+A run that never reached the target is censored: it is counted, ranks behind all that did, and is in no mean. Steps are
+those of the logged points, so that no run is told apart more finely than it was logged. Seconds are steps times the
+run's own seconds per step: training alone, without set-up, compiling and evaluation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kourkoutas.lab.judging.stats import holm, quantile, sign_test, wilcoxon
+from kourkoutas.lab.results.store import StoredRun
+from kourkoutas.lab.specs.spec import RunResult
+
+
+@dataclass(frozen=True)
+class Target:
+    """metric ≤ value, or ≥ where `above`."""
+
+    metric: str
+    value: float
+    above: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.metric}{'>=' if self.above else '<='}{self.value:g}"
+
+    def step(self, result: RunResult) -> float:
+        """The first logged step at which the target is met; infinite when it never is."""
+        steps, column = result.curve.get("step", []), result.curve.get(self.metric, [])
+        for step, value in zip(steps, column, strict=False):
+            if value >= self.value if self.above else value <= self.value:
+                return step
+        return math.inf
+
+
+def parse_target(text: str) -> Target:
+    """The target METRIC<=VALUE or METRIC>=VALUE.
+
+    >>> parse_target("val_acc >= 0.9")
+    Target(metric='val_acc', value=0.9, above=True)
+    """
+    for sign in ("<=", ">="):
+        metric, found, value = (part.strip() for part in text.partition(sign))
+        if found and metric:
+            try:
+                number = float(value)
+            except ValueError:
+                break
+            if math.isfinite(number):
+                return Target(metric, number, sign == ">=")
+    raise ValueError(f"--target must look like METRIC<=VALUE, for example 'val_loss<=0.5'; got {text!r}")
+
+
+@dataclass(frozen=True)
+class Reached:
+    """One arm on its way to a target.
+
+    Attributes:
+      runs, reached: how many there are, and how many reached it.
+      steps, seconds: {seed: until then}, infinite for a run that never did.
+      median_steps, median_seconds: infinite when fewer than half of the runs reached it; seconds None where a run that
+        reached it recorded none.
+      share: (steps, share of the runs that had reached it by then), at every step where it grows.
+    """
+
+    arm: str
+    runs: int
+    reached: int
+    steps: Mapping[int, float]
+    seconds: Mapping[int, float | None]
+    median_steps: float
+    median_seconds: float | None
+    share: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Race:
+    """Who was first, seed by seed; the exact signed-rank test of the steps, in which two that never arrive tie."""
+
+    treatment: str
+    baseline: str
+    wins: int
+    ties: int
+    losses: int
+    p: float | None
+    p_sign: float | None
+    p_holm: float | None = None
+
+
+def reached(runs: Sequence[StoredRun], target: Target) -> dict[str, Reached]:
+    """{arm: its way to the target}, of runs that ended, diverged ones too.
+
+    Raises:
+      ValueError: no run logged the metric.
+    """
+    ended: dict[str, dict[int, RunResult]] = {}
+    for run in runs:
+        if run.result is not None and run.result.status != "failed":
+            ended.setdefault(run.spec.optimizer, {})[run.spec.seed] = run.result
+    names = sorted({name for own in ended.values() for result in own.values() for name in result.curve} - {"step"})
+    if ended and target.metric not in names:
+        raise ValueError(f"--target {target}: no run logged {target.metric!r}; logged: {', '.join(names) or 'none'}")
+    return {arm: _reached(arm, own, target) for arm, own in ended.items()}
+
+
+def _reached(arm: str, results: Mapping[int, RunResult], target: Target) -> Reached:
+    steps = {seed: target.step(result) for seed, result in results.items()}
+    seconds = {
+        seed: math.inf
+        if math.isinf(step)
+        else None
+        if (pace := results[seed].seconds_per_step) is None
+        else step * pace
+        for seed, step in steps.items()
+    }
+    arrived = sorted(step for step in steps.values() if math.isfinite(step))
+    known = [x for x in seconds.values() if x is not None]
+    return Reached(
+        arm=arm,
+        runs=len(steps),
+        reached=len(arrived),
+        steps=steps,
+        seconds=seconds,
+        median_steps=quantile(np.array(list(steps.values())), 0.5),
+        median_seconds=quantile(np.array(known), 0.5) if len(known) == len(seconds) else None,
+        share=tuple((step, sum(x <= step for x in arrived) / len(steps)) for step in dict.fromkeys(arrived)),
+    )
+
+
+def races(found: Mapping[str, Reached], pairs: Sequence[tuple[str, str]]) -> list[Race]:
+    """The planned contrasts (treatment, baseline) of steps to the target, Holm-adjusted."""
+    out = []
+    for a, b in pairs:
+        if a not in found or b not in found:
+            continue
+        common = sorted(found[a].steps.keys() & found[b].steps.keys())
+        x, y = (np.array([found[name].steps[seed] for seed in common]) for name in (a, b))
+        with np.errstate(invalid="ignore"):
+            d = np.where(x == y, 0.0, y - x)
+        wins, losses = int(np.sum(d > 0)), int(np.sum(d < 0))
+        p = wilcoxon(d, np.zeros(len(d))).p if common else None
+        out.append(Race(a, b, wins, len(common) - wins - losses, losses, p, sign_test(wins, losses).p))
+    adjusted = holm([race.p for race in out])
+    return [
+        Race(r.treatment, r.baseline, r.wins, r.ties, r.losses, r.p, r.p_sign, p_holm)
+        for r, p_holm in zip(out, adjusted, strict=True)
+    ]

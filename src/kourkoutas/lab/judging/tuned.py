@@ -1,0 +1,96 @@
+"""How the arms of a study came by their learning rates, and what their tuning shows beyond the choice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from kourkoutas.lab.judging import endpoints, planned, tuning
+from kourkoutas.lab.judging.sensitivity import Sensitivity, sensitivities
+from kourkoutas.lab.judging.suspects import Suspects, suspects
+from kourkoutas.lab.judging.targets import Race, Reached, Target, races, reached
+from kourkoutas.lab.judging.tuning import Tried
+from kourkoutas.lab.results.store import StoredRun, Study
+from kourkoutas.lab.specs.tuning import Value
+from kourkoutas.lab.testbeds import Endpoint
+
+
+def score(run: StoredRun, endpoint: Endpoint) -> float:
+    """What a tuning run counts for, NaN when it diverged, failed or has not ended."""
+    if run.result is None or run.result.status != "ok":
+        return math.nan
+    value = endpoints.value_of(run, endpoint)
+    return math.nan if value is None else value
+
+
+def tried(study: Study, runs: Sequence[StoredRun] | None = None) -> dict[str, list[Tried]]:
+    """{arm: what its finished tuning runs gave}, by rising values; a study that was not tuned has none."""
+    question = study.record.tuning
+    if question is None:
+        return {}
+    primary = endpoints.declared(study)[0]
+    found: dict[str, dict[tuple[tuple[str, Value], ...], list[float]]] = {}
+    for run in study.tuning_runs() if runs is None else runs:
+        if run.result is not None:
+            values = tuple(question.values(run.spec).items())
+            found.setdefault(run.spec.optimizer, {}).setdefault(values, []).append(score(run, primary))
+    return {
+        label: [Tried(dict(values), tuple(scores)) for values, scores in sorted(own.items())]
+        for label, own in found.items()
+    }
+
+
+def sensitivity(study: Study, found: dict[str, list[Tried]]) -> tuple[Sensitivity, ...]:
+    """How much each arm depends on the tuned option, of a study that tuned one."""
+    question = study.record.tuning
+    if question is None or len(question.axes) > 1:
+        return ()
+    maximize = endpoints.declared(study)[0].maximize
+    return tuple(sensitivities(found, question.axes[0].name, maximize=maximize).values())
+
+
+def doubts(study: Study, runs: Sequence[StoredRun]) -> Suspects:
+    """What of the planned contrasts compares nothing."""
+    return suspects(study, runs, planned.contrasts(study.record, [arm.label for arm in study.record.arms]))
+
+
+def to_target(study: Study, runs: Sequence[StoredRun], target: Target) -> tuple[dict[str, Reached], list[Race]]:
+    """({arm: its way to the target}, the planned contrasts of the steps that it took)."""
+    found = reached(runs, target)
+    suspected = doubts(study, runs)
+    pairs = [(a, b) for a, b in planned.contrasts(study.record, list(found)) if suspected.allow(a, b)]
+    return found, races(found, pairs)
+
+
+def fairness(study: Study, tuning_runs: Sequence[StoredRun], found: dict[str, list[Tried]]) -> list[str]:
+    """How the arms came by their learning rates, for the head of every account of a study."""
+    record = study.record
+    if record.tuning is None:
+        rates = {arm.settings["lr"] for arm in record.arms if "lr" in arm.settings}
+        how = f"{len(rates)} learning rates" if len(rates) > 1 else "one learning rate"
+        return [
+            f"Compared at {how}; tuned alike, the answer may be another: "
+            "--tune lr=LOW:HIGH tunes every optimizer on other seeds first."
+        ]
+    question = record.tuning
+    ranges = ", ".join(f"{axis.name} in {axis.low:g} to {axis.high:g}" for axis in question.axes)
+    most = max((len(own) for own in found.values()), default=0)
+    wider = f", {most} after widening" if most > question.trials else ""
+    lines = [
+        f"Tuned alike: {ranges}, {question.trials} trials{wider} on {len(question.seeds)} tuning seeds for each "
+        "optimizer; the best median of each is compared on other seeds."
+    ]
+    for label, values in record.chosen.items():
+        side = tuning.edge(question, found[label], values)
+        if side is not None:
+            name, value = next(iter(values.items()))
+            lines.append(
+                f"{label}: its best {name}, {value:g}, is the {side} tried; it may do better beyond. Give --tune a "
+                "wider range or raise --tune-budget."
+            )
+    failed = sum(run.result is not None and run.result.status == "failed" for run in tuning_runs)
+    if failed:
+        lines.append(
+            f"{failed} of {len(tuning_runs)} tuning runs failed; they rank as the worst. --retry-failed repeats them."
+        )
+    return lines

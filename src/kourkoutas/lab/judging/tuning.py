@@ -1,0 +1,207 @@
+"""The decisions of a tuning: which values to try next, and which one to keep. Nothing here runs or reads anything.
+
+One option: a grid. Every arm tries the same values, evenly spaced over the range. An arm's choice is the value with the
+best median endpoint over the tuning seeds; a run that diverged or failed ranks as the worst. While the best value of
+*any* arm is the outermost on a side, *every* arm tries `STEPS` more values there, `budget` times at most.
+
+Several options: Optuna's TPE sampler. Every arm gets the same number of trials; trial k of an arm follows from k and
+the arm's earlier trials alone, so that a tuning that was stopped goes on with the same proposals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kourkoutas.lab.specs.tuning import Axis, Tuning, Value
+
+STEPS = 2  # grid steps by which a range is widened
+SAMPLER_SEED = 0
+
+Values = Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One set of values of one arm and what its tuning runs gave.
+
+    Attributes:
+      values: {axis: value}.
+      scores: the endpoint of each tuning seed, in order; NaN for a run that diverged or failed.
+    """
+
+    values: Values
+    scores: tuple[float, ...]
+
+    def loss(self, maximize: bool) -> float:
+        """The median with the sign that makes less better; infinite when the middle run diverged.
+
+        Of an even number of runs the mean of the two middle ones: infinite if one of them diverged.
+        """
+        ranked = sorted((-x if maximize else x) if math.isfinite(x) else math.inf for x in self.scores)
+        half = len(ranked) // 2
+        if len(ranked) % 2:
+            return ranked[half]
+        return math.inf if math.isinf(ranked[half]) else (ranked[half - 1] + ranked[half]) / 2
+
+
+def best(tried: Sequence[Tried], maximize: bool = False) -> Tried:
+    """The one with the best median; of equal ones the first.
+
+    >>> best([Tried({"lr": 0.1}, (3.0, math.nan, math.nan)), Tried({"lr": 0.2}, (9.0, 7.0, math.nan))]).values
+    {'lr': 0.2}
+    """
+    if not tried:
+        raise ValueError("nothing was tried, so nothing can be chosen")
+    return min(tried, key=lambda one: one.loss(maximize))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The values tried so far: indices first … last of `Axis.value`, and the sides that cannot be widened."""
+
+    axis: Axis
+    points: int
+    first: int
+    last: int
+    closed_below: bool = False
+    closed_above: bool = False
+
+    @classmethod
+    def of(cls, tuning: Tuning) -> Grid:
+        (axis,) = tuning.axes
+        return cls(axis, tuning.trials, 0, tuning.trials - 1)
+
+    @property
+    def values(self) -> list[Value]:
+        return [self.axis.value(index, self.points) for index in range(self.first, self.last + 1)]
+
+
+def sides(grid: Grid, chosen: Sequence[Value]) -> tuple[bool, bool]:
+    """Whether the best value of any arm is at the lower and at the upper edge of the grid."""
+    return grid.values[0] in chosen, grid.values[-1] in chosen
+
+
+def widened(grid: Grid, chosen: Sequence[Value], takes: Callable[[Value], bool]) -> Grid:
+    """The grid with `STEPS` more values on each side where some arm's best value is; `takes` says whether the option
+    can have a value at all, and a side ends before the first that it cannot."""
+    below, above = sides(grid, chosen)
+    first, last = grid.first, grid.last
+    closed_below, closed_above = grid.closed_below, grid.closed_above
+    for _ in range(STEPS):
+        if below and not closed_below:
+            closed_below = not _goes_on(grid, first - 1, first, takes)
+            first -= not closed_below
+        if above and not closed_above:
+            closed_above = not _goes_on(grid, last + 1, last, takes)
+            last += not closed_above
+    return Grid(grid.axis, grid.points, first, last, closed_below, closed_above)
+
+
+def _goes_on(grid: Grid, index: int, before: int, takes: Callable[[Value], bool]) -> bool:
+    value = grid.axis.value(index, grid.points)
+    if not math.isfinite(value) or value == grid.axis.value(before, grid.points):
+        return False
+    return (grid.axis.scale == "linear" or value > 0) and takes(value)
+
+
+# Makes runs and gives, for each (arm, values) asked for, the endpoints of the tuning seeds; NaN where there is none.
+Measure = Callable[[Sequence[tuple[str, Values]]], Sequence[tuple[float, ...]]]
+Takes = Callable[[str, Values], bool]
+
+
+def tune(
+    tuning: Tuning,
+    axes: Mapping[str, Sequence[Axis]],
+    measure: Measure,
+    takes: Takes = lambda arm, values: True,
+    *,
+    maximize: bool = False,
+) -> dict[str, list[Tried]]:
+    """{arm: everything tried}, from which `best` takes the choice.
+
+    Args:
+      tuning: the question.
+      axes: {arm: the options that it tunes}.
+      measure: makes the runs that are asked for.
+      takes: whether an arm can have these values at all.
+      maximize: whether more is better.
+    """
+    tried: dict[str, list[Tried]] = {arm: [] for arm in axes}
+
+    def ask(requests: Sequence[tuple[str, Values]]) -> None:
+        for (arm, values), scores in zip(requests, measure(requests), strict=True):
+            tried[arm].append(Tried(values, tuple(scores)))
+
+    if len(tuning.axes) > 1:
+        for _ in range(tuning.trials):
+            ask([(arm, propose(tuning, own, tried[arm], maximize)) for arm, own in axes.items()])
+        return tried
+
+    grid = Grid.of(tuning)
+    name = grid.axis.name
+    ask([(arm, {name: value}) for arm in axes for value in grid.values])
+    for _ in range(tuning.budget):
+        chosen = [best(own, maximize).values[name] for own in tried.values()]
+        wider = widened(grid, chosen, lambda value: all(takes(arm, {name: value}) for arm in axes))
+        if (wider.first, wider.last) == (grid.first, grid.last):
+            break
+        new = [value for value in wider.values if value not in grid.values]
+        ask([(arm, {name: value}) for arm in axes for value in new])
+        grid = wider
+    return {arm: sorted(own, key=lambda one: one.values[name]) for arm, own in tried.items()}
+
+
+def edge(tuning: Tuning, tried: Sequence[Tried], chosen: Values) -> str | None:
+    """ "lowest" or "highest" when the chosen value of a one-option tuning is the outermost one tried, else None."""
+    if len(tuning.axes) > 1:
+        return None
+    name = tuning.axes[0].name
+    values = [one.values[name] for one in tried]
+    return {min(values): "lowest", max(values): "highest"}.get(chosen[name])
+
+
+def propose(tuning: Tuning, axes: Sequence[Axis], tried: Sequence[Tried], maximize: bool = False) -> dict[str, Value]:
+    """The values of an arm's next trial, given its earlier ones.
+
+    NOTE: the sampler sees ranks instead of medians. TPE only asks which trials are the better ones, and a rank can
+    stand for a diverged run, which has no number.
+    """
+    optuna = _optuna()
+    sampler = optuna.samplers.TPESampler(seed=SAMPLER_SEED + len(tried), n_startup_trials=max(4, tuning.trials // 3))
+    study = optuna.create_study(sampler=sampler)
+    distributions = {axis.name: _distribution(optuna, axis) for axis in axes}
+    losses = [one.loss(maximize) for one in tried]
+    for one, loss in zip(tried, losses, strict=True):
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=dict(one.values), distributions=distributions, value=float(sum(other < loss for other in losses))
+            )
+        )
+    asked: Values = study.ask(distributions).params
+    return {axis.name: _rounded(axis, asked[axis.name]) for axis in axes}
+
+
+def _distribution(optuna: Any, axis: Axis) -> Any:
+    log = axis.scale == "log"
+    if axis.whole:
+        return optuna.distributions.IntDistribution(round(axis.low), round(axis.high), log=log)
+    return optuna.distributions.FloatDistribution(axis.low, axis.high, log=log)
+
+
+def _rounded(axis: Axis, value: Value) -> Value:
+    return round(value) if axis.whole else min(max(float(f"{value:.4g}"), axis.low), axis.high)
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise ImportError(
+            "tuning more than one option needs optuna, which is not installed: pip install 'kourkoutas-beta[tune]', "
+            "or --tune one option"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

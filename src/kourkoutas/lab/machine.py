@@ -1,0 +1,45 @@
+"""This machine and this process: processor, cores, memory. Needs nothing but Python."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+
+def environment() -> dict[str, Any]:
+    """The machine, as far as it can matter to a result."""
+    return {
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "cores": cores(),
+        "python": platform.python_version(),
+    }
+
+
+def cores() -> int:
+    """Cores this process may use: its affinity, and in a container the quota of its control group."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        count = min(count, max(1, int(quota) // int(period)))  # "max", no quota, is no number
+    return count
+
+
+def memory_gib() -> float | None:
+    """Memory of the machine, or None where Python cannot tell."""
+    try:
+        return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

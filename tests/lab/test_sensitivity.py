@@ -1,0 +1,88 @@
+"""Sensitivity to the learning rate: numbers checked by hand, and the figure."""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from kourkoutas.lab.judging.sensitivity import Sensitivity, sensitivities
+from kourkoutas.lab.judging.tuning import Tried
+from kourkoutas.lab.showing import sensitivity as drawing
+from kourkoutas.lab.showing.looks import looks_of
+
+NAN = math.nan
+
+
+def tried(*medians: float, at: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)) -> list[Tried]:
+    return [Tried({"lr": lr}, (x - 0.1, x, x + 0.2)) for lr, x in zip(at, medians, strict=True)]
+
+
+def of(*medians: float, **more: float) -> Sensitivity:
+    return sensitivities({"kbeta": tried(*medians)}, "lr", **more)["kbeta"]  # type: ignore[arg-type]
+
+
+def test_the_range_about_as_good_as_the_best_is_that_of_its_neighbours_within_the_margin() -> None:
+    found = of(2.0, 2.09, 9.0, 2.05)
+    assert (found.best, found.low, found.high) == (1e-3, 1e-3, 1e-2)
+    assert found.ratio == pytest.approx(10)
+    assert (found.open_below, found.open_above) == (True, False)
+    assert of(2.0, 2.09, 9.0, 2.05, margin=0.01).ratio == 1
+
+
+def test_sensitivity_is_the_mean_of_what_is_lost_against_the_best_value() -> None:
+    # (3-1 + 0 + 2-1 + 5-1)/4
+    assert of(3.0, 1.0, 2.0, 5.0).sensitivity == pytest.approx(7 / 4)
+
+
+def test_a_diverged_value_counts_as_an_untrained_model_or_as_the_worst_of_all_arms() -> None:
+    # (3-1 + 0 + 2-1 + 4-1)/4: nothing counts as worse than the untrained model's 4
+    assert of(3.0, 1.0, 2.0, NAN, initial=4.0).sensitivity == pytest.approx(6 / 4)
+    both = sensitivities({"a": tried(3.0, 1.0, 2.0, NAN), "b": tried(8.0, 7.0, 6.0, 6.5)}, "lr")
+    # (3-1 + 0 + 2-1 + 8-1)/4
+    assert both["a"].sensitivity == pytest.approx(10 / 4)
+    assert both["a"].points[-1].diverged == 3
+    assert math.isinf(both["a"].points[-1].median)
+
+
+def test_an_arm_that_always_diverged_has_no_sensitivity() -> None:
+    found = of(NAN, NAN, NAN, NAN)
+    assert found.sensitivity is None
+    assert found.ratio == 1
+
+
+def test_scores_of_which_more_is_better_give_the_same_sensitivity() -> None:
+    low = of(-0.5, -0.9, -0.88, -0.2)
+    high = sensitivities({"kbeta": tried(0.5, 0.9, 0.88, 0.2)}, "lr", maximize=True)["kbeta"]
+    assert high.sensitivity == pytest.approx(low.sensitivity)
+    assert (high.best, high.low, high.high) == (1e-2, 1e-2, 1e-1)
+    assert [point.median for point in high.points] == [0.5, 0.9, 0.88, 0.2]
+
+
+def test_the_spread_of_a_value_is_that_of_its_seeds() -> None:
+    (point, *_) = of(3.0, 1.0, 2.0, 5.0).points
+    assert (point.low, point.median, point.high, point.runs) == (2.9, 3.0, 3.2, 3)
+
+
+def test_a_margin_below_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="`margin` must be a part >= 0"):
+        of(1.0, 2.0, 3.0, 4.0, margin=-0.1)
+
+
+def test_the_figure_shows_every_value_the_choice_and_what_diverged() -> None:
+    found = sensitivities({"kbeta": tried(3.0, 1.0, 2.0, NAN), "a<b>&": tried(2.0, 2.0, 1.5, 4.0)}, "lr")
+    drawn = drawing.draw(list(found.values()), looks_of(list(found)), "bits per <character>")
+    root = ET.fromstring(str(drawn.svg))
+    titles = [node.text or "" for node in root.iter("title")]
+    assert len(titles) == 8
+    assert sum(title.startswith("a<b>&, lr") for title in titles) == 4
+    classes = [node.get("class") for node in root.iter()]
+    assert classes.count("chosen") == 2
+    assert classes.count("cross") == 1
+    assert drawn.title == "bits per <character>, against lr"
+
+
+def test_nothing_tried_is_not_drawn() -> None:
+    with pytest.raises(ValueError, match="nothing to draw"):
+        drawing.draw([], {}, "loss")

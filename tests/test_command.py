@@ -1,0 +1,123 @@
+"""The entry point of `kbeta`, with and without the laboratory's packages."""
+
+import json
+import subprocess
+import sys
+import types
+
+import pytest
+
+from kourkoutas import __version__, _native, bench
+from kourkoutas.lab import doctor
+
+COMMANDS = {
+    "module": [sys.executable, "-P", "-m", "kourkoutas"],
+    "without the laboratory": [
+        sys.executable,
+        "-P",
+        "-c",
+        "import sys; sys.argv[0] = 'kbeta'\n"
+        "for name in ('typer', 'rich', 'pydantic', 'scipy', 'statsmodels', 'matplotlib', 'jinja2'):\n"
+        "    sys.modules[name] = None\n"
+        "from kourkoutas.__main__ import main; main()",
+    ],
+}
+
+
+def call(command, *arguments, env=None):
+    return subprocess.run([*COMMANDS[command], *arguments], capture_output=True, text=True, timeout=180, env=env)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_version_is_one_line(command):
+    done = call(command, "--version")
+    assert (done.stdout, done.stderr, done.returncode) == (f"kbeta {__version__}\n", "", 0)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_doctor_answers_and_names_the_extras(command, monkeypatch):
+    done = call(command, "doctor")
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert "kourkoutas.optax ok" in done.stdout
+    found = json.loads(call(command, "doctor", "--json").stdout)
+    assert found["kernels"] == doctor.examine()["kernels"]
+
+
+@pytest.mark.parametrize("arguments", [["study", "rare_trigger"], ["run", "rare_trigger"], ["testbeds"], ["script"]])
+def test_a_command_of_the_laboratory_says_in_one_line_what_to_install(arguments):
+    done = call("without the laboratory", *arguments)
+    assert (done.stdout, done.returncode) == ("", 2)
+    assert done.stderr == "kbeta: the laboratory is not installed: pip install 'kourkoutas-beta[lab]'\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_without_the_laboratory_names_the_extra_and_what_works(arguments):
+    done = call("without the laboratory", *arguments)
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert "kourkoutas-beta[lab]" in done.stdout
+    for command in ("--version", "doctor", "bench", "script"):
+        assert f"kbeta {command}" in done.stdout
+
+
+def test_a_script_runs_without_the_laboratory(tmp_path):
+    pytest.importorskip("mlx.core")
+    (tmp_path / "listing.py").write_text("import sys, kbeta.optim\nprint(kbeta.optim.__name__, sys.argv[1:])\n")
+    done = call("without the laboratory", "script", str(tmp_path / "listing.py"), "--help")
+    assert (done.stdout, done.returncode) == ("kourkoutas.paper ['--help']\n", 0), done.stderr
+
+
+def test_a_framework_that_is_missing_is_one_line_with_its_extra():
+    source = "import sys; sys.argv[0] = 'kbeta'; sys.modules['mlx'] = sys.modules['mlx.core'] = None\n"
+    run = [sys.executable, "-P", "-c", source + "from kourkoutas.__main__ import main; main()", "script", __file__]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "kourkoutas-beta[mlx]" in done.stderr
+
+
+def test_a_package_of_the_laboratory_that_is_missing_is_named_with_the_extra():
+    source = "import sys; sys.argv[0] = 'kbeta'; sys.modules['pydantic'] = None\n"
+    run = [sys.executable, "-P", "-c", source + "from kourkoutas.__main__ import main; main()", "run", "sanity1"]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "pydantic" in done.stderr
+    assert "kourkoutas-beta[lab]" in done.stderr
+
+
+def test_a_missing_framework_is_printed_with_its_extra_in_brackets():
+    found = doctor.examine()
+    found["frameworks"]["torch"] = {"version": None, "error": "not installed: pip install 'kourkoutas-beta[torch]'"}
+    assert "torch" in doctor.text(found)
+    assert "pip install 'kourkoutas-beta[torch]'" in doctor.text(found)
+
+
+def test_a_kernel_that_was_not_built_is_told_from_one_that_is_turned_off(monkeypatch):
+    monkeypatch.setattr(_native, "step", None)
+    monkeypatch.setattr(_native, "taylor", None)
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("KBETA_NATIVE", "0")
+    assert doctor._kernels() == {"step": "not built", "taylor": "not built"}
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: types.SimpleNamespace(name=name))
+    assert set(doctor._kernels().values()) == {"turned off by KBETA_NATIVE=0"}
+    monkeypatch.delenv("KBETA_NATIVE")
+    monkeypatch.setitem(sys.modules, "kourkoutas._native._step", None)
+    assert doctor._kernels()["step"].startswith("built, but it does not load: ")
+
+
+def test_a_benchmark_says_what_it_skipped_and_why(monkeypatch):
+    monkeypatch.setattr(bench, "installed", lambda: ["mlx"])
+    result = bench.run(shapes=["tiny"])
+    assert [one["what"] for one in result["skipped"]] == ["torch", "jax", "mlx tiny"]
+    text = bench.table(result)
+    assert "skipped torch: not installed: pip install 'kourkoutas-beta[torch]'" in text
+    assert "skipped mlx tiny: " in text
+    with pytest.raises(ValueError, match=r"`framework` 'jax' is not installed: pip install 'kourkoutas-beta\[jax\]'"):
+        bench.run(["jax"], ["tiny"])
+
+
+def test_a_benchmark_without_the_kernel_says_so(monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("KBETA_NATIVE", "0")
+    result = bench.run(["torch"], ["tiny"], threads=1, rounds=3, seconds=1.0)
+    assert [one["what"] for one in result["skipped"]] == ["torch, K-β through its C kernel"]
