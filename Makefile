@@ -4,17 +4,27 @@ EXTRAS ?= torch,jax,mlx,lab,tune,dev
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: study test test-all test-ray lint bench venv clean
+.PHONY: study test test-all test-ray browser lint bench venv clean
 
 study: $(READY)
 	$(BIN)/kbeta study rare_trigger --preset paper --seeds 0-9 --optimizers kbeta,adam95,adam999 \
 		--engine jax --workers 2 --out results/rare_trigger
 
-test: $(READY)
+test: $(READY) browser
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
+# What the tests of the report in a real browser need beside Chromium itself: its driver and axe-core. Both are fetched
+# once; where one cannot be had, its tests are skipped with the reason.
+browser: $(READY)
+	@if $(BIN)/python -c 'from tests.lab.browsing import CHROMIUM; raise SystemExit(CHROMIUM is None)'; then \
+		$(BIN)/python -c "import playwright" 2>/dev/null || \
+			$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright || true; \
+		test -e .venv/axe/node_modules/axe-core/axe.min.js || \
+			npm install --silent --no-audit --no-fund --prefix .venv/axe axe-core@4.14.0 || true; \
+	fi
+
 # Triton, for the GPU kernel's tests in its interpreter. Not in constraints.txt: torch for GPUs brings its own.
-test-all: $(READY)
+test-all: $(READY) browser
 	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install --quiet triton==3.7.1
 	$(BIN)/python -m pytest -n auto --dist worksteal
 

@@ -278,6 +278,9 @@ def study(
     ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Make failed runs again.")] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Do not write report.html.")] = False,
+    watched: Annotated[
+        bool, typer.Option("--watch", help="Serve the report on this machine while the study goes on.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare optimizers over matched seeds; the same command again resumes after anything."""
@@ -304,8 +307,12 @@ def study(
         memory_per_run=memory,
     )
     folder = out_ or Path("results") / plan.testbed
-    # Ray tells on standard output of nodes it has lost.
-    with _resumable(True), contextlib.redirect_stdout(sys.stderr), progress.showing(err, plan.tuning) as observer:
+    with (
+        _resumable(True),
+        contextlib.redirect_stdout(sys.stderr),  # where Ray tells of nodes it has lost
+        _watching(folder) if watched else contextlib.nullcontext(),
+        progress.showing(err, plan.tuning) as observer,
+    ):
         done = lab.execute(
             plan,
             folder,
@@ -472,6 +479,35 @@ def report(folder: Folder, endpoint: Asked = None) -> None:
 
     page = _report(Study.open(folder), endpoint or ())
     out.print(str(page), markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def watch(
+    folder: Folder,
+    port: Annotated[int, typer.Option(help="Of 127.0.0.1; 0 for any free one.")] = 0,
+) -> None:
+    """Serve the report on this machine while a study goes on, renewed as its runs progress; Ctrl-C ends it."""
+    from kourkoutas.lab.showing import watch as lab
+
+    def ready(address: str) -> None:
+        out.print(f"{address} shows {folder}; Ctrl-C ends this, and not the study.", highlight=False, soft_wrap=True)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        lab.serve(folder, port, ready=ready)
+
+
+@app.command()
+def status(folder: Folder, as_json: AsJson = False) -> None:
+    """How far a study is: finished, diverged, failed, running and waiting runs, and the time left."""
+    from kourkoutas.lab.results.store import Study
+    from kourkoutas.lab.showing import progress
+    from kourkoutas.lab.showing import status as lab
+
+    found = lab.status_of(Study.open(folder))
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        out.print(progress.render_status(found))
 
 
 @app.command()
@@ -651,6 +687,15 @@ def _resumable(kept: bool) -> Iterator[None]:
         else:
             _say("Stopped.")
         raise typer.Exit(128 + signal.SIGINT) from None
+
+
+@contextlib.contextmanager
+def _watching(folder: Path) -> Iterator[None]:
+    from kourkoutas.lab.showing import watch as lab
+
+    with lab.serving(folder) as address:
+        _say(f"{address} shows the study as it goes on.")
+        yield
 
 
 def _say(text: str) -> None:

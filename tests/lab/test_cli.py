@@ -68,7 +68,7 @@ def test_help_names_every_command_and_imports_no_framework_and_no_laboratory() -
         (["study", "rare_trigger", "--seeds", "all"], "--seeds must be numbers and ranges"),
         (["study", "rare_trigger", "--optimizers", ","], "--optimizers must name at least one"),
         (["study", "rare_trigger", "--workers", "0"], "Invalid value for '--workers'"),
-        (["study", "rare_trigger", "--endpoint", "val_loss"], "--endpoint is for your own functions"),
+        (["study", "rare_trigger", "--endpoint", "val_loss"], "choose from last_batch_bce, heldout_bce, train_loss"),
         (["studdy"], "No such command 'studdy'. Did you mean 'study'"),
         (["report", "no-such-folder"], "no-such-folder/study.json: not found"),
         (["stats", "no-such-table.csv"], "no-such-table.csv"),

@@ -1,191 +1,245 @@
-"""Figures: what they draw, that nothing is clipped or empty, and that no global state is touched."""
+"""Figures: that they show the numbers they are given, at the places of their axes, and say what is missing."""
 
 from __future__ import annotations
 
-import io
 import math
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import pytest
-from matplotlib import image as images
-from matplotlib.figure import Figure
+from hypothesis import given
+from hypothesis import strategies as some
 
-from kourkoutas.lab.judging import stats, tables
-from kourkoutas.lab.showing import figures
+from kourkoutas.lab.judging.analysis import Judged, analyse
+from kourkoutas.lab.showing import curves, distributions, drawing, effects, looks, maps
+from kourkoutas.lab.showing.curves import Course
+from tests.lab import made_study
 
-TABLE = Path(__file__).parent / "data" / "rare_trigger.csv"
 NAN = math.nan
 
 
-def values() -> dict[str, dict[stats.Seed, float]]:
-    return {**tables.read_table(TABLE), "lion": {0: 0.002, 1: NAN, 2: math.inf, 3: 0.004}, "never": {0: NAN, 1: NAN}}
+def course(losses: Sequence[float], steps: Sequence[float] | None = None, **more: bool) -> Course:
+    at = range(1, len(losses) + 1) if steps is None else steps
+    return Course(np.array(list(at), float), np.array(losses, float), **more)
 
 
-def comparison(log: bool = True) -> stats.Comparison:
-    return stats.compare(values(), baseline="adam95", log=log, resamples=99)
+def judged(tmp_path: Path, ends: made_study.Ends, **how: bool) -> Judged:
+    return analyse(made_study.own(tmp_path / "out", ends, **how), resamples=99).primary
 
 
-def curves(points: int = 50) -> dict[str, dict[stats.Seed, figures.Curve]]:
-    steps = np.arange(1, points + 1)
-    fine = {s: (steps, (1 + 0.1 * s) * np.exp(-4 * steps / points)) for s in range(3)}
-    broken = {s: (steps, np.where(steps > points // 2, NAN, 1.0 + s)) for s in range(2)}
-    return {"kbeta": fine, "adam95": {**fine, 7: broken[0]}, "lion": broken}
+def test_median_and_band_are_those_of_the_seeds() -> None:
+    found = curves.summarise([course([4, 40]), course([1, 10]), course([2, 20]), course([3, 30]), course([5, 50])])
+    assert found is not None
+    assert found.median.tolist() == [3, 30]
+    assert (found.low.tolist(), found.high.tolist()) == ([2, 20], [4, 40])
 
 
-def traces(fixed: bool = False) -> list[figures.TraceData]:
+def test_a_diverged_run_counts_as_the_worst_from_where_it_diverged() -> None:
+    found = curves.summarise([course([1, 1, 1]), course([2, 2, 2]), course([0.5, 0.5], diverged=True)])
+    assert found is not None
+    assert found.median.tolist() == [1, 1, 2]
+
+
+def test_where_most_runs_have_diverged_there_is_no_median() -> None:
+    found = curves.summarise([course([1, 1, 1]), course([2], diverged=True), course([3], diverged=True)])
+    assert found is not None
+    assert found.median[0] == 2
+    assert np.isnan(found.median[1:]).all()
+
+
+def test_a_run_that_goes_on_is_no_part_of_the_median_of_finished_ones() -> None:
+    found = curves.summarise([course([1, 1, 1]), course([9], going=True)])
+    assert found is not None
+    assert found.median.tolist() == [1, 1, 1]
+    alone = curves.summarise([course([9, 8], going=True), course([7, 6, 5], going=True)])
+    assert alone is not None
+    assert alone.steps.tolist() == [1, 2]  # as far as both have come
+    assert alone.median.tolist() == [8, 7]
+
+
+def test_seeds_recorded_at_different_steps_are_compared_where_all_have_values() -> None:
+    found = curves.summarise([course([0, 1, 2], [0, 10, 20]), course([2, 2, 2], [0, 5, 10])])
+    assert found is not None
+    assert found.steps.tolist() == [0, 5, 10]
+    assert found.median.tolist() == [1, 1.25, 1.5]
+
+
+def test_long_curves_are_averaged_in_blocks_and_cut_where_they_diverge() -> None:
+    thin = curves.thinned(course([k % 2 for k in range(3200)]))
+    assert len(thin.losses) == curves.MOST_POINTS
+    assert np.allclose(thin.losses, 0.5)
+    cut = curves.thinned(course([1, 2, NAN, 3]))
+    assert cut.losses.tolist() == [1, 2]
+    assert cut.diverged
+
+
+def test_the_panels_are_all_arms_the_end_and_one_per_arm_with_diverged_runs_crossed_and_counted() -> None:
+    arms = {"kbeta": {0: course(np.geomspace(1, 0.001, 50).tolist())}, "lion": {0: course([1.0] * 20, diverged=True)}}
+    drawn = curves.panels(arms, looks.looks_of(list(arms)))
+    assert [one.title for one in drawn] == [
+        "All optimizers: training loss, log scale",
+        "The last fifth, enlarged: training loss",
+        "kbeta: 1 run",
+        "lion: 1 run, 1 diverged ×",
+    ]
+    assert ['class="cross"' in one.svg for one in drawn] == [False, False, False, True]
+
+
+def test_the_enlarged_end_has_the_scale_of_its_own_values() -> None:
+    arms = {"kbeta": {0: course(np.linspace(1.0, 0.5, 101).tolist())}}
+    end = curves.panels(arms, looks.looks_of(["kbeta"]))[1]
+    ticks = [float(x) for x in re.findall(r'text-anchor="end" class="soft">([\d.]+)</text>', end.svg)]
+    assert ticks
+    assert max(ticks) <= 0.61
+
+
+def test_without_curves_there_are_no_panels() -> None:
+    assert curves.panels({}, {}) == []
+    assert curves.panels({"a": {0: course([NAN, NAN])}}, looks.looks_of(["a"])) == []
+
+
+def test_a_learning_rate_that_changes_is_drawn_and_a_constant_one_is_not() -> None:
+    steps = np.array([1.0, 2.0, 3.0])
+    assert curves.rate_panel(steps, np.array([1e-3, 1e-3, 1e-5])) is not None
+    assert curves.rate_panel(steps, np.array([1e-3, 1e-3, 1e-3])) is None
+
+
+def test_every_run_is_a_mark_at_its_value_and_a_diverged_one_a_cross_on_the_worse_side(tmp_path: Path) -> None:
+    for higher in (False, True):
+        ends = {"a": {0: 1.0, 1: 2.0, 2: 3.0, 3: NAN}, "b": {0: 2.0}}
+        found = judged(tmp_path / str(higher), ends, higher_is_better=higher)
+        drawn = distributions.violins(found, looks.looks_of(["a", "b"]), lambda arm, seed: f"{arm}-{seed}")
+        assert drawn is not None
+        marks = {
+            (arm, value): float(x)
+            for arm, value, x in re.findall(r"<title>(\w), seed \d: ([\d.]+)</title><circle cx=\"([\d.]+)\"", drawn.svg)
+        }
+        assert len(marks) == 4
+        assert marks["a", "2"] == marks["b", "2"] == pytest.approx((marks["a", "1"] + marks["a", "3"]) / 2, abs=0.11)
+        (cross,) = re.findall(r'seed 3: diverged</title><path d="M([\d.]+)', drawn.svg)
+        worst = marks["a", "1"] if higher else marks["a", "3"]
+        assert (float(cross) < worst) if higher else (float(cross) > worst)
+        assert 'href="#a-3"' in drawn.svg
+
+
+def test_a_density_has_its_peak_where_the_values_are() -> None:
+    shape = distributions.density(np.array([1.0, 1.1, 0.9, 1.0, 5.0]))
+    assert shape is not None
+    places, heights = shape
+    assert places[heights.argmax()] == pytest.approx(1.0, abs=0.1)
+    assert heights.max() == 1
+    assert distributions.density(np.array([2.0, 2.0, 2.0])) is None
+
+
+def test_pair_lines_join_the_two_values_of_a_seed_and_tell_the_better(tmp_path: Path) -> None:
+    found = judged(tmp_path, {"new": {0: 1.0, 1: 3.0, 2: 2.0}, "old": {0: 2.0, 1: 2.5, 2: 2.0}})
+    (drawn,) = distributions.pairs(found, {"new": 0, "old": 1}, lambda arm, seed: "runs")
+    assert "seed 0: old 2, new 1: better" in drawn.svg
+    assert "seed 1: old 2.5, new 3: worse" in drawn.svg
+    assert "seed 2: old 2, new 2: equal" in drawn.svg
+    assert drawn.title == "new better on 1 of 3 seeds"
+
+
+def test_the_effect_plot_puts_estimates_and_ends_at_their_percentages(tmp_path: Path) -> None:
+    found = judged(tmp_path, {"new": {0: 1.0, 1: 1.2, 2: 1.1}, "old": {0: 2.0, 1: 2.5, 2: 2.3}})
+    (finding,) = found.findings
+    for one in effects.plots([found], {"new": 0, "old": 1}):
+        (at,) = re.findall(r'<circle cx="([\d.]+)"', one.svg)
+        bar = re.search(r'<line x1="([\d.]+)" x2="([\d.]+)"[^>]*class="interval"', one.svg)
+        assert bar is not None
+        ticks = re.findall(r'<text x="([\d.]+)"[^>]*>(\d+) %</text>', one.svg)
+        places = {float(value): float(x) for x, value in ticks}
+        (a, xa), *_, (b, xb) = sorted(places.items())
+        per_percent = (xb - xa) / (b - a)
+        for x, percent in ((at, finding.percent), (bar[1], finding.percent_low), (bar[2], finding.percent_high)):
+            assert percent is not None
+            assert float(x) == pytest.approx(xa + per_percent * (percent - a), abs=0.5)
+
+
+def test_an_interval_far_beyond_the_estimates_is_cut_with_an_arrow(tmp_path: Path) -> None:
+    ends = {"new": {0: 1.0, 1: 40.0, 2: 0.02}, "old": {0: 1.0, 1: 0.1, 2: 0.5}}
+    wide, _ = effects.plots([judged(tmp_path, ends, log=True)], {})
+    assert 'class="arrow"' in wide.svg
+
+
+def traces(runs: int = 2) -> list[maps.TraceData]:
     rng = np.random.default_rng(0)
-    sun = np.full((80, 4), 0.5) if fixed else rng.uniform(0.1, 0.9, (80, 4))
-    sun[:5, 0] = NAN
-    return [figures.TraceData(np.arange(10, 810, 10), sun, 0.999 - 0.119 * sun)]
+    found = []
+    for _ in range(runs):
+        sun = rng.uniform(0.4, 0.6, (800, 3))
+        sun[500, 1] = 0.95
+        sun[:5, 0] = NAN
+        found.append(maps.TraceData(np.arange(1, 801), sun, 0.999 - 0.119 * sun, ["a", "b", "c"]))
+    return found
 
 
-DRAWN: dict[str, Callable[[], Figure]] = {
-    "curves": lambda: figures.loss_curves(curves()),
-    "curves on a linear axis": lambda: figures.loss_curves(curves(), log=False),
-    "pairs": lambda: figures.pairs(comparison().contrasts, log=True),
-    "pairs of accuracies": lambda: figures.pairs(comparison(log=False).contrasts, higher_is_better=True),
-    "endpoints": lambda: figures.endpoints(values(), log=True),
-    "a long label": lambda: figures.endpoints(values(), log=True, label="mean held-out loss of the last steps " * 3),
-    "forest of ratios": lambda: figures.forest(comparison()),
-    "forest of differences": lambda: figures.forest(comparison(log=False)),
-    "violins": lambda: figures.violins(traces(), title="kbeta"),
-    "violins of a fixed β2": lambda: figures.violins(traces(fixed=True)),
-    "densities": lambda: figures.densities(traces(), title="kbeta"),
-    "densities of a fixed β2": lambda: figures.densities(traces(fixed=True)),
-}
+def test_a_spike_of_one_step_is_seen_in_the_cell_of_its_bucket_and_stretch() -> None:
+    names, edges, grid = maps.cells(traces(), "sun")
+    assert names == ["a", "b", "c"]
+    row, column = np.unravel_index(np.nanargmax(grid), grid.shape)
+    assert names[row] == "b"
+    assert edges[column] < 501 <= edges[column + 1]
+    assert grid[row, column] == pytest.approx(0.95)
+    _, _, lowest = maps.cells(traces(), "beta2")
+    assert np.unravel_index(np.nanargmin(lowest), lowest.shape) == (row, column)
 
 
-def words(figure: Figure) -> str:
-    return " | ".join(t.get_text() for t in figure.findobj(mpl.text.Text) if t.get_visible() and t.get_text())
+def test_a_bucket_without_a_gradient_has_no_value() -> None:
+    one = maps.TraceData([1, 2], [[NAN, 0.5], [NAN, 0.5]], [[NAN, 0.9], [NAN, 0.9]], ["a", "b"])
+    _, _, grid = maps.cells([one], "sun")
+    assert np.isnan(grid[0]).all()
+    assert (grid[1] == 0.5).all()
 
 
-def lines(figure: Figure) -> list[np.ndarray]:
-    return [np.asarray(line.get_xydata()) for axes in figure.axes for line in axes.get_lines()]
-
-
-@pytest.mark.parametrize("name", DRAWN)
-def test_nothing_is_clipped_or_empty(name: str) -> None:
-    pixels = images.imread(io.BytesIO(figures.png(DRAWN[name](), dpi=60)))[..., :3]
-    assert pixels.std() > 0.03
-    for edge in (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]):
-        assert (edge == 1).all()  # ink on the border would be cut
-
-
-@pytest.mark.parametrize("name", DRAWN)
-def test_every_panel_has_its_labels(name: str) -> None:
-    figure = DRAWN[name]()
-    shown = [axes for axes in figure.axes if axes.get_visible()]
-    assert shown
-    for axes in shown:
-        assert axes.get_xlabel() or axes.get_ylabel() or axes.get_title()
-
-
-def test_the_same_figure_gives_the_same_bytes() -> None:
-    assert figures.svg(DRAWN["forest of ratios"]()) == figures.svg(DRAWN["forest of ratios"]())
-
-
-def test_global_settings_are_left_alone_and_pyplot_is_not_imported() -> None:
-    before = dict(mpl.rcParams)
-    figures.png(figures.loss_curves(curves()), dpi=40)
-    assert dict(mpl.rcParams) == before
-    code = "import sys, kourkoutas.lab.showing.figures; sys.exit('matplotlib.pyplot' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("figure", "text"),
-    [
-        (lambda: figures.loss_curves({}), "No loss curves"),
-        (lambda: figures.loss_curves({"a": {0: ([1, 2], [NAN, NAN])}}), "No loss curves"),
-        (lambda: figures.pairs([]), "no pairs"),
-        (lambda: figures.endpoints({"a": {}}), "No run has reached"),
-        (lambda: figures.forest(stats.compare_pairs({"a": {0: 1.0}}, [])), "nothing to compare"),
-        (lambda: figures.violins([]), "No trace"),
-        (lambda: figures.densities([figures.TraceData([1], [[NAN]], [[NAN]])]), "No trace"),
-    ],
-)
-def test_missing_data_is_said_in_words(figure: Callable[[], Figure], text: str) -> None:
-    assert text in words(figure())
-
-
-def test_the_mean_curve_is_that_of_the_log_losses() -> None:
-    two = {"a": {0: ([1, 2], [1.0, 100.0]), 1: ([1, 2], [4.0, 10_000.0])}}
-    right = figures.loss_curves(two).axes[1]
-    mean = next(np.asarray(line.get_xydata()) for line in right.get_lines() if len(line.get_xydata()))
-    assert mean[:, 1] == pytest.approx([2.0, 1000.0])
-    band = right.collections[0].get_paths()[0].vertices
-    assert band[:, 1].max() == pytest.approx(1000 * 10 ** (2 / math.sqrt(2)))  # sd of {2, 4} is √2
-
-
-def test_a_diverged_curve_is_cut_marked_and_counted() -> None:
-    figure = figures.loss_curves({"a": {0: ([1, 2, 3], [1.0, 2.0, NAN]), 1: ([1, 2, 3], [1.0, 2.0, 4.0])}})
-    crosses = [line for line in figure.axes[0].get_lines() if line.get_marker() == "x"]
-    assert [tuple(map(float, *line.get_xydata())) for line in crosses] == [(2.0, 2.0)]
-    assert "a (1 of 2 diverged ×)" in words(figure)
-    mean = [line.get_ydata() for line in figure.axes[1].get_lines() if len(line.get_ydata())]
-    assert list(mean[0]) == [1.0, 2.0, 4.0]
-
-
-def test_a_curve_that_is_never_finite_is_counted_beside_the_others() -> None:
-    figure = figures.loss_curves({"a": {0: ([1, 2], [NAN, NAN]), 1: ([1, 2], [1.0, 2.0])}})
-    assert "a (1 of 2 diverged ×)" in words(figure)
-
-
-def test_long_curves_are_averaged_in_blocks_and_say_so() -> None:
-    steps = np.arange(1, 4001)
-    figure = figures.loss_curves({"a": {0: (steps, steps % 2.0)}}, log=False)
-    drawn = figure.axes[0].get_lines()[0].get_ydata()
-    assert len(drawn) == 400
-    assert np.allclose(drawn, 0.5)
-    assert "means of up to 10 records" in words(figure)
-
-
-def test_seeds_recorded_at_different_steps_are_averaged_where_all_have_values() -> None:
-    figure = figures.loss_curves(
-        {"a": {0: ([0, 10, 20], [0.0, 1.0, 2.0]), 1: ([0, 5, 10], [2.0, 2.0, 2.0])}}, log=False
-    )
-    mean = next(line.get_xydata() for line in figure.axes[1].get_lines() if len(line.get_xydata()))
-    assert np.asarray(mean).tolist() == [[0.0, 1.0], [10.0, 1.5]]
-
-
-def test_diverged_runs_sit_on_a_labelled_band_on_the_worse_side() -> None:
-    for higher, side in ((False, 1), (True, -1)):
-        figure = figures.endpoints({"a": {0: 1.0, 1: 2.0, 2: NAN}}, higher_is_better=higher)
-        (axes,) = figure.axes
-        cross = next(line for line in axes.get_lines() if line.get_marker() == "x" and len(line.get_ydata()))
-        assert side * float(cross.get_ydata()[0]) > side * (2.0 if side > 0 else 1.0)
-        assert "diverged" in words(figure)
-
-
-def test_pair_lines_join_the_two_values_of_a_seed() -> None:
-    found = stats.compare({"new": {0: 1.0, 1: 3.0}, "old": {0: 2.0, 1: 2.5}}, baseline="old", resamples=99)
-    drawn = [xy for xy in lines(figures.pairs(found.contrasts)) if len(xy) == 3]
-    assert sorted(xy[:2, 1].tolist() for xy in drawn) == [[2.0, 1.0], [2.5, 3.0]]
-
-
-def test_the_forest_shows_ratio_interval_and_what_was_left_out() -> None:
-    text = words(figures.forest(comparison()))
-    for expected in ("kbeta vs adam95", "1.099 [1.045, 1.155]", "2 diverged left out", "no pair of finite runs"):
-        assert expected in text
+def test_of_very_many_buckets_those_that_spike_most_are_shown() -> None:
+    sun = np.full((50, 100), 0.5)
+    sun[20, 77] = 0.9
+    names = [f"bucket{k}" for k in range(100)]
+    drawn = maps.buckets([maps.TraceData(np.arange(50), sun, 1 - sun, names)], "sun", "sun", "kbeta")
+    assert drawn is not None
+    assert ">bucket77<" in drawn.svg
+    assert drawn.svg.count("bucket") >= maps.MOST_BUCKETS
+    assert "the 40 of 100 buckets that spike most" in drawn.title
 
 
 def test_density_columns_sum_to_one_where_there_is_data() -> None:
-    figure = figures.densities(traces())
-    for axes in figure.axes[:2]:
-        share = axes.collections[0].get_array()
-        assert np.allclose(np.asarray(share).sum(axis=0), 1)
+    for key in ("sun", "beta2"):
+        found = maps.shares(traces(), key)
+        assert found is not None
+        assert np.allclose(found[2].sum(axis=1), 1)
 
 
-def test_the_papers_arms_keep_their_colours_and_no_two_arms_look_alike() -> None:
+def test_a_trace_without_values_gives_no_picture() -> None:
+    assert maps.drawings([maps.TraceData([1], [[NAN]], [[NAN]], ["a"])], "kbeta") == []
+
+
+def test_the_papers_arms_keep_their_looks_and_no_two_arms_look_alike() -> None:
     names = ["kbeta", "adam95", "adam999", *(f"rival{i}" for i in range(9))]
-    found = figures.looks(names)
-    assert found["kbeta"] == figures.looks(["x", "kbeta"])["kbeta"]
-    assert len({tuple(look.values()) for look in found.values()}) == len(names)
+    found = looks.looks_of(names)
+    assert found["kbeta"] == looks.looks_of(["x", "kbeta"])["kbeta"]
+    assert len(set(found.values())) == len(names)
+
+
+def contrast(one: str, two: str) -> float:
+    """The ratio of luminances, as the Web Content Accessibility Guidelines define it."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+        r, g, b = (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    a, b = sorted((luminance(one), luminance(two)))
+    return (b + 0.05) / (a + 0.05)
+
+
+def test_every_colour_stands_out_from_its_page() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert min(contrast(colour, "#ffffff") for colour in looks.LIGHT) >= 3
+    assert min(contrast(colour, "#15191d") for colour in looks.DARK) >= 3
 
 
 @pytest.mark.parametrize(
@@ -193,4 +247,22 @@ def test_the_papers_arms_keep_their_colours_and_no_two_arms_look_alike() -> None
     [([1, 10], False), ([1, 100], True), ([0, 100], False), ([-1, 5], False), ([], False), ([NAN], False)],
 )
 def test_a_log_axis_is_chosen_for_positive_values_that_span_decades(data: list[float], suits: bool) -> None:
-    assert figures.log_suits(data) is suits
+    assert drawing.log_suits(data) is suits
+
+
+@given(low=some.floats(-1e12, 1e12), span=some.floats(1e-6, 1e12), log=some.booleans(), most=some.integers(2, 6))
+def test_ticks_are_within_the_axis_and_few(low: float, span: float, log: bool, most: int) -> None:
+    low = abs(low) + 1e-12 if log else low
+    high = low * (1 + span) if log else low + span
+    if high <= low * (1 + 1e-9) and low > 0:
+        return  # closer together than an axis can tell
+    scale = drawing.Scale(low, high, 0.0, 100.0, log)
+    ticks = scale.ticks(most)
+    assert len(ticks) <= most + 1
+    room = 1e-6 * (high - low)
+    assert all(low - room <= tick <= high + room for tick in ticks)
+
+
+def test_nothing_of_pyplot_is_imported() -> None:
+    code = "import sys, kourkoutas.lab.showing.report; sys.exit('matplotlib.pyplot' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

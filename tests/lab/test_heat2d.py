@@ -7,7 +7,7 @@ import pytest
 
 from kourkoutas.lab import engines, testbeds
 from kourkoutas.lab.running.train import run
-from kourkoutas.lab.showing.figures import png
+from kourkoutas.lab.showing.pictures import png
 from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.testbeds.heat2d import data, evaluate, model, pictures
 from kourkoutas.lab.testbeds.heat2d.quantize import fake_quantize, int8

@@ -1,5 +1,6 @@
 """The report of a testbed that draws pictures of its own, and the schedule behind the loss curves."""
 
+import base64
 import re
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 
 from kourkoutas.lab import testbeds
 from kourkoutas.lab.results import store
-from kourkoutas.lab.showing import figures, report
+from kourkoutas.lab.showing import recorded, report
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
+from tests.lab import made_study
 
 SETTINGS = {"samples": 20, "frames": 14}
 
@@ -34,8 +36,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_a_report_shows_the_testbeds_pictures_of_the_seed_that_most_arms_finished(folder):
-    data = report.from_study(store.Study.open(folder))
-    (first, words), (_, more) = data.pictures
+    study = store.Study.open(folder)
+    (first, words), (_, more) = recorded.own_pictures(study, study.runs())
     assert words == "Frame 6 of a test case, truth first: raw, contrast-equalised, and error (seed 1)"
     assert more.endswith("(seed 1)")
     titles = [axes.get_title().partition("\n")[0] for axes in first.axes if axes.get_title()]
@@ -45,15 +47,20 @@ def test_a_report_shows_the_testbeds_pictures_of_the_seed_that_most_arms_finishe
     assert words in page
 
 
-def test_a_testbed_without_pictures_gets_no_section_for_them():
-    data = report.ReportData("t", {}, "c", (), (), (), (), ())
-    assert "What was learnt" not in report.render(data)
+def test_the_pictures_follow_a_dark_page_and_keep_their_text(folder):
+    page = report.build(store.Study.open(folder)).read_text()
+    (first, _) = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]*)"', page)
+    picture = base64.b64decode(first).decode()
+    assert "prefers-color-scheme:dark" in picture
+    assert "#000000" not in picture
+    assert ">truth</text>" in picture
 
 
-def test_a_learning_rate_that_changes_is_drawn_behind_the_losses_and_a_constant_one_is_not():
-    curves = {"kbeta": {0: ([1, 2, 3], [3.0, 2.0, 1.0])}}
-    for rates, drawn in (([1e-3, 1e-3, 1e-5], True), ([1e-3, 1e-3, 1e-3], False)):
-        figure = figures.loss_curves(curves, lr=([1, 2, 3], rates))
-        legend = [text.get_text() for text in figure.legends[0].get_texts()]
-        assert legend == ["kbeta", *(["learning rate"] if drawn else [])]
-        assert bool(re.search(r"learning rate", figures.svg(figure).decode())) == drawn
+def test_a_testbed_without_pictures_gets_no_section_for_them(tmp_path):
+    study = made_study.own(tmp_path / "out", {"x": {0: 1.0}, "y": {0: 2.0}})
+    assert "What was learnt" not in report.render(report.page_of(study, resamples=99))
+
+
+def test_the_schedule_is_drawn_beside_the_losses(folder):
+    page = report.build(store.Study.open(folder)).read_text()
+    assert 'aria-label="Learning rate against step"' in page

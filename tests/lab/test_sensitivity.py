@@ -10,6 +10,7 @@ import pytest
 from kourkoutas.lab.judging.sensitivity import Sensitivity, sensitivities
 from kourkoutas.lab.judging.tuning import Tried
 from kourkoutas.lab.showing import sensitivity as drawing
+from kourkoutas.lab.showing.looks import looks_of
 
 NAN = math.nan
 
@@ -69,16 +70,19 @@ def test_a_margin_below_zero_is_refused() -> None:
         of(1.0, 2.0, 3.0, 4.0, margin=-0.1)
 
 
-def test_the_figure_is_one_svg_that_takes_the_colour_of_the_page() -> None:
+def test_the_figure_shows_every_value_the_choice_and_what_diverged() -> None:
     found = sensitivities({"kbeta": tried(3.0, 1.0, 2.0, NAN), "a<b>&": tried(2.0, 2.0, 1.5, 4.0)}, "lr")
-    text = drawing.figure(found, "bits per <character>")
-    root = ET.fromstring(text)
-    words = {"".join(node.itertext()).strip() for node in root.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"kbeta", "a<b>&", "lr", "bits per <character>"} <= words
-    assert "currentColor" in text
-    assert drawing.INK not in text
+    drawn = drawing.draw(list(found.values()), looks_of(list(found)), "bits per <character>")
+    root = ET.fromstring(str(drawn.svg))
+    titles = [node.text or "" for node in root.iter("title")]
+    assert len(titles) == 8
+    assert sum(title.startswith("a<b>&, lr") for title in titles) == 4
+    classes = [node.get("class") for node in root.iter()]
+    assert classes.count("chosen") == 2
+    assert classes.count("cross") == 1
+    assert drawn.title == "bits per <character>, against lr"
 
 
 def test_nothing_tried_is_not_drawn() -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
-        drawing.figure({}, "loss")
+        drawing.draw([], {}, "loss")

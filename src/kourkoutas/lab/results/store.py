@@ -173,6 +173,14 @@ class StoredRun:
             raise StoreError(f"{path}: not a readable trace ({error}); {_redo(self.folder)}") from None
 
 
+@dataclass(frozen=True)
+class Holder:
+    """A process that writes to a results folder: its name and command, and when it began (seconds since 1970)."""
+
+    text: str
+    since: float
+
+
 class Study:
     """A results folder, opened for reading.
 
@@ -199,6 +207,25 @@ class Study:
 
     def folder(self, spec: RunSpec) -> Path:
         return self.path / "runs" / spec.id
+
+    def holder(self) -> Holder | None:
+        """The process of this machine that is writing here, or None.
+
+        NOTE: the lock itself is never tried, since a study that starts at that very moment would find it taken.
+        """
+        file = self.path / ".lock"
+        try:
+            text, since = file.read_text(encoding="utf-8"), file.stat().st_mtime
+            number = int(text.removeprefix("process ").partition(" ")[0])
+        except (OSError, ValueError):
+            return None
+        try:
+            os.kill(number, 0)
+        except PermissionError:
+            pass  # it is there, and somebody else's
+        except (OSError, OverflowError):
+            return None
+        return Holder(text, since)
 
     def result(self, spec: RunSpec) -> RunResult | None:
         """The result of one run, or None while it is unfinished; a damaged one is that of a failed run."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from kourkoutas.lab.running.crew import Observer
+from kourkoutas.lab.showing.status import Status, words
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.lab.specs.tuning import Tuning
 
@@ -38,6 +41,24 @@ def outcome(result: RunResult) -> str:
         at = result.metrics.get("diverged_at")
         return "diverged" + ("" if at is None else f" at step {at:.0f}")
     return "ok" if result.endpoint is None else f"{result.endpoint:.6g}"
+
+
+def render_status(status: Status) -> RenderableType:
+    """How far a study is, for a console: no number of it is broken across lines at 80 columns."""
+    from kourkoutas.lab.judging.tables import table
+
+    ends = ("finished", "diverged", "failed", "running", "waiting")
+    rows = table("", "optimizer", *ends)
+    rows.columns[0].overflow = "ellipsis"
+    for column in rows.columns[1:]:
+        column.no_wrap = True
+    for arm in status.arms:
+        rows.add_row(escape(arm.label), *(str(getattr(arm, end)) for end in ends))
+    lines = []
+    for run in status.going:
+        step = "" if run.step is None else f": step {run.step}" + ("" if run.steps is None else f" of {run.steps}")
+        lines.append(f"{run.optimizer} seed {run.seed}{step}" + ("" if run.loss is None else f", loss {run.loss:.4g}"))
+    return Group(Text(words(status)), rows, *(Text(line) for line in lines))
 
 
 def last_line(error: str | None) -> str:

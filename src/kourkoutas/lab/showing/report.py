@@ -1,564 +1,365 @@
-"""One self-contained HTML page about a study: answers first, then every seed, effect sizes, tests, figures, settings.
+"""One HTML page about a study: the answer first, figures, and everything else folded below.
 
-`build` makes the page from a `ReportData`; `from_study` reads one from a results folder. The page holds its pictures
-and style, runs no script, and its content policy forbids the browser to fetch anything.
+    build(study)                    report.html in the results folder
+    render(page_of(study))          the page as text
+
+The page is one file. It holds its style, its script and its pictures, its content policy forbids the browser to fetch
+or run anything else, and it can be read with scripts off.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
-import math
+import csv
+import hashlib
+import io
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
-from matplotlib.figure import Figure
+from markupsafe import Markup
 
-from kourkoutas.lab import testbeds
-from kourkoutas.lab.judging import attribution as shares
-from kourkoutas.lab.judging import endpoints as judged_by
-from kourkoutas.lab.judging import planned, power, stats, tables, verdicts
-from kourkoutas.lab.judging.endpoints import PRIMARY, Measure
-from kourkoutas.lab.judging.stats import Comparison, Contrast, Seed, Values
-from kourkoutas.lab.judging.tables import show, show_ci
-from kourkoutas.lab.results.store import StoredRun, StoreError, Study
-from kourkoutas.lab.showing import figures
-from kourkoutas.lab.specs.optimizers import CONTROLS
-from kourkoutas.lab.testbeds import Endpoint
-
-STATUSES = ("ok", "diverged", "failed", "unfinished")
+from kourkoutas.lab.judging import stats, tables
+from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, Judged, analyse
+from kourkoutas.lab.judging.causes import examine, size_of
+from kourkoutas.lab.judging.values import Seed
+from kourkoutas.lab.results import export
+from kourkoutas.lab.results.store import StoredRun, Study
+from kourkoutas.lab.showing import answer, commands, curves, distributions, effects, looks, maps, recorded, sensitivity
+from kourkoutas.lab.showing.drawing import Drawing, element
+from kourkoutas.lab.showing.failures import Failure, failures
+from kourkoutas.lab.showing.pictures import embed
+from kourkoutas.lab.showing.status import Status, duration, status_of, words
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run as the report needs it; `curve` is columns of equal length, with `step` and `loss` among them."""
-
-    optimizer: str
-    seed: Seed
-    status: str
-    endpoint: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    curve: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    trace: figures.TraceData | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class ReportData:
-    """A study as the report needs it.
+class Section:
+    """One foldable part of the page.
 
     Attributes:
-      title: of the page.
-      study: facts for the head of the page: testbed, preset, engine, created.
-      command: the exact command line.
-      endpoints: the primary one first.
-      arms: optimizers in the order to show them.
-      seeds: all that were planned.
-      runs: all that were planned, whatever became of them.
-      contrasts: planned (treatment, baseline) pairs.
-      settings: resolved settings of the testbed.
-      options: arm → resolved optimizer options.
-      environment: the machine.
-      versions: of the software.
-      pictures: the testbed's own, each with its description.
+      template: page/<template>.html.j2, which is given `data`.
+      open: unfolded from the start: figures are, tables are not.
+      short: the title in the table of contents; `title` itself unless given.
+    """
+
+    id: str
+    title: str
+    template: str
+    data: Any
+    open: bool = False
+    short: str = ""
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A section that another part of the laboratory adds: sentences, drawings, and tables of (head, rows)."""
+
+    id: str
+    title: str
+    notes: Sequence[str] = ()
+    drawings: Sequence[Drawing] = ()
+    tables: Sequence[tuple[Sequence[str], Sequence[Sequence[str]]]] = ()
+    open: bool = False
+
+
+@dataclass(frozen=True)
+class Page:
+    """A study as the page shows it.
+
+    Attributes:
+      lead: the one sentence that answers.
+      caveats: what a reader must know beside it, such as that the arms were not tuned.
+      effects: the effect plot, for a wide page and for a phone.
+      ranked: the arms, the best median first.
+      live: how far the study is, on a page that follows it; None in a file.
     """
 
     title: str
-    study: Mapping[str, Any]
-    command: str
-    endpoints: Sequence[Endpoint]
-    arms: Sequence[str]
-    seeds: Sequence[Seed]
-    runs: Sequence[Run]
-    contrasts: Sequence[tuple[str, str]]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    versions: Mapping[str, Any] = field(default_factory=dict)
-    pictures: Sequence[tuple[Figure, str]] = ()
-
-    def values(self, endpoint: Endpoint) -> dict[str, dict[Seed, float]]:
-        """{arm: {seed: value}}: NaN for a diverged run, nothing for a failed or unfinished one."""
-        found: dict[str, dict[Seed, float]] = {}
-        for arm in self.arms:
-            for run in self.runs:
-                if run.optimizer != arm or run.status not in ("ok", "diverged"):
-                    continue
-                value: float | None = math.nan
-                if run.status == "ok":
-                    value = run.endpoint if endpoint.metric == PRIMARY else run.metrics.get(endpoint.metric)
-                if value is not None:
-                    found.setdefault(arm, {})[run.seed] = value
-        return found
+    facts: Mapping[str, str]
+    lead: str
+    caveats: Sequence[str]
+    effects: Sequence[Drawing]
+    analysis: Analysis
+    ranked: Sequence[ArmSummary]
+    looks: Mapping[str, looks.Look]
+    failures: Sequence[Failure]
+    downloads: Mapping[str, str]
+    more: str | None
+    sections: Sequence[Section]
+    status: Status
+    live: bool
 
 
-@dataclass(frozen=True)
-class Judged:
-    """One endpoint's values and comparison; `comparison` is None when no two arms of a contrast share a seed."""
+def page_of(
+    study: Study,
+    endpoints: Sequence[str] = (),
+    *,
+    caveats: Sequence[str] = (),
+    extras: Sequence[Extra] = (),
+    live: bool = False,
+    resamples: int = stats.RESAMPLES,
+) -> Page:
+    """What the page of a results folder shows.
 
-    endpoint: Endpoint
-    values: Values
-    log: bool
-    comparison: Comparison | None
-    notes: tuple[str, ...]
-
-
-def judge(data: ReportData, endpoint: Endpoint) -> Judged:
-    """Compare the planned pairs on one endpoint."""
-    values = data.values(endpoint)
-    numbers = [x for by_seed in values.values() for x in by_seed.values() if math.isfinite(x)]
-    log = endpoint.log and all(x > 0 for x in numbers)
-    notes = []
-    if endpoint.log and not log:
-        notes.append("Values at or below 0 have no logarithm: compared as differences instead of ratios.")
-    pairs = _possible(values, data.contrasts)
-    notes += [f"{a} and {b} have no seed in common: not compared." for a, b in data.contrasts if (a, b) not in pairs]
-    comparison = _compare(values, pairs, endpoint, log) if values else None
-    return Judged(endpoint, values, log, comparison, tuple(notes))
-
-
-def _possible(values: Values, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(a, b) for a, b in pairs if a in values and b in values and not values[a].keys().isdisjoint(values[b])]
-
-
-def _compare(values: Values, pairs: Sequence[tuple[str, str]], endpoint: Endpoint, log: bool) -> Comparison:
-    return stats.compare_pairs(values, pairs, log=log, higher_is_better=endpoint.maximize, threshold=endpoint.threshold)
-
-
-def size_of(c: Contrast, log: bool) -> str:
-    """The effect with its interval, e.g. "1.099 [1.045, 1.155]"."""
-    effect = c.ratio if log else c.difference
-    return show_ci(effect.value, effect.ci, 4) if effect else "no pair of finite runs"
-
-
-def names_of(c: Contrast, judged: Judged) -> tuple[str, str]:
-    """The arms in the order in which they are divided or subtracted, so that much speaks for the treatment."""
-    return (c.treatment, c.baseline) if judged.endpoint.maximize else (c.baseline, c.treatment)
-
-
-def effect_words(c: Contrast, judged: Judged) -> str:
-    """What the effect is, with the names of the two arms."""
-    first, second = names_of(c, judged)
-    return f"geometric-mean ratio {first}/{second}" if judged.log else f"mean difference {first} − {second}"
-
-
-def answer(c: Contrast, judged: Judged) -> tuple[str, str]:
-    """(short answer, plain sentence) to "does the treatment beat the baseline here?"."""
-    record = f"better on {c.wins} of {c.n} seeds" + (f", equal on {c.ties}" if c.ties else "")
-    effect = f"{effect_words(c, judged)} {size_of(c, judged.log)}, {record}"
-    diverged = c.diverged_treatment + c.diverged_baseline
-    if diverged:
-        effect += (
-            f"; diverged: {c.treatment} {c.diverged_treatment}, {c.baseline} {c.diverged_baseline} of {c.n}, so the "
-            f"answer is by signed ranks with diverged runs as the worst, p = {show(c.wilcoxon.p, 3)}"
-        )
-    adjusted = ""
-    if c.family > 1 and c.p_holm is not None:
-        adjusted = f" After Holm's adjustment for {c.family} comparisons p = {show(c.p_holm, 3)}."
-    verdict = c.verdict
-    if verdict == "better":
-        return "Yes", f"{c.treatment} ends better than {c.baseline} ({effect}).{adjusted}"
-    if verdict == "worse":
-        return "No", f"{c.treatment} ends worse than {c.baseline} ({effect}).{adjusted}"
-    if verdict == "identical":
-        return "No difference", f"{c.treatment} and {c.baseline} end with the same value on all {c.n} seeds."
-    if verdict == "unclear":
-        apart = c.difference is not None and c.difference.ci is not None and not c.difference.ci.holds(0)
-        reason = (
-            "the signed ranks do not decide"
-            if diverged
-            else "not after Holm's adjustment"
-            if apart
-            else "the interval includes no difference"
-        )
-        can_show = power.detectable(c, log=judged.log, higher_is_better=judged.endpoint.maximize)
-        seeds = "" if diverged or can_show is None else f" {verdicts.can_show_words(can_show)}"
-        return "Not shown", f"{reason} ({effect}).{adjusted}{seeds}"
-    return "Cannot tell", f"{c.notes[-1] if c.notes else 'too few pairs'} ({effect})."
-
-
-@dataclass(frozen=True)
-class Question:
-    """One possible cause, and the contrasts that isolate it."""
-
-    cause: str
-    why: str
-    pairs: tuple[tuple[str, str], ...]
-
-
-QUESTIONS = (
-    Question(
-        "Dynamics",
-        "kbeta-static keeps β2 at the midpoint and all else as kbeta: what differs is that β2 moves.",
-        (("kbeta", "kbeta-static"),),
-    ),
-    Question(
-        "Mean β2",
-        "adam-mid is Adam at the midpoint β2. Against adam95 and adam999 it shows what that value alone changes; kbeta "
-        "and kbeta-static against it show what the value does not explain.",
-        (("adam-mid", "adam95"), ("adam-mid", "adam999"), ("kbeta", "adam-mid"), ("kbeta-static", "adam-mid")),
-    ),
-    Question(
-        "Hidden warmup",
-        "Bias correction by β2_max scales the early steps of kbeta by about √(1 − 0.999^t). The -warm arms give Adam "
-        "the same factor; kbeta-exact takes it away from kbeta; kbeta-static and adam-mid differ in nothing else.",
-        (
-            ("adam95-warm", "adam95"),
-            ("adam999-warm", "adam999"),
-            ("kbeta", "adam95-warm"),
-            ("kbeta", "adam999-warm"),
-            ("kbeta", "kbeta-exact"),
-            ("kbeta-static", "adam-mid"),
-        ),
-    ),
-)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One attribution contrast: the arms, the effect, and what the data support."""
-
-    treatment: str
-    baseline: str
-    effect: str
-    record: str
-    supported: bool
-    sentence: str
-
-
-@dataclass(frozen=True)
-class Cause:
-    cause: str
-    why: str
-    findings: tuple[Finding, ...]
-
-
-@dataclass(frozen=True)
-class Attribution:
-    """The causes whose arms were run, and one summary per baseline of the difference to explain."""
-
-    causes: tuple[Cause, ...]
-    summaries: tuple[str, ...]
-
-
-def attribute(judged: Judged) -> Attribution | None:
-    """What a difference between kbeta and Adam comes from, as far as the control arms show; None without controls."""
-    values = judged.values
-    if not any(arm in values for arm in CONTROLS):
-        return None
-    wanted = [pair for q in QUESTIONS for pair in q.pairs] + [("kbeta", "adam95"), ("kbeta", "adam999")]
-    pairs = list(dict.fromkeys(_possible(values, wanted)))
-    if not pairs:
-        return None
-    found = {(c.treatment, c.baseline): c for c in _compare(values, pairs, judged.endpoint, judged.log).contrasts}
-    causes = tuple(
-        Cause(q.cause, q.why, tuple(_finding(found[pair], judged.log) for pair in q.pairs if pair in found))
-        for q in QUESTIONS
-        if any(pair in found for pair in q.pairs)
+    Args:
+      study: a results folder.
+      endpoints: metrics to judge by besides the primary endpoint, as in `analysis.analyse`.
+      caveats: sentences for the first screen.
+      extras: further sections, such as a sensitivity.
+      live: for a page that is served while the study goes on.
+      resamples: of each bootstrap.
+    """
+    runs = study.runs()
+    analysis = analyse(study, endpoints=endpoints, runs=runs, resamples=resamples)
+    arms = looks.looks_of([arm.label for arm in study.record.arms])
+    places = {arm: place for place, arm in enumerate(arms)}
+    failed = failures(runs)
+    status = status_of(study, runs)
+    lead = answer.sentence(analysis.primary.findings)
+    if status.done < status.total and analysis.primary.findings:
+        lead = f"So far, with {status.done} of {status.total} runs done: {lead}"
+    courses = recorded.courses(study, runs)
+    return Page(
+        title=f"Study: {study.record.testbed}",
+        facts=_facts(study, runs),
+        lead=lead,
+        caveats=[*caveats, *analysis.fairness, *analysis.notes],
+        effects=effects.plots(analysis.endpoints, places),
+        analysis=analysis,
+        ranked=_ranked(analysis),
+        looks=arms,
+        failures=failed,
+        downloads={
+            "runs.csv": _csv(export.rows(study)),
+            "curves.csv": _csv(recorded.drawn(courses)),
+        },
+        more=commands.more_seeds(study.record.command, study.record.seeds),
+        sections=_sections(study, runs, analysis, arms, courses, failed, extras),
+        status=status,
+        live=live,
     )
-    parted = shares.attribute(values, log=judged.log, higher_is_better=judged.endpoint.maximize)
-    summaries = [
-        _explain(found, baseline, judged.log) for baseline in ("adam95", "adam999") if ("kbeta", baseline) in found
-    ]
-    return Attribution(causes, (*summaries, *(one.sentence for one in parted)))
 
 
-def _finding(c: Contrast, log: bool) -> Finding:
-    sentence = {
-        "better": f"Supported: {c.treatment} ends better than {c.baseline}.",
-        "worse": f"Supported: {c.treatment} ends worse than {c.baseline}.",
-        "unclear": "Not supported: the data do not exclude that there is no difference.",
-        "identical": "No difference: equal on every seed.",
-        "untested": "Not tested: too few finite pairs, or no variance.",
-    }[c.verdict]
-    if c.verdict in ("better", "worse") and (c.diverged_treatment or c.diverged_baseline):
-        sentence += " (By ranks: runs diverged.)"
-    record = f"{c.wins}/{c.ties}/{c.losses}"
-    return Finding(c.treatment, c.baseline, size_of(c, log), record, c.verdict in ("better", "worse"), sentence)
-
-
-def _explain(found: Mapping[tuple[str, str], Contrast], baseline: str, log: bool) -> str:
-    """Which single causes move the result the way kbeta differs from `baseline`."""
-    main = found["kbeta", baseline]
-    if main.verdict not in ("better", "worse"):
-        return f"kbeta against {baseline} ({size_of(main, log)}): the data support no difference that needs a cause."
-    causes = {
-        "the dynamics of β2": [("kbeta", "kbeta-static")],
-        "the mean value of β2": [("adam-mid", baseline)],
-        "the hidden warmup": [(f"{baseline}-warm", baseline), ("kbeta", "kbeta-exact"), ("kbeta-static", "adam-mid")],
+def _facts(study: Study, runs: Sequence[StoredRun]) -> dict[str, str]:
+    record = study.record
+    seconds = sum(run.result.seconds for run in runs if run.result)
+    return {
+        "preset": record.preset,
+        "engine": record.engine,
+        "seeds": commands.ranges(record.seeds),
+        "begun": record.created.replace("T", " ")[:16],
+        "compute": f"{duration(seconds)} in {len(runs)} runs",
     }
-    words: dict[str, list[str]] = {"yes": [], "no": [], "against": [], "open": []}
-    for cause, pairs in causes.items():
-        verdicts = [found[pair].verdict for pair in pairs if pair in found]
-        if not verdicts:
-            words["open"].append(cause)
-        elif main.verdict in verdicts:
-            mixed = f" (in {verdicts.count(main.verdict)} of {len(verdicts)} contrasts)" if len(verdicts) > 1 else ""
-            words["yes"].append(cause + mixed)
-        elif any(v in ("better", "worse") for v in verdicts):
-            words["against"].append(cause)
-        else:
-            words["no"].append(cause)
-    text = f"kbeta ends {main.verdict} than {baseline} ({size_of(main, log)})."
-    endings = (
-        ("yes", "The data support as a cause: {}."),
-        ("against", "Acting the other way: {}."),
-        ("no", "Not supported as a cause: {}."),
-        ("open", "Not examined, for lack of the arm: {}."),
-    )
-    text += "".join(" " + ending.format(", ".join(words[key])) for key, ending in endings if words[key])
-    left = found.get(("kbeta", f"{baseline}-warm"))
-    if left is not None and left.verdict != "untested":
-        rest = (
-            "a difference remains"
-            if left.verdict == main.verdict
-            else f"kbeta ends {left.verdict}"
-            if left.verdict in ("better", "worse")
-            else "the data support no remaining difference"
-        )
-        text += f" Against {baseline} with the same warmup {rest} ({size_of(left, log)})."
-    return text
 
 
-@dataclass(frozen=True)
-class Picture:
-    """An inlined SVG with its description for those who cannot see it."""
-
-    source: str
-    description: str
+def _ranked(analysis: Analysis) -> list[ArmSummary]:
+    """The best median first, arms without one last."""
+    sign = -1 if analysis.primary.maximize else 1
+    return sorted(analysis.arms, key=lambda arm: (arm.median is None, sign * (arm.median or 0.0)))
 
 
-def picture(figure: Figure, description: str) -> Picture:
-    encoded = base64.b64encode(figures.svg(figure)).decode("ascii")
-    return Picture(f"data:image/svg+xml;base64,{encoded}", description)
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table as the address of a file to download."""
+    out = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(out, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return "data:text/csv;charset=utf-8;base64," + base64.b64encode(out.getvalue().encode()).decode("ascii")
 
 
-def drawable(values: Iterable[float]) -> bool:
-    """Whether an axis can hold the values and its margins, which are doubles too."""
-    return all(abs(x) < 1e300 for x in values if math.isfinite(x))
+def _sections(
+    study: Study,
+    runs: Sequence[StoredRun],
+    analysis: Analysis,
+    arms: Mapping[str, looks.Look],
+    courses: curves.Courses,
+    failed: Sequence[Failure],
+    extras: Sequence[Extra],
+) -> list[Section]:
+    numbers = {(run.spec.optimizer, run.spec.seed): f"run-{k}" for k, run in enumerate(runs)}
+    places = {arm: place for place, arm in enumerate(arms)}
+
+    def anchor(arm: str, seed: Seed) -> str:
+        return numbers.get((arm, int(seed)), "runs")
+
+    drawn = curves.panels(courses, arms)
+    rate = recorded.rate(runs)
+    found = [Section("curves", "Learning curves", "curves", [*drawn, *([rate] if rate else [])], open=True)]
+    ends = [one for j in analysis.endpoints if (one := distributions.violins(j, arms, anchor))]
+    if ends:
+        found.append(Section("ends", "Where the runs end", "ends", ends, open=True))
+    for at, judged in enumerate(analysis.endpoints):
+        found.append(_endpoint(at, judged, runs, analysis, places, anchor))
+    causes = [
+        (j, found_causes, [one.sentence for one in j.attribution])
+        for j in analysis.endpoints
+        if (found_causes := examine(j.values, log=j.log, higher_is_better=j.maximize)) or j.attribution
+    ]
+    if causes:
+        title = "What does the work? Dynamics, mean β2 or hidden warmup"
+        found.append(Section("causes", title, "causes", causes, short="What does the work?"))
+    for extra in (*_tuned(analysis, arms), *extras):
+        found.append(Section(extra.id, extra.title, "extra", extra, extra.open))
+    traces = {arm: maps.drawings(own, arm) for arm in arms if (own := recorded.traces(runs, arm))}
+    if traces:
+        found.append(Section("traces", "sun and β2 over training", "traces", traces, open=True))
+    pictures = [embed(figure, text) for figure, text in recorded.own_pictures(study, runs)]
+    if pictures:
+        found.append(Section("learnt", "What was learnt", "learnt", pictures, open=True))
+    values = {j.title: j.values for j in analysis.endpoints}
+    found.append(Section("runs", f"Every run ({len(runs)})", "runs", {"runs": runs, "values": values}))
+    if failed:
+        count = sum(len(one.runs) for one in failed)
+        title = f"{count} run{'' if count == 1 else 's'} failed"
+        found.append(Section("failures", title, "failures", failed))
+    found.append(Section("settings", "Settings and commands", "settings", _settings(study, runs)))
+    return found
 
 
-def _pictures(judged: Judged) -> list[Picture]:
-    if not drawable(x for by_seed in judged.values.values() for x in by_seed.values()):
+def _tuned(analysis: Analysis, arms: Mapping[str, looks.Look]) -> list[Extra]:
+    """How much each arm depends on what was tuned, where one option was."""
+    if not analysis.sensitivity:
         return []
-    title, maximize = judged.endpoint.title, judged.endpoint.maximize
-    contrasts = judged.comparison.contrasts if judged.comparison else ()
-    drawn = [
-        picture(
-            figures.pairs(contrasts, log=judged.log, higher_is_better=maximize, label=title),
-            f"Each seed's pair: {title}",
-        ),
-        picture(
-            figures.endpoints(judged.values, log=judged.log, higher_is_better=maximize, label=title),
-            f"Every run: {title}",
-        ),
-    ]
-    if judged.comparison:
-        drawn.append(picture(figures.forest(judged.comparison), f"Effects with intervals: {title}"))
-    return drawn
+    first = analysis.primary
+    drawn = sensitivity.draw(analysis.sensitivity, arms, first.title, log=first.log, maximize=first.maximize)
+    note = (
+        f"Each optimizer on the tuning seeds, against {analysis.sensitivity[0].option}; a ring marks the chosen value. "
+        "Sensitivity is what a value loses against the best one, as a mean over the values tried."
+    )
+    return [Extra("sensitivity", "Sensitivity", [note], [drawn], [sensitivity.table(analysis.sensitivity)], open=True)]
 
 
-def _training(data: ReportData) -> list[Picture]:
-    curves: dict[str, dict[Seed, figures.Curve]] = {}
-    for arm in data.arms:
-        for run in data.runs:
-            steps, losses = run.curve.get("step"), run.curve.get("loss")
-            if run.optimizer == arm and steps and losses and drawable(losses):
-                # a diverged run ends where its last record was finite: the closing NaN makes the figure mark it
-                cut = run.status == "diverged" and math.isfinite(losses[-1])
-                curve = ([*steps, steps[-1]], [*losses, math.nan]) if cut else (steps, losses)
-                curves.setdefault(arm, {})[run.seed] = curve
-    # The schedule that all arms share, not the one that a -warm arm makes of it.
-    plain = [
-        run.curve for run in data.runs if run.curve.get("lr") and not run.optimizer.partition("[")[0].endswith("-warm")
-    ]
-    lr = (plain[0]["step"], plain[0]["lr"]) if plain else None
-    return [picture(figures.loss_curves(curves, lr=lr), "Training loss against step, every seed and mean ± sd")]
-
-
-def _traces(data: ReportData) -> list[Picture]:
-    found = []
-    for arm in data.arms:
-        traces = [run.trace for run in data.runs if run.optimizer == arm and run.trace is not None]
-        if traces:
-            what = f"{arm}, {len(traces)} run{'s' if len(traces) > 1 else ''}"
-            violins, densities = figures.violins(traces, title=arm), figures.densities(traces, title=arm)
-            found.append(picture(violins, f"sun and β2 in windows of training, all buckets: {what}"))
-            found.append(picture(densities, f"Density of sun and β2 over training, all buckets: {what}"))
-    return found
-
-
-def render(data: ReportData) -> str:
-    """The page as text."""
-    judged = [judge(data, endpoint) for endpoint in data.endpoints]
-    sections = [
-        {
-            "judged": j,
-            "pictures": _pictures(j),
-            "notes": [*j.notes, *(stats.all_notes(j.comparison) if j.comparison else ())],
-            "attribution": attribute(j),
-        }
-        for j in judged
-    ]
-    counts = {
-        arm: {status: sum(r.optimizer == arm and r.status == status for r in data.runs) for status in STATUSES}
-        for arm in data.arms
+def _endpoint(
+    at: int,
+    judged: Judged,
+    runs: Sequence[StoredRun],
+    analysis: Analysis,
+    places: Mapping[str, int],
+    anchor: distributions.Anchor,
+) -> Section:
+    standing = tables.standing(judged)
+    data = {
+        "judged": judged,
+        "standing": standing,
+        "runs": {(run.spec.optimizer, run.spec.seed): run for run in runs},
+        "arms": [arm.label for arm in analysis.arms],
+        "seeds": analysis.seeds,
+        "pairs": distributions.pairs(judged, places, anchor),
+        "effects": effects.plots([judged], places),
+        "anchor": anchor,
     }
-    template = _template()
-    return template.render(
-        data=data,
-        sections=sections,
-        answers=_answers(judged),
-        statuses=STATUSES,
-        counts=counts,
-        failed=[run for run in data.runs if run.status == "failed"],
-        training=_training(data),
-        pictures=[picture(figure, description) for figure, description in data.pictures],
-        traces=_traces(data),
-        runs={(run.optimizer, run.seed): run for run in data.runs},
-        options=_options(data.options),
+    title = f"{judged.title} ({standing}): every seed, effects, tests"
+    return Section(f"endpoint-{at}", title, "endpoint", data, short=judged.title)
+
+
+def _settings(study: Study, runs: Sequence[StoredRun]) -> dict[str, Any]:
+    record = study.record
+    finished = {run.spec.optimizer: run.result.settings for run in runs if run.result and run.result.settings}
+    resolved = next(iter(finished.values()), record.settings)
+    return {
+        "commands": list(dict.fromkeys(call.command for call in record.calls)),
+        "testbed": {name: value for name, value in resolved.items() if name != "optimizer"},
+        "optimizers": {
+            arm.label: finished[arm.label]["optimizer"]
+            for arm in record.arms
+            if finished.get(arm.label, {}).get("optimizer")
+        },
+        "machine": record.environment,
+        "versions": record.versions,
+    }
+
+
+@cache
+def _file(name: str) -> str:
+    return (resources.files("kourkoutas.lab.showing") / "page" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii") + "'"
+
+
+@cache
+def style() -> str:
+    """The style sheet, with the colours of arms."""
+
+    def palette(colours: Sequence[str]) -> str:
+        return " ".join(f"--c{k}: {colour};" for k, colour in enumerate(colours))
+
+    classes = "\n".join(f".c{k} {{ --c: var(--c{k}); }}" for k in range(len(looks.LIGHT)))
+    sheet = _file("report.css").replace("/* light */", palette(looks.LIGHT)).replace("/* dark */", palette(looks.DARK))
+    return f"\n{sheet}{classes}\n"
+
+
+@cache
+def script() -> str:
+    return f"\n{_file('report.js')}"
+
+
+def policy(live: bool) -> str:
+    """What the browser may do: show what is in the page, and run its one script."""
+    parts = ["default-src 'none'", "img-src data:", f"style-src {_hash(style())}", f"script-src {_hash(script())}"]
+    parts += ["connect-src 'self'"] if live else []
+    return "; ".join([*parts, "base-uri 'none'", "form-action 'none'"])
+
+
+def swatch(look: looks.Look) -> Markup:
+    """A short line in an arm's colour and dash, for legends."""
+    line = element("line", x1=1, x2=25, y1=6, y2=6, class_="curve", stroke_dasharray=look.dasharray)
+    return element(
+        "svg", line, viewBox="0 0 26 12", width=26, height=12, class_=f"swatch c{look.colour}", aria_hidden="true"
     )
 
 
-def _answers(judged: Sequence[Judged]) -> dict[tuple[str, str], list[tuple[Judged, Contrast, str, str]]]:
-    """For each planned pair, in order, the answer on every endpoint."""
-    found: dict[tuple[str, str], list[tuple[Judged, Contrast, str, str]]] = {}
-    for j in judged:
-        for c in j.comparison.contrasts if j.comparison else ():
-            found.setdefault((c.treatment, c.baseline), []).append((j, c, *answer(c, j)))
-    return found
+def render(page: Page) -> str:
+    """The page as text."""
+    return _environment().get_template("report.html.j2").render(page=page, policy=policy(page.live))
 
 
-def _options(options: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    return {arm: given for arm, given in options.items() if given}
-
-
-def _template() -> jinja2.Template:
+@cache
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("kourkoutas.lab.showing", "."),
+        loader=jinja2.PackageLoader("kourkoutas.lab.showing", "page"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    tools: dict[str, Callable[..., Any]] = {
-        "show": show,
-        "show_ci": show_ci,
-        "show_effect": tables.show_effect,
-        "antilog": stats.antilog,
-        "size_of": size_of,
-        "names_of": names_of,
-        "rows_of_tests": tables.rows_of_tests,
-    }
-    environment.globals.update(tools)
-    return environment.get_template("report.html.j2")
-
-
-def from_study(study: Study, endpoints: Sequence[str] = ()) -> ReportData:
-    """What the results folder of a study holds, for the report; `endpoints` as in `analysis.analyse`."""
-    record, stored = study.record, study.runs()
-    measures = judged_by.measures(study, endpoints)
-    finished = {run.spec.optimizer: run.result.settings for run in stored if run.result and run.result.settings}
-    resolved = next(iter(finished.values()), record.settings)
-    seconds = sum(run.result.seconds for run in stored if run.result)
-    arms = [arm.label for arm in record.arms]
-    return ReportData(
-        title=f"Study: {record.testbed}",
-        study={
-            "preset": record.preset,
-            "engine": record.engine,
-            "seeds": ", ".join(map(str, record.seeds)),
-            "begun": record.created,
-            "compute": f"{seconds:.3g} s in {len(stored)} runs",
-        },
-        command="\n".join(dict.fromkeys(call.command for call in record.calls)),
-        endpoints=[_shown(measure) for measure in measures],
-        arms=arms,
-        seeds=record.seeds,
-        runs=[_run(run, measures) for run in stored],
-        contrasts=planned.contrasts(record, arms),
-        settings={name: value for name, value in resolved.items() if name != "optimizer"},
-        options={arm: finished[arm]["optimizer"] for arm in arms if "optimizer" in finished.get(arm, {})},
-        environment=record.environment,
-        versions=record.versions,
-        pictures=_own_pictures(study, stored),
+    environment.globals.update(
+        show=tables.show,
+        show_ci=tables.show_ci,
+        show_effect=tables.show_effect,
+        rows_of_tests=tables.rows_of_tests,
+        antilog=stats.antilog,
+        size_of=size_of,
+        swatch=swatch,
+        duration=duration,
+        words=words,
+        style=Markup(style()),
+        script=Markup(script()),
     )
+    return environment
 
 
-def _own_pictures(study: Study, stored: Sequence[StoredRun]) -> list[tuple[Figure, str]]:
-    """What the testbed draws of final parameters: those of the first seed that most arms finished, by arm."""
-    record = study.record
-    draw = None if record.code else getattr(testbeds.get(record.testbed), "figures", None)
-    done = [run for run in stored if run.result and run.result.status == "ok" and (run.folder / "params.npz").exists()]
-    if draw is None or not done:
-        return []
-    seeds = [run.spec.seed for run in done]
-    chosen = [run for run in done if run.spec.seed == max(record.seeds, key=seeds.count)]
-    # One picture shows one model: arms whose settings differ, as in a grid over settings, are left out.
-    shared = chosen[0].spec.settings
-    params = {}
-    for run in chosen:
-        if run.spec.settings == shared:
-            with (run.folder / "params.npz").open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-                params[run.spec.optimizer] = {name: file[name] for name in file.files}
-    settings = testbeds.settings_of(testbeds.get(record.testbed), record.preset, shared)
-    title = f"seed {chosen[0].spec.seed}"
-    return [(figure, f"{description} ({title})") for figure, description in draw(settings, params)]
-
-
-def _shown(measure: Measure) -> Endpoint:
-    """The endpoint under the name that its values have among the metrics of a `Run`."""
-    title = measure.endpoint.title + ("" if measure.primary else " (secondary)")
-    return replace(measure.endpoint, metric=measure.name, title=title)
-
-
-def _run(run: StoredRun, measures: Sequence[Measure]) -> Run:
-    trace = None
-    with contextlib.suppress(StoreError):  # a damaged trace costs its pictures, not the page
-        trace = run.trace()
-    recorded = None if trace is None else figures.TraceData(trace["steps"], trace["sun"], trace["beta2"])
-    if run.result is None:
-        return Run(run.spec.optimizer, run.spec.seed, "unfinished", trace=recorded)
-    return Run(
-        optimizer=run.spec.optimizer,
-        seed=run.spec.seed,
-        status=run.result.status,
-        endpoint=run.result.endpoint,
-        metrics=run.result.metrics | _asked(run, measures),
-        curve=run.result.curve,
-        trace=recorded,
-        error=run.result.error,
-    )
-
-
-def _asked(run: StoredRun, measures: Sequence[Measure]) -> dict[str, float]:
-    found = {one.name: judged_by.value_of(run, one.endpoint, one.reduction) for one in measures if not one.primary}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def build(source: Study | ReportData, out: str | Path | None = None, *, endpoints: Sequence[str] = ()) -> Path:
-    """Write the page and return its path.
-
-    Args:
-      source: a results folder, or the data of one.
-      out: the file to write; report.html in the results folder unless given.
-      endpoints: logged metrics to judge a results folder by, besides its primary endpoint.
-    """
-    if isinstance(source, ReportData):
-        if out is None:
-            raise ValueError("`out` must name the file to write; got None with data that belong to no results folder")
-        data = source
-    else:
-        data, out = from_study(source, endpoints), out or source.path / "report.html"
-    out = Path(out)
+def build(
+    study: Study,
+    out: str | Path | None = None,
+    *,
+    endpoints: Sequence[str] = (),
+    caveats: Sequence[str] = (),
+    extras: Sequence[Extra] = (),
+) -> Path:
+    """Write the page and return its path; report.html in the results folder unless `out` is given."""
+    out = Path(out) if out is not None else study.path / "report.html"
+    text = render(page_of(study, endpoints, caveats=caveats, extras=extras))
     out.parent.mkdir(parents=True, exist_ok=True)
     # in one move, so that a reader never sees half a page
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    temporary.write_text(render(data), encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, out)
     return out

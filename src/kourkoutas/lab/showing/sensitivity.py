@@ -1,75 +1,79 @@
-"""The figure of a tuning: endpoint against the tuned option, one line per optimizer. SVG text, for a page to hold.
+"""The figure of a tuning: the endpoint against the tuned option, one line per optimizer.
 
-Text and axes take the colour of the page around them (`currentColor`), so that the figure follows light and dark.
+A point is the median of the tuning seeds, its bar goes from their best to their worst, and a ring marks the value that
+was chosen. Where the median run diverged a cross stands at the edge on the worse side.
 """
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from kourkoutas.lab.judging.sensitivity import Sensitivity
+from kourkoutas.lab.judging.tables import show
+from kourkoutas.lab.showing.drawing import Drawing, Panel, element, line_path
+from kourkoutas.lab.showing.looks import Look
 
-# Okabe and Ito's colours, which differ for colour-blind readers and stand out on white and on black.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933", "#882255")
-INK = "#010203"  # replaced by currentColor
 
-
-def figure(found: Mapping[str, Sensitivity], title: str, *, log: bool = False) -> str:
-    """SVG: the median of the tuning seeds against the option, a bar from best to worst seed, a ring at the choice.
-
-    Diverged medians stand on the upper edge as crosses. `log` scales the endpoint.
+def draw(
+    found: Sequence[Sensitivity], looks: Mapping[str, Look], title: str, *, log: bool = False, maximize: bool = False
+) -> Drawing:
+    """One panel for all arms.
 
     Raises:
       ValueError: nothing was tried.
     """
     if not found:
         raise ValueError("no values were tried, so there is nothing to draw: tune one option, --tune lr=LOW:HIGH")
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
+    option = found[0].option
+    values = [float(point.value) for one in found for point in one.points]
+    ends = [x for one in found for p in one.points for x in (p.median, p.low, p.high) if math.isfinite(x)]
+    panel = Panel.over(
+        values,
+        ends,
+        log_x=min(values) > 0,
+        log_y=log and bool(ends) and min(ends) > 0,
+        height=260.0,
+        x_label=option,
+        edge=0.06,
+    )
+    worst = panel.y.start if maximize else panel.y.stop
+    for one in found:
+        look = looks[one.arm]
+        fine = [point for point in one.points if math.isfinite(point.median)]
+        line = line_path(panel.x([p.value for p in fine]), panel.y([p.median for p in fine]))
+        parts = [element("path", d=line, class_="curve", fill="none", stroke_dasharray=look.dasharray)]
+        for point in one.points:
+            x = panel.x.at(float(point.value))
+            told = f"{one.arm}, {option} {point.value:g}: median {show(point.median, 3)} of {point.runs} runs"
+            told += f", {point.diverged} diverged" if point.diverged else ""
+            marks = [element("title", told)]
+            if math.isfinite(point.median):
+                ys = panel.y(np.array([y if math.isfinite(y) else point.median for y in (point.low, point.high)]))
+                marks.append(element("line", x1=x, x2=x, y1=float(ys[0]), y2=float(ys[1]), class_="bar"))
+                marks.append(element("circle", cx=x, cy=panel.y.at(point.median), r=3.5, class_="point"))
+                if point.value == one.best:
+                    marks.append(element("circle", cx=x, cy=panel.y.at(point.median), r=7, class_="chosen"))
+            else:
+                marks.append(element("path", d=f"M{x - 4:.1f} {worst - 4:.1f}l8 8m0 -8l-8 8", class_="cross"))
+            parts.append(element("g", *marks))
+        panel.add("g", *parts, class_=f"arm c{look.colour}", data_arm=list(looks).index(one.arm))
+    log_words = ", log scale" if panel.y.log else ""
+    words = "; ".join(f"{one.arm} best at {one.best:g}" for one in found)
+    return panel.drawing(
+        f"{title}{log_words}, against {option}", f"{title} against {option} on the tuning seeds: {words}"
+    )
 
-    option = next(iter(found.values())).option
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "kbeta", "font.size": 11}):
-        drawn = Figure(figsize=(6.4, 4.0), layout="constrained")
-        FigureCanvasSVG(drawn)
-        axes = drawn.add_subplot()
-        for number, (arm, one) in enumerate(found.items()):
-            _line(axes, arm, one, COLOURS[number % len(COLOURS)])
-        if all(point.value > 0 for one in found.values() for point in one.points):
-            axes.set_xscale("log")
-        if log and all(point.low > 0 for one in found.values() for point in one.points):
-            axes.set_yscale("log")
-        axes.set_xlabel(option)
-        axes.set_ylabel(title)
-        axes.spines[["top", "right"]].set_visible(False)
-        for text in (axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()):
-            text.set_color(INK)
-        axes.tick_params(which="both", colors=INK)
-        for spine in axes.spines.values():
-            spine.set_color(INK)
-        legend = axes.legend(frameon=False)
-        for text in legend.get_texts():
-            text.set_color(INK)
-        drawn.patch.set_visible(False)
-        axes.patch.set_visible(False)
-        stream = io.StringIO()
-        drawn.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
-    svg = stream.getvalue()
-    return svg[svg.index("<svg") :].replace(INK, "currentColor")
 
-
-def _line(axes: object, arm: str, one: Sensitivity, colour: str) -> None:
-    points = [point for point in one.points if math.isfinite(point.median)]
-    values, medians = [point.value for point in points], [point.median for point in points]
-    axes.plot(values, medians, "-o", color=colour, label=arm, markersize=4)  # type: ignore[attr-defined]
-    for point in points:
-        ends = [end for end in (point.low, point.high) if math.isfinite(end)]
-        axes.plot([point.value] * len(ends), ends, color=colour, alpha=0.5)  # type: ignore[attr-defined]
-        if point.value == one.best:
-            ring = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "color": colour}
-            axes.plot([point.value], [point.median], **ring)  # type: ignore[attr-defined]
-    lost = [point.value for point in one.points if not math.isfinite(point.median)]
-    across = axes.get_xaxis_transform()  # type: ignore[attr-defined]
-    axes.plot(lost, [1.0] * len(lost), "x", color=colour, transform=across, clip_on=False)  # type: ignore[attr-defined]
+def table(found: Sequence[Sensitivity]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """(head, rows): how wide the range of good values is, and what a wrong one costs."""
+    option, margin = found[0].option, found[0].margin
+    head = ("optimizer", f"best {option}", f"within {100 * margin:g} % of the best", "as a ratio", "sensitivity")
+    rows: list[tuple[str, ...]] = []
+    for one in found:
+        low = f"{'below ' if one.open_below else ''}{show(one.low, 3)}"
+        high = f"{show(one.high, 3)}{' and above' if one.open_above else ''}"
+        rows.append((one.arm, show(one.best, 4), f"{low} to {high}", show(one.ratio, 3), show(one.sensitivity, 3)))
+    return head, rows

@@ -1,0 +1,269 @@
+"""Small pictures as SVG text: elements, scales with round ticks, and a panel with axes.
+
+A panel is drawn in CSS pixels at the width of a phone, `WIDTH`, and is shown there at its own size, so that its text is
+as large as it says. Colours are classes that the page's style sheet gives a light and a dark meaning.
+
+    c0 … c6          the colours of arms (`looks`)
+    ink, soft, line  text, secondary text, grid
+
+NOTE: every text and attribute is escaped here, and nowhere else is SVG put together from strings.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup, escape
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+WIDTH = 356.0
+TEXT = 12.0  # px, of every label
+CHARACTER = 7.4  # px, of a letter of that size, on the wide side
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One picture with a short title above it and a description for those who cannot see it."""
+
+    svg: Markup
+    title: str
+    description: str
+
+
+def element(tag: str, *children: str | Markup, **attributes: Any) -> Markup:
+    """<tag attributes>children</tag>; `class_` is class, underscores are hyphens, None leaves an attribute out.
+
+    >>> print(element("text", "a < b", x=1.26, class_="soft", text_anchor="end"))
+    <text x="1.3" class="soft" text-anchor="end">a &lt; b</text>
+    """
+    text = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escape(_number(value))}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    inside = "".join(str(escape(child)) for child in children)
+    return Markup(f"<{tag}{text}>{inside}</{tag}>")
+
+
+def _number(value: Any) -> str:
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def picture(parts: Sequence[Markup], width: float, height: float, title: str, description: str, **more: Any) -> Drawing:
+    """The parts as one SVG. Its description is its accessible name; what can be hovered has a <title> of its own.
+
+    NOTE: an image has no links or focus inside; a picture that has them is a group.
+    """
+    role = "group" if any("<a " in part or "tabindex" in part for part in parts) else "img"
+    svg = element(
+        "svg",
+        *parts,
+        viewBox=f"0 0 {_number(width)} {_number(height)}",
+        width=width,
+        height=height,
+        role=role,
+        aria_label=description,
+        **more,
+    )
+    return Drawing(svg, title, description)
+
+
+def label(text: str, x: float, y: float, *, room: float | None = None, **attributes: Any) -> Markup:
+    """One line of text; shortened in its middle to `room` pixels, with the whole text to hover."""
+    shown = text if room is None else shorten(text, max(3, int(room / CHARACTER)))
+    hint = [] if shown == text else [element("title", text)]
+    return element("text", shown, *hint, x=x, y=y, **attributes)
+
+
+def shorten(text: str, most: int) -> str:
+    """At most `most` characters, the middle left out.
+
+    >>> shorten("blocks.3.attention.weight", 15)
+    'blocks.….weight'
+    """
+    if len(text) <= most:
+        return text
+    head = most // 2
+    return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}"
+
+
+def line_path(x: ArrayLike, y: ArrayLike) -> str:
+    """The d of a path through the points; it is interrupted where one is not finite."""
+    parts, pen = [], "M"
+    for a, b in zip(np.asarray(x, float), np.asarray(y, float), strict=True):
+        if math.isfinite(a) and math.isfinite(b):
+            parts.append(f"{pen}{_number(float(a))} {_number(float(b))}")
+            pen = "L"
+        else:
+            pen = "M"
+    return "".join(parts)
+
+
+def band_path(x: Array, low: Array, high: Array) -> str:
+    """The d of the area between two lines, over the points where both are finite."""
+    fine = np.isfinite(x) & np.isfinite(low) & np.isfinite(high)
+    if fine.sum() < 2:
+        return ""
+    there = line_path(x[fine], low[fine])
+    back = line_path(x[fine][::-1], high[fine][::-1])
+    return f"{there}L{back[1:]}Z"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Values `low` … `high` on pixels `start` … `stop`, evenly or by logarithm."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+    log: bool = False
+
+    def __call__(self, value: ArrayLike) -> Array:
+        x = np.asarray(value, float)
+        low, high = self.low, self.high
+        if self.log:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                x, low, high = np.log10(x), math.log10(low), math.log10(high)
+        return self.start + (x - low) / (high - low) * (self.stop - self.start)
+
+    def at(self, value: float) -> float:
+        return float(self(value))
+
+    def ticks(self, most: int = 5) -> list[float]:
+        """Round values within the range."""
+        return _log_ticks(self.low, self.high, most) if self.log else _even_ticks(self.low, self.high, most)
+
+
+def scale_of(values: ArrayLike, start: float, stop: float, *, log: bool = False, edge: float = 0.05) -> Scale:
+    """A scale over the finite values, a little wider than they are."""
+    x = np.asarray(values, float)
+    x = x[np.isfinite(x) & (x > 0)] if log else x[np.isfinite(x)]
+    if not x.size:
+        return Scale(1.0, 10.0, start, stop, log) if log else Scale(0.0, 1.0, start, stop)
+    low, high = float(x.min()), float(x.max())
+    if log:
+        span = math.log10(high / low) or 0.2
+        # within what a float can hold
+        return Scale(
+            max(low * 10 ** (-edge * span), 5e-324), min(high * 10 ** (edge * span), 1.7e308), start, stop, True
+        )
+    span = (high - low) or abs(high) * 0.1 or 1.0
+    return Scale(low - edge * span, high + edge * span, start, stop)
+
+
+def log_suits(values: ArrayLike) -> bool:
+    """Whether a log axis shows these values better: all positive, spanning more than a factor of 20."""
+    x = np.asarray(values, float)
+    x = x[np.isfinite(x)]
+    return bool(x.size and x.min() > 0 and x.max() / x.min() > 20)
+
+
+def _even_ticks(low: float, high: float, most: int) -> list[float]:
+    if not math.isfinite(high - low) or high <= low:
+        return [low]
+    raw = (high - low) / most
+    unit = 10.0 ** math.floor(math.log10(raw))
+    step = next((unit * k for k in (1, 2, 5, 10) if unit * k >= raw), 10 * unit)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [k * step for k in range(first, last + 1)]
+
+
+def _log_ticks(low: float, high: float, most: int) -> list[float]:
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    for digits in ((1, 2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 5), (1, 3), (1,)):
+        found = [d * 10.0**k for k in range(first, last + 1) for d in digits if low <= d * 10.0**k <= high]
+        if len(found) <= most:
+            break
+    if len(found) < 2:
+        return _even_ticks(low, high, most) if high / low < 10 else found
+    # a tick every few decades of very many
+    return found[:: math.ceil(len(found) / most)]
+
+
+def tick_text(value: float) -> str:
+    """A tick as people write it: 0.001, 20k, 1e-5.
+
+    >>> [tick_text(x) for x in (0.0, 0.001, 2e-5, 20000, 1e8, 0.30000000000000004)]
+    ['0', '0.001', '2e-5', '20k', '1e8', '0.3']
+    """
+    size = abs(value)
+    if size >= 1e6 or 0 < size < 1e-3:
+        digits, _, power = f"{value:.3g}".partition("e")
+        return f"{digits}e{int(power)}" if power else f"{value:.2e}".replace("e+0", "e").replace(".00", "")
+    if size >= 10_000:
+        return f"{value / 1000:.4g}k"
+    return f"{value:.4g}"
+
+
+@dataclass
+class Panel:
+    """A picture with axes. Margins fit the labels; `parts` are drawn in order, above the grid."""
+
+    x: Scale
+    y: Scale
+    width: float
+    height: float
+    parts: list[Markup] = field(default_factory=list)
+
+    @classmethod
+    def over(
+        cls,
+        xs: ArrayLike,
+        ys: ArrayLike,
+        *,
+        log_x: bool = False,
+        log_y: bool = False,
+        width: float = WIDTH,
+        height: float = 210.0,
+        x_label: str = "step",
+        edge: float = 0.0,
+    ) -> Panel:
+        """Axes around the values; `edge` is the room at the sides of x, as a part of its range."""
+        bottom = height - 36
+        y = scale_of(ys, bottom, 10, log=log_y)
+        left = 10 + CHARACTER * max((len(tick_text(t)) for t in y.ticks()), default=1)
+        x = scale_of(xs, left, width - 14, log=log_x, edge=edge)
+        panel = cls(x, y, width, height)
+        panel.grid(x_label)
+        return panel
+
+    def grid(self, x_label: str) -> None:
+        left, right, bottom = self.x.start, self.x.stop, self.y.start
+        for tick in self.y.ticks():
+            at = self.y.at(tick)
+            self.add("line", x1=left, x2=right, y1=at, y2=at, class_="grid")
+            self.text(tick_text(tick), left - 6, at + 4, text_anchor="end", class_="soft")
+        for tick in self.x.ticks(4):
+            at = self.x.at(tick)
+            self.add("line", x1=at, x2=at, y1=bottom, y2=bottom + 4, class_="axis")
+            end = "end" if at > right - 12 else "middle"
+            self.text(tick_text(tick), at, bottom + 16, text_anchor=end, class_="soft")
+        self.add("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="axis")
+        self.text(x_label, (left + right) / 2, bottom + 31, text_anchor="middle", class_="soft")
+
+    def add(self, tag: str, *children: str | Markup, **attributes: Any) -> None:
+        self.parts.append(element(tag, *children, **attributes))
+
+    def text(self, text: str, x: float, y: float, **attributes: Any) -> None:
+        self.parts.append(label(text, x, y, **attributes))
+
+    def line(self, xs: ArrayLike, ys: ArrayLike, **attributes: Any) -> None:
+        self.add("path", d=line_path(self.x(xs), self.y(ys)), fill="none", **attributes)
+
+    def band(self, xs: Array, low: Array, high: Array, **attributes: Any) -> None:
+        shape = band_path(self.x(xs), self.y(low), self.y(high))
+        if shape:
+            self.add("path", d=shape, **attributes)
+
+    def drawing(self, title: str, description: str, **data: Any) -> Drawing:
+        """The picture; `data` are kept as JSON in data- attributes, for the script that shows values."""
+        kept = {f"data_{name}": json.dumps(value, separators=(",", ":")) for name, value in data.items()}
+        return picture(self.parts, self.width, self.height, title, description, **kept)

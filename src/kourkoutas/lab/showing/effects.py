@@ -1,0 +1,183 @@
+"""The effect plot: how much better or worse each treatment is, in percent, with its interval.
+
+Right of the line the treatment is better. The endpoint that decides has filled marks and stands first; all others have
+open ones. Where percentages make no sense, as for values of both signs, an endpoint is drawn in its own unit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from kourkoutas.lab.judging.analysis import Finding, Judged
+from kourkoutas.lab.showing.drawing import CHARACTER, WIDTH, Drawing, Scale, element, label, picture, tick_text
+
+WIDE = 580.0
+MOST_ROWS = 9  # of a first screen; beyond, it shows the deciding endpoint only
+FURTHEST = 150.0  # percent; an interval that ends beyond it and beyond every estimate is cut with an arrow
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contrast: estimate and interval in percent, or in the endpoint's unit; None where there is none."""
+
+    name: str
+    value: float | None
+    low: float | None
+    high: float | None
+    words: str
+    verdict: str
+    primary: bool
+    arm: int
+
+
+def digits(value: float) -> str:
+    """Two digits of a small number, all before the point of a large one: 0.81, 9.3, 41, 312.
+
+    >>> [digits(x) for x in (0.8123, 9.0, 41.4, 312.2, 0.0)]
+    ['0.81', '9.0', '41', '312', '0']
+    """
+    size = abs(value)
+    if not math.isfinite(value):
+        return "∞"
+    if size >= 1e5 or 0 < size < 1e-3:
+        return f"{size:.2g}"
+    return f"{size:.0f}" if size >= 9.95 or size == 0 else f"{size:#.2g}"
+
+
+def percent_words(value: float | None, low: float | None, high: float | None) -> str:
+    """An effect without signs to decode.
+
+    >>> percent_words(9.26, 4.3, 13.4), percent_words(-0.8, -3.1, 1.6)
+    ('9.3 % better (4.3 to 13)', '0.80 % worse (3.1 worse to 1.6 better)')
+    """
+    if value is None or not math.isfinite(value):
+        return "no finite pair"
+    side = "equal" if value == 0 else f"{digits(value)} % {'better' if value > 0 else 'worse'}"
+    if low is None or high is None:
+        return side
+    if low < 0 < high:
+        return f"{side} ({digits(low)} worse to {digits(high)} better)"
+    near, far = sorted((abs(low), abs(high)))
+    return f"{side} ({digits(near)} to {digits(far)})"
+
+
+def own_words(value: float | None, low: float | None, high: float | None, log: bool) -> str:
+    """The same in the endpoint's unit, or as a factor."""
+    if value is None:
+        return "no finite pair"
+    between = "" if low is None or high is None else f" ({low:.3g} to {high:.3g})"
+    return f"{'factor ' if log else ''}{value:.3g}{between}"
+
+
+def rows_of(judged: Judged, places: Mapping[str, int]) -> tuple[list[Row], bool]:
+    """The contrasts of one endpoint, and whether they are in percent."""
+    percent = all(f.percent is not None for f in judged.findings if f.effect is not None)
+    return [_row(f, judged, places, percent) for f in judged.findings], percent
+
+
+def _row(f: Finding, judged: Judged, places: Mapping[str, int], percent: bool) -> Row:
+    numbers = (f.percent, f.percent_low, f.percent_high) if percent else (f.effect, f.effect_low, f.effect_high)
+    words = percent_words(*numbers) if percent else own_words(*numbers, judged.log)
+    if f.diverged_treatment or f.diverged_baseline:
+        words += ", by ranks"
+    name = f"{f.treatment} vs {f.baseline}"
+    return Row(name, *numbers, words, f.verdict, judged.primary, places.get(f.baseline, 0))
+
+
+def plots(judged: Sequence[Judged], places: Mapping[str, int]) -> list[Drawing]:
+    """The plot of some endpoints, drawn for a wide page and for a phone; nothing where nothing was compared."""
+    found = [(one, *rows_of(one, places)) for one in judged if one.findings]
+    if not found:
+        return []
+    first, rows, percent = found[0]
+    others = [one for one in found[1:] if one[2] == percent and percent]
+    if len(rows) + sum(len(more) for _, more, _ in others) > MOST_ROWS:
+        others = []
+    groups = [(first.title, first.primary, rows)] + [(one.title, one.primary, more) for one, more, _ in others]
+    treatments = {f.treatment for one, *_ in found for f in one.findings}
+    who = treatments.pop() if len(treatments) == 1 else "the first named"
+    unit = "percent" if percent else "factor" if first.log else "difference"
+    return [_draw(groups, who, unit, WIDE), _draw(groups, who, unit, WIDTH)]
+
+
+def _limits(rows: Sequence[Row], neutral: float) -> tuple[float, float]:
+    ends = [x for r in rows for x in (r.value, r.low, r.high) if x is not None and math.isfinite(x)]
+    values = [r.value for r in rows if r.value is not None and math.isfinite(r.value)]
+    low, high = min([neutral, *ends]), max([neutral, *ends])
+    low = max(low, min(-FURTHEST, 1.2 * min([neutral, *values])))
+    high = min(high, max(FURTHEST, 1.2 * max([neutral, *values])))
+    span = (high - low) or 1.0
+    return low - 0.06 * span, high + 0.06 * span
+
+
+def _draw(groups: Sequence[tuple[str, bool, list[Row]]], who: str, unit: str, width: float) -> Drawing:
+    wide = width > WIDTH
+    every = [row for *_, rows in groups for row in rows]
+    neutral = 1.0 if unit == "factor" else 0.0
+    words_room, name_room = (238.0, 124.0) if wide else (0.0, 0.0)
+    scale = Scale(*_limits(every, neutral), name_room + 12, width - words_room - 12)
+    height_of, parts, y = 26.0 if wide else 40.0, list[Markup](), 18.0
+    body: list[Markup] = []
+    for title, primary, rows in groups:
+        heading = f"{title} (primary: it decides)" if primary else f"{title} (secondary)"
+        body.append(label(heading, 0, y + 18, class_="strong" if primary else "soft", room=width))
+        y += 26
+        for row in rows:
+            body += _marks(row, scale, y, wide, width, name_room, scale.at(neutral))
+            y += height_of
+        y += 4
+    bottom = y + 2
+    left, right = f"← {who} worse", f"{who} better →"
+    if (scale.stop - scale.start) / CHARACTER < len(left) + len(right) + 2:
+        left, right = "← worse", "better →"
+    parts.append(label(left, scale.start, 12, class_="soft"))
+    parts.append(label(right, scale.stop, 12, text_anchor="end", class_="soft"))
+    parts.append(element("line", x1=scale.start, x2=scale.stop, y1=bottom, y2=bottom, class_="axis"))
+    ticks = scale.ticks(5 if wide else 4)
+    for tick in ticks:
+        at = scale.at(tick)
+        parts.append(element("line", x1=at, x2=at, y1=bottom, y2=bottom + 4, class_="axis"))
+        text = tick_text(abs(tick)) + (" %" if unit == "percent" else "") if unit != "difference" else tick_text(tick)
+        parts.append(label(text, at, bottom + 17, text_anchor="middle", class_="soft"))
+    told = "; ".join(f"{row.name}: {row.words}" for row in every)
+    return picture(
+        [*parts, *body],
+        width,
+        bottom + 24,
+        "",
+        f"Effect plot, {unit}, with 95 % intervals. {told}",
+        class_="wide-only" if wide else "narrow-only",
+    )
+
+
+def _marks(row: Row, scale: Scale, y: float, wide: bool, width: float, name_room: float, zero: float) -> list[Markup]:
+    middle = y + 8 if wide else y + 25
+    kind = {"better": "good", "worse": "bad"}.get(row.verdict, "open")
+    # on a phone the name gives way to the numbers
+    room = name_room if wide else width - CHARACTER * len(row.words)
+    out = [label(row.name, 0, y + 12, room=room), label(row.words, width, y + 12, text_anchor="end", class_=kind)]
+    out.append(element("line", x1=zero, x2=zero, y1=middle - 10, y2=middle + (16 if wide else 9), class_="zero"))
+    told = f"{row.name}: {row.words}"
+    marks: list[Markup] = [element("title", told)]
+    low_end, high_end = min(scale.start, scale.stop), max(scale.start, scale.stop)
+    if row.low is not None and row.high is not None:
+        a, b = (min(max(scale.at(x), low_end), high_end) for x in (row.low, row.high))
+        marks.append(element("line", x1=a, x2=b, y1=middle, y2=middle, class_="interval"))
+        for end, cut in ((a, row.low < scale.low), (b, row.high > scale.high)):
+            if cut:
+                tip = -6 if end == a else 6
+                d = f"M{end + tip:.1f} {middle:.1f}l{-tip} -5v10z"
+                marks.append(element("path", d=d, class_="arrow"))
+            else:
+                marks.append(element("line", x1=end, x2=end, y1=middle - 4, y2=middle + 4, class_="interval"))
+    if row.value is not None and math.isfinite(row.value):
+        at = min(max(scale.at(row.value), low_end), high_end)
+        marks.append(
+            element("circle", cx=at, cy=middle, r=6 if row.primary else 4.5, class_="dot" if row.primary else "ring")
+        )
+    out.append(element("g", *marks, class_=f"effect {kind}", data_arm=row.arm, tabindex=0, role="img", aria_label=told))
+    return out

@@ -1,0 +1,220 @@
+"""sun and β2 over training: bucket by step, so that one sees which layer spikes, and the pooled density beside it.
+
+A cell of a bucket's map is the largest sun, or the smallest β2, of its stretch of steps, averaged over the runs: a
+spike of one step is not averaged away. The density is of all buckets, runs and steps of a stretch together.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import ArrayLike, NDArray
+
+from kourkoutas.lab.showing.drawing import (
+    CHARACTER,
+    WIDTH,
+    Array,
+    Drawing,
+    Scale,
+    element,
+    label,
+    picture,
+    scale_of,
+    shorten,
+    tick_text,
+)
+
+COLUMNS = 80
+BANDS = 48
+MOST_BUCKETS = 40
+QUANTITIES = (("sun", "sun"), ("beta2", "β2"))
+
+
+@dataclass(frozen=True)
+class TraceData:
+    """sun and β2 of one run as `kourkoutas.trace` saves them: (steps, buckets), NaN where there was no gradient."""
+
+    steps: ArrayLike
+    sun: ArrayLike
+    beta2: ArrayLike
+    names: Sequence[str] = ()
+
+
+def drawings(traces: Sequence[TraceData], arm: str) -> list[Drawing]:
+    """Two maps and two densities of one arm; none where nothing was recorded."""
+    drawn = []
+    for key, title in QUANTITIES:
+        for one in (buckets(traces, key, title, arm), pooled(traces, key, title, arm)):
+            if one is not None:
+                drawn.append(one)
+    return drawn
+
+
+def _edges(traces: Sequence[TraceData]) -> Array:
+    """The ends of the stretches of steps; as many stretches as there are steps, up to COLUMNS."""
+    steps = np.unique(np.concatenate([np.asarray(t.steps, float) for t in traces]))
+    return np.linspace(steps[0] - 0.5, steps[-1] + 0.5, min(COLUMNS, len(steps)) + 1)
+
+
+def cells(traces: Sequence[TraceData], key: str) -> tuple[list[str], Array, Array]:
+    """(bucket names, edges, cells[bucket, stretch]); NaN where no run has a value."""
+    edges, names = _edges(traces), list(traces[0].names)
+    pick, worst = (np.fmax, -math.inf) if key == "sun" else (np.fmin, math.inf)
+    found = []
+    for trace in traces:
+        rows = np.asarray(getattr(trace, key), float)
+        if list(trace.names) != names or rows.ndim != 2 or not len(rows):
+            continue
+        at = np.clip(np.searchsorted(edges, np.asarray(trace.steps, float)) - 1, 0, len(edges) - 2)
+        held = np.full((len(edges) - 1, rows.shape[1]), worst)
+        # ufunc.at takes the extreme of each stretch; NaN, a step without a gradient, is passed over
+        pick.at(held, at, rows)
+        found.append(np.where(np.isfinite(held), held, math.nan).T)
+    if not found:
+        return names, edges, np.zeros((0, len(edges) - 1))
+    stack = np.array(found)
+    count = np.isfinite(stack).sum(axis=0)
+    total = np.where(np.isfinite(stack), stack, 0).sum(axis=0)
+    return names, edges, np.where(count, total / np.maximum(count, 1), math.nan)
+
+
+def buckets(traces: Sequence[TraceData], key: str, title: str, arm: str) -> Drawing | None:
+    """A row per bucket, a column per stretch of steps."""
+    if not traces or not traces[0].names:
+        return None
+    names, edges, grid = cells(traces, key)
+    if not np.isfinite(grid).any():
+        return None
+    left_out = ""
+    if len(names) > MOST_BUCKETS:
+        extreme = np.nan_to_num(grid, nan=0.5).max(axis=1) if key == "sun" else -np.nan_to_num(grid, nan=9).min(axis=1)
+        kept = np.sort(np.argsort(-extreme, kind="stable")[:MOST_BUCKETS])
+        left_out = f", the {MOST_BUCKETS} of {len(names)} buckets that spike most"
+        names, grid = [names[k] for k in kept], grid[kept]
+    room = max(34.0, CHARACTER * min(17, max(len(name) for name in names)))
+    height = max(13.0, min(26.0, 150 / len(names)))
+    x = Scale(edges[0], edges[-1], room + 8, WIDTH - 14)
+    bottom = 4 + height * len(names)
+    low, high = _range(key, grid)
+    parts = [_raster((grid - low) / (high - low), x.start, 4.0, x.stop - x.start, height * len(names))]
+    for k, name in enumerate(names):
+        shown = shorten(name, 17)
+        hint = [] if shown == name else [element("title", name)]
+        y = 4 + height * (k + 0.5) + 4
+        parts.append(element("text", shown, *hint, x=room + 2, y=y, text_anchor="end"))
+    parts += _foot(x, bottom, low, high, "largest" if key == "sun" else "smallest", title)
+    runs = f"{len(traces)} run{'' if len(traces) == 1 else 's'}"
+    which = "largest" if key == "sun" else "smallest"
+    told = f"{title} of each bucket against step, {arm}: the {which} of each stretch, mean of {runs}{left_out}"
+    data = {
+        "x": [edges[0], edges[-1], x.start, x.stop],
+        "y": [4, bottom],
+        "rows": names,
+        "what": f"{which} {title}",
+        "cells": [[round(float(v), 3) if math.isfinite(v) else None for v in row] for row in grid],
+    }
+    heading = f"{arm}: {title} by bucket{left_out}"
+    return picture(parts, WIDTH, bottom + 62, heading, told, data_map=json.dumps(data, separators=(",", ":")))
+
+
+def _range(key: str, values: Array) -> tuple[float, float]:
+    """[0, 1] for sun, its own range for β2."""
+    if key == "sun":
+        return 0.0, 1.0
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    return (low, high) if high > low else (low - 0.005, high + 0.005)
+
+
+def shares(traces: Sequence[TraceData], key: str) -> tuple[Array, Array, Array] | None:
+    """(edges of steps, edges of bands, shares[stretch, band]): of the values of a stretch, the share in each band."""
+    steps, values = [np.zeros(0)], [np.zeros(0)]
+    for trace in traces:
+        rows = np.asarray(getattr(trace, key), float)
+        at = np.repeat(np.asarray(trace.steps, float), rows.shape[1] if rows.ndim == 2 else 1)
+        keep = np.isfinite(rows.ravel())
+        steps.append(at[keep])
+        values.append(rows.ravel()[keep])
+    x, y = np.concatenate(steps), np.concatenate(values)
+    if not y.size:
+        return None
+    edges, bands = _edges(traces), np.linspace(*_range(key, y), BANDS + 1)
+    counts, _, _ = np.histogram2d(x, np.clip(y, bands[0], bands[-1]), bins=(edges, bands))
+    total = counts.sum(axis=1, keepdims=True)
+    return edges, bands, np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)
+
+
+def pooled(traces: Sequence[TraceData], key: str, title: str, arm: str) -> Drawing | None:
+    """The density of all buckets and runs."""
+    found = shares(traces, key) if traces else None
+    if found is None:
+        return None
+    edges, bands, share = found
+    bottom = 164.0
+    y = Scale(bands[0], bands[-1], bottom, 4.0)
+    left = max(40.0, 10 + CHARACTER * max(len(tick_text(t)) for t in y.ticks()))
+    x = Scale(edges[0], edges[-1], left, WIDTH - 14)
+    # a square-root colour scale keeps the thin bands of rare spikes visible
+    parts = [_raster(np.sqrt(share.T[::-1] / share.max()), x.start, 4.0, x.stop - x.start, bottom - 4)]
+    for tick in y.ticks():
+        parts.append(label(tick_text(tick), left - 6, y.at(tick) + 4, text_anchor="end", class_="soft"))
+    parts += _foot(x, bottom, 0, float(share.max()), "share of buckets and runs", "", root=True)
+    told = f"Density of {title} against step, all buckets and runs of {arm}"
+    return picture(parts, WIDTH, bottom + 62, f"{arm}: {title}, all buckets pooled", told)
+
+
+def _foot(
+    x: Scale, bottom: float, low: float, high: float, word: str, title: str, *, root: bool = False
+) -> list[Markup]:
+    """The step axis, and the colour bar below it."""
+    parts = []
+    for tick in x.ticks(4):
+        at = x.at(tick)
+        end = "end" if at > x.stop - 12 else "middle"
+        parts.append(element("line", x1=at, x2=at, y1=bottom, y2=bottom + 4, class_="axis"))
+        parts.append(label(tick_text(tick), at, bottom + 16, text_anchor=end, class_="soft"))
+    parts.append(label("step", x.start - 6, bottom + 16, text_anchor="end", class_="soft"))
+    bar = scale_of([0, 1], x.start, x.stop, edge=0)
+    ramp = np.sqrt(np.linspace(0, 1, 64)) if root else np.linspace(0, 1, 64)
+    parts.append(_raster(ramp[None, :], bar.start, bottom + 26, bar.stop - bar.start, 10))
+    parts.append(label(f"{low:.3g}", bar.start, bottom + 51, class_="soft"))
+    parts.append(label(f"{high:.3g}", bar.stop, bottom + 51, text_anchor="end", class_="soft"))
+    middle = f"{word} {title}".strip()
+    parts.append(label(middle, (bar.start + bar.stop) / 2, bottom + 51, text_anchor="middle", class_="soft"))
+    return parts
+
+
+@cache
+def _colours() -> NDArray[np.uint8]:
+    from matplotlib import colormaps
+
+    return np.asarray(colormaps["cividis"](np.linspace(0, 1, 256), bytes=True), np.uint8)
+
+
+def _raster(share: Array, x: float, y: float, width: float, height: float) -> Markup:
+    """Values from 0 to 1 as an image of one pixel each, clear where there is none, stretched without smoothing."""
+    from PIL import Image
+
+    index = np.round(np.clip(np.nan_to_num(share), 0, 1) * 255).astype(int)
+    pixels = _colours()[index].copy()
+    pixels[..., 3] = np.where(np.isfinite(share), 255, 0)
+    out = io.BytesIO()
+    Image.fromarray(pixels, "RGBA").save(out, "PNG", optimize=True)
+    encoded = base64.b64encode(out.getvalue()).decode("ascii")
+    return element(
+        "image",
+        href=f"data:image/png;base64,{encoded}",
+        x=x,
+        y=y,
+        width=width,
+        height=height,
+        preserveAspectRatio="none",
+        class_="raster",
+    )

@@ -1,0 +1,183 @@
+"use strict";
+// What a reader can do beside reading: see values, follow one optimizer, come from a seed to its run, copy a command, and
+// on a served page see the study go on. Without this script everything can still be read, downloaded and unfolded.
+
+const tip = document.getElementById("tip");
+
+function show(text, x, y) {
+  tip.textContent = text;
+  tip.hidden = false;
+  const box = tip.getBoundingClientRect();
+  tip.style.left = Math.max(4, Math.min(x + 14, innerWidth - box.width - 4)) + "px";
+  tip.style.top = (y + 18 + box.height > innerHeight ? Math.max(4, y - box.height - 10) : y + 18) + "px";
+}
+
+function digits(value) {
+  return String(Number(value.toPrecision(4)));
+}
+
+// A picture's titles become hints that open at once and by keyboard; the browser's own would open beside them.
+function takeTitles(root) {
+  for (const title of root.querySelectorAll("svg title")) {
+    const owner = title.parentNode;
+    owner.dataset.tip = title.textContent;
+    if (owner.localName === "a") owner.setAttribute("aria-label", title.textContent);
+    title.remove();
+  }
+}
+
+function makePicks(root) {
+  for (const name of root.querySelectorAll("span.pick")) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "pick";
+    button.textContent = name.textContent;
+    button.setAttribute("aria-pressed", "false");
+    name.replaceWith(button);
+  }
+}
+
+let picked = null;
+function pick(arm) {
+  picked = arm;
+  document.body.classList.toggle("picking", arm !== null);
+  for (const one of document.querySelectorAll("[data-arm]")) one.classList.toggle("picked", one.dataset.arm === arm);
+  for (const button of document.querySelectorAll("button.pick")) {
+    button.setAttribute("aria-pressed", String(button.closest("[data-arm]").dataset.arm === arm));
+  }
+}
+
+function makeCopy(root) {
+  const more = root.querySelector("#more");
+  if (!more || root.querySelector("#copy")) return;
+  const button = document.createElement("button");
+  button.type = "button";
+  button.id = "copy";
+  button.textContent = "copy";
+  more.after(" ", button);
+}
+
+function copy(button) {
+  const more = document.getElementById("more");
+  const told = ok => { button.textContent = ok ? "copied" : "select and copy"; };
+  const select = () => {
+    getSelection().selectAllChildren(more);
+    told(document.execCommand("copy"));
+  };
+  if (navigator.clipboard) navigator.clipboard.writeText(more.textContent).then(() => told(true), select);
+  else select();
+}
+
+// Where the pointer is in the coordinates of a picture.
+function within(svg, event) {
+  const box = svg.getBoundingClientRect(), view = svg.viewBox.baseVal;
+  return [(event.clientX - box.left) / box.width * view.width, (event.clientY - box.top) / box.height * view.height];
+}
+
+function overPlot(svg, event) {
+  const plot = svg.plot ??= JSON.parse(svg.dataset.plot);
+  const [low, high, start, stop] = plot.x, [x] = within(svg, event);
+  if (x < start || x > stop) return null;
+  const step = low + (x - start) / (stop - start) * (high - low);
+  const lines = plot.lines.filter(line => line.x.length && (picked === null || String(line.arm) === picked));
+  const rows = lines.map(line => {
+    let k = line.x.findIndex(value => value >= step);
+    if (k < 0) k = line.x.length - 1;
+    return [line.name, line.y[k], line.x[k]];
+  }).filter(row => row[1] !== null).sort((a, b) => a[1] - b[1]);
+  return rows.length ? ["step " + rows[0][2], ...rows.slice(0, 12).map(([name, y]) => name + ": " + digits(y))].join("\n") : null;
+}
+
+function overMap(svg, event) {
+  const map = svg.map ??= JSON.parse(svg.dataset.map);
+  const [low, high, start, stop] = map.x, [top, bottom] = map.y, [x, y] = within(svg, event);
+  if (x < start || x > stop || y < top || y > bottom) return null;
+  const row = Math.min(map.rows.length - 1, Math.floor((y - top) / (bottom - top) * map.rows.length));
+  const count = map.cells[row].length, column = Math.min(count - 1, Math.floor((x - start) / (stop - start) * count));
+  const value = map.cells[row][column], width = (high - low) / count;
+  const from = Math.ceil(low + column * width), to = Math.floor(low + (column + 1) * width);
+  const steps = to > from ? "steps " + from + " to " + to : "step " + from;
+  return map.rows[row] + "\n" + steps + "\n" + (value === null ? "no gradient" : map.what + " " + value);
+}
+
+addEventListener("pointermove", event => {
+  const target = event.target instanceof Element ? event.target : null;
+  const hinted = target?.closest("[data-tip]"), svg = target?.closest("svg");
+  let text = hinted ? hinted.dataset.tip : null;
+  if (!text && svg?.dataset.plot) text = overPlot(svg, event);
+  if (!text && svg?.dataset.map) text = overMap(svg, event);
+  if (text) show(text, event.clientX, event.clientY);
+  else tip.hidden = true;
+});
+addEventListener("focusin", event => {
+  const hinted = event.target.closest("[data-tip]");
+  if (!hinted) { tip.hidden = true; return; }
+  const box = hinted.getBoundingClientRect();
+  show(hinted.dataset.tip, box.left, box.bottom - 10);
+});
+addEventListener("keydown", event => {
+  if (event.key === "Escape") { tip.hidden = true; pick(null); }
+});
+addEventListener("click", event => {
+  const button = event.target.closest("button");
+  if (button?.id === "copy") return copy(button);
+  if (button?.classList.contains("pick")) {
+    const arm = button.closest("[data-arm]").dataset.arm;
+    return pick(arm === picked ? null : arm);
+  }
+  const link = event.target.closest("a[href^='#']");
+  if (link) unfold(link.getAttribute("href").slice(1));
+});
+
+// A link into a folded part unfolds it before the browser goes there.
+function unfold(id) {
+  for (let one = document.getElementById(id); one; one = one.parentElement) {
+    if (one.localName === "details") one.open = true;
+  }
+}
+addEventListener("hashchange", () => unfold(location.hash.slice(1)));
+
+let folded = [];
+addEventListener("beforeprint", () => {
+  folded = [...document.querySelectorAll("details:not([open])")];
+  for (const one of folded) one.open = true;
+});
+addEventListener("afterprint", () => { for (const one of folded) one.open = false; });
+
+function prepare(root) {
+  takeTitles(root);
+  makePicks(root);
+  makeCopy(root);
+}
+prepare(document);
+if (location.hash) unfold(location.hash.slice(1));
+
+// A served page asks now and then how the study is, and takes over what has changed, leaving what the reader has
+// unfolded and picked.
+async function follow() {
+  let seen = null, wait = 2000;
+  for (;;) {
+    await new Promise(done => setTimeout(done, wait));
+    let state;
+    try {
+      state = await (await fetch("state")).json();
+    } catch {
+      const line = document.querySelector("#live strong");
+      if (line) line.textContent = "The server has stopped; this page shows the last it told.";
+      return;
+    }
+    if (state.page === seen) continue;
+    const page = new DOMParser().parseFromString(await (await fetch("./")).text(), "text/html");
+    const was = new Map([...document.querySelectorAll("details")].map(one => [one.id, one.open]));
+    const main = page.getElementById("main");
+    for (const one of main.querySelectorAll("details")) if (was.has(one.id)) one.open = was.get(one.id);
+    prepare(main);
+    const y = scrollY;
+    document.getElementById("main").replaceWith(document.adoptNode(main));
+    scrollTo(0, y);
+    pick(picked);
+    seen = state.page;
+    wait = state.wait;
+  }
+}
+if ("live" in document.body.dataset) follow();

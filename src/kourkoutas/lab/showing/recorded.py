@@ -1,0 +1,105 @@
+"""What runs have recorded, as figures need it: curves, learning rates, traces, and a testbed's own pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kourkoutas.lab import testbeds
+from kourkoutas.lab.judging.values import Seed
+from kourkoutas.lab.results.store import StoredRun, StoreError, Study
+from kourkoutas.lab.showing.curves import Course, Courses, rate_panel, summarise, thinned
+from kourkoutas.lab.showing.drawing import Drawing
+from kourkoutas.lab.showing.maps import TraceData
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def courses(study: Study, runs: Sequence[StoredRun]) -> dict[str, dict[Seed, Course]]:
+    """{arm: {seed: its training loss}}, of the runs that have recorded one.
+
+    NOTE: a testbed's curve holds means of blocks of steps, but for its last entry, the last batch's own loss, which is
+    an endpoint and no part of the curve. What a user's function logs is drawn as it is.
+    """
+    found: dict[str, dict[Seed, Course]] = {arm.label: {} for arm in study.record.arms}
+    for number, run in enumerate(runs):
+        if run.result is not None:
+            steps, losses = run.result.curve.get("step", []), run.result.curve.get("loss", [])
+            if study.record.code is None and run.result.status == "ok" and len(steps) > 2:
+                steps, losses = steps[:-1], losses[:-1]
+        else:
+            steps, losses = _so_far(run)
+        if steps and len(steps) == len(losses):
+            found.setdefault(run.spec.optimizer, {})[run.spec.seed] = Course(
+                np.asarray(steps, float),
+                np.asarray(losses, float),
+                diverged=run.result is not None and run.result.status == "diverged",
+                going=run.result is None,
+                anchor=f"run-{number}",
+            )
+    return {arm: by_seed for arm, by_seed in found.items() if by_seed}
+
+
+def _so_far(run: StoredRun) -> tuple[list[float], list[float]]:
+    try:
+        rows = [row for row in run.metrics() if "step" in row and isinstance(row.get("loss"), int | float)]
+    except StoreError:
+        return [], []
+    return [float(row["step"]) for row in rows], [float(row["loss"]) for row in rows]
+
+
+def drawn(found: Courses) -> list[dict[str, Any]]:
+    """The lines of the learning curves as rows of a table."""
+    rows: list[dict[str, Any]] = []
+    for arm, by_seed in found.items():
+        s = summarise([thinned(course) for course in by_seed.values()])
+        if s is not None:
+            for step, median, low, high in zip(s.steps, s.median, s.low, s.high, strict=True):
+                row = {"optimizer": arm, "step": step, "median": median, "lower_quartile": low, "upper_quartile": high}
+                rows.append({key: x if isinstance(x, str) else float(f"{x:.6g}") for key, x in row.items()})
+    return rows
+
+
+def rate(runs: Sequence[StoredRun]) -> Drawing | None:
+    """The learning rate's schedule: the one that all arms share, not the one that a -warm arm makes of it."""
+    for run in runs:
+        warm = run.spec.optimizer.partition("[")[0].endswith("-warm")
+        if run.result is not None and run.result.curve.get("lr") and not warm:
+            curve = run.result.curve
+            return rate_panel(np.asarray(curve["step"], float), np.asarray(curve["lr"], float))
+    return None
+
+
+def traces(runs: Sequence[StoredRun], arm: str) -> list[TraceData]:
+    """sun and β2 of the runs of one arm that recorded them."""
+    found = []
+    for run in runs:
+        trace = run.trace() if run.spec.optimizer == arm else None
+        if trace is not None and len(trace["steps"]):
+            names = [str(name) for name in trace["names"]]
+            found.append(TraceData(trace["steps"], trace["sun"], trace["beta2"], names))
+    return found
+
+
+def own_pictures(study: Study, runs: Sequence[StoredRun]) -> list[tuple[Figure, str]]:
+    """What the testbed draws of final parameters: those of the first seed that most arms finished, by arm."""
+    record = study.record
+    draw = None if record.code else getattr(testbeds.get(record.testbed), "figures", None)
+    done = [run for run in runs if run.result and run.result.status == "ok" and (run.folder / "params.npz").exists()]
+    if draw is None or not done:
+        return []
+    seeds = [run.spec.seed for run in done]
+    chosen = [run for run in done if run.spec.seed == max(record.seeds, key=seeds.count)]
+    # One picture shows one model: arms whose settings differ, as in a grid over settings, are left out.
+    shared = chosen[0].spec.settings
+    params = {}
+    for run in chosen:
+        if run.spec.settings == shared:
+            with (run.folder / "params.npz").open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+                params[run.spec.optimizer] = {name: file[name] for name in file.files}
+    settings = testbeds.settings_of(testbeds.get(record.testbed), record.preset, shared)
+    title = f"seed {chosen[0].spec.seed}"
+    return [(figure, f"{description} ({title})") for figure, description in draw(settings, params)]

@@ -1,0 +1,207 @@
+"""How far a study is: which runs have finished, which are under way, and how long the rest may take.
+
+Everything is read from the results folder, so that any process can ask, at any time, without the study noticing.
+
+    seconds left = (Σ waiting s + Σ running s·(1 - step/steps)) / runs under way
+    s = median seconds of the arm's finished runs, or of all
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kourkoutas.lab import testbeds
+from kourkoutas.lab.judging.values import plain
+from kourkoutas.lab.results.store import StoredRun, Study
+
+
+@dataclass(frozen=True)
+class Going:
+    """One run under way; `step`, `steps` and `loss` are None before the first is logged, or where they are not."""
+
+    id: str
+    optimizer: str
+    seed: int
+    step: int | None
+    steps: int | None
+    loss: float | None
+
+    @property
+    def share(self) -> float:
+        return min(1.0, self.step / self.steps) if self.step and self.steps else 0.0
+
+
+@dataclass(frozen=True)
+class ArmStatus:
+    """The runs of one arm, by what they are doing."""
+
+    label: str
+    finished: int
+    diverged: int
+    failed: int
+    running: int
+    waiting: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """A study at one moment.
+
+    Attributes:
+      writer: the process that is making runs; None when nobody is.
+      finished: runs that gave a value; diverged and failed ones are counted apart.
+      seconds_left: an estimate; None before a run has finished, and when nobody is making runs.
+    """
+
+    testbed: str
+    writer: str | None
+    total: int
+    finished: int
+    diverged: int
+    failed: int
+    running: int
+    waiting: int
+    seconds_left: float | None
+    arms: tuple[ArmStatus, ...]
+    going: tuple[Going, ...]
+
+    @property
+    def done(self) -> int:
+        return self.finished + self.diverged + self.failed
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; a loss that is not finite becomes the string "nan", "inf" or "-inf"."""
+        found: dict[str, Any] = plain(asdict(self))
+        return found
+
+
+def status_of(study: Study, runs: Sequence[StoredRun] | None = None) -> Status:
+    """What the folder of a study shows now, the runs of a tuning among them.
+
+    Args:
+      study: a results folder.
+      runs: those to be compared, when they have been read already.
+    """
+    every = [*study.tuning_runs(), *(study.runs() if runs is None else runs)]
+    holder = study.holder()
+    going = [] if holder is None else [_going(study, run) for run in every if _under_way(run, holder.since)]
+    under_way = {run.id for run in going}
+    labels = list(dict.fromkeys([*(arm.label for arm in study.record.arms), *(r.spec.optimizer for r in every)]))
+    arms = []
+    for label in labels:
+        own = [run for run in every if run.spec.optimizer == label]
+        ends = [run.result.status if run.result else "" for run in own]
+        running = sum(run.id in under_way for run in own)
+        arms.append(
+            ArmStatus(
+                label, ends.count("ok"), ends.count("diverged"), ends.count("failed"), running, ends.count("") - running
+            )
+        )
+    return Status(
+        testbed=study.record.testbed,
+        writer=None if holder is None else holder.text,
+        total=len(every),
+        finished=sum(arm.finished for arm in arms),
+        diverged=sum(arm.diverged for arm in arms),
+        failed=sum(arm.failed for arm in arms),
+        running=len(going),
+        waiting=sum(arm.waiting for arm in arms),
+        seconds_left=None if holder is None else _seconds_left(every, going),
+        arms=tuple(arms),
+        going=tuple(going),
+    )
+
+
+def _under_way(run: StoredRun, since: float) -> bool:
+    """Whether an unfinished run has written since the present process took the folder."""
+    if run.result is not None:
+        return False
+    for name in ("metrics.jsonl", "output.txt", "checkpoint"):
+        try:
+            # a file system may keep times by the second or two
+            if (run.folder / name).stat().st_mtime >= since - 2:
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _going(study: Study, run: StoredRun) -> Going:
+    rows = [row for row in run.metrics() if "step" in row]
+    last = rows[-1] if rows else {}
+    losses = [row["loss"] for row in rows if isinstance(row.get("loss"), int | float)]
+    return Going(
+        run.id,
+        run.spec.optimizer,
+        run.spec.seed,
+        int(last["step"]) if last else None,
+        _steps(study, run),
+        float(losses[-1]) if losses else None,
+    )
+
+
+def _steps(study: Study, run: StoredRun) -> int | None:
+    """The updates of a whole run of a testbed that names them among its settings."""
+    if study.record.code is not None:
+        return None
+    try:
+        settings = testbeds.settings_of(testbeds.get(study.record.testbed), run.spec.preset, run.spec.settings)
+    except ValueError:
+        return None
+    steps = getattr(settings, "steps", None)
+    return steps if isinstance(steps, int) else None
+
+
+def _seconds_left(runs: Sequence[StoredRun], going: Sequence[Going]) -> float | None:
+    took: dict[str, list[float]] = {}
+    for run in runs:
+        if run.result is not None and run.result.status == "ok":
+            took.setdefault(run.spec.optimizer, []).append(run.result.seconds)
+    every = [x for own in took.values() for x in own]
+    if not every:
+        return None
+    shares = {one.id: one.share for one in going}
+    work = sum(
+        statistics.median(took.get(run.spec.optimizer, every)) * (1 - shares.get(run.id, 0.0))
+        for run in runs
+        if run.result is None
+    )
+    return work / max(1, len(going))
+
+
+def duration(seconds: float) -> str:
+    """A length of time in one or two units.
+
+    >>> [duration(x) for x in (0.4, 42, 90, 3700, 200000)]
+    ['1 s', '42 s', '1 min 30 s', '1 h 1 min', '2 d 7 h']
+    """
+    whole = max(1, round(seconds))
+    for big, small, names in ((86400, 3600, ("d", "h")), (3600, 60, ("h", "min")), (60, 1, ("min", "s"))):
+        if whole >= big:
+            rest = whole % big // small
+            return f"{whole // big} {names[0]}" + (f" {rest} {names[1]}" if rest else "")
+    return f"{whole} s"
+
+
+def words(status: Status) -> str:
+    """The whole in one sentence."""
+    counts = [
+        f"{count} {name}"
+        for name, count in (
+            ("finished", status.finished),
+            ("diverged", status.diverged),
+            ("failed", status.failed),
+            ("running", status.running),
+            ("waiting", status.waiting),
+        )
+        if count or name == "finished"
+    ]
+    text = f"{status.total} runs: {', '.join(counts)}."
+    if status.seconds_left is not None and status.done < status.total:
+        return f"{text} About {duration(status.seconds_left)} left."
+    if status.writer is None and status.done < status.total:
+        return f"{text} Nobody is making the rest: repeat the study's command to go on."
+    return text

@@ -1,0 +1,270 @@
+"""kbeta watch and kbeta status: a study is followed while it runs, by a process that it never notices."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from kourkoutas.lab.results.store import Holder, StoreError, Study
+from kourkoutas.lab.showing import progress, status, watch
+from tests.lab import made_study
+from tests.lab.browsing import MISSING, Tab, chromium
+
+KBETA = [sys.executable, "-m", "kourkoutas"]
+TASK = """
+import time
+
+def train(trial):
+    for step in range(1, 6):
+        time.sleep({pause})
+        trial.log(step, loss=1.0 / step + 0.01 * trial.seed)
+    return 1.0 + 0.1 * trial.seed + (trial.arm != "kbeta")
+"""
+
+
+def until(what: Callable[[], object], seconds: float = 60.0) -> object:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError, StoreError):
+            found = what()
+            if found:
+                return found
+        time.sleep(0.1)
+    raise AssertionError("waited in vain")
+
+
+def get(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+@contextlib.contextmanager
+def watched(out: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    process = subprocess.Popen([*KBETA, "watch", str(out)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        address = re.match(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
+        assert address is not None
+        yield process, address[0]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextlib.contextmanager
+def going(folder: Path, pause: float) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A real study of eight runs of 5·pause seconds each, one at a time."""
+    (folder / "task.py").write_text(TASK.format(pause=pause))
+    out = folder / "out"
+    command = [*KBETA, "study", "task.py:train", "--seeds", "0-3", "--optimizers", "kbeta,adam95", "--workers", "1"]
+    process = subprocess.Popen([*command, "--out", str(out)], cwd=folder, stdout=subprocess.DEVNULL, text=True)
+    try:
+        yield process, out
+    finally:
+        process.kill()
+        process.wait()
+
+
+def done(page: str) -> int:
+    found = re.search(r'<progress max="8" value="(\d)"', page)
+    assert found is not None
+    return int(found[1])
+
+
+def test_a_second_look_shows_more_finished_runs_and_killing_the_server_harms_nothing(tmp_path: Path) -> None:
+    with going(tmp_path, 0.3) as (study, out):
+        until(lambda: status.status_of(Study.open(out)).done >= 1)
+        with watched(out) as (server, address):
+            first = get(address)
+            assert 1 <= done(first) < 8
+            until(lambda: done(get(address)) > done(first))
+            assert "seed" in first[first.index('id="live"') :][:1500]
+            server.send_signal(signal.SIGKILL)
+            server.wait()
+        assert study.wait(timeout=120) == 0
+        assert status.status_of(Study.open(out)).finished == 8
+
+
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+def test_an_open_page_renews_itself_and_keeps_what_the_reader_has_unfolded(tmp_path: Path) -> None:
+    with going(tmp_path, 0.3) as (_, out), chromium() as browser:
+        until(lambda: status.status_of(Study.open(out)).done >= 2)
+        with watched(out) as (_, address), Tab(browser, address) as tab:
+            before = done(tab.page.content())
+            tab.page.locator("#settings summary").click()
+            tab.page.get_by_role("button", name="adam95").first.click()
+            tab.page.wait_for_function(f"document.querySelector('progress').value > {before}", timeout=60_000)
+            assert tab.page.locator("#settings[open]").count() == 1
+            assert tab.page.locator("body.picking").count() == 1
+            assert tab.page.locator("button.pick[aria-pressed='true']").count() >= 1
+            assert tab.complaints == []
+            assert {url.split("/")[2] for url in tab.requests if url.startswith("http")} == {address.split("/")[2]}
+
+
+def test_the_server_answers_this_machine_alone_and_serves_nothing_but_the_page(tmp_path: Path) -> None:
+    study = made_study.own(tmp_path / "out", {"x": {0: 1.0}, "y": {0: 2.0}})
+    with watch.serving(study.path) as address:
+        host = address.split("/")[2]
+
+        def ask(path: str, name: str) -> int:
+            link = http.client.HTTPConnection(host, timeout=30)
+            link.request("GET", path, headers={"Host": name})
+            code = link.getresponse().status
+            link.close()
+            return code
+
+        assert ask("/", host) == 200
+        assert ask("/", host.replace("127.0.0.1", "localhost")) == 200
+        assert ask("/", "example.org") == 403
+        for path in ("/study.json", "/../study.json", "/runs/", "//etc/passwd"):
+            assert ask(path, host) == 404
+        assert json.loads(get(address + "state"))["page"] == 1
+        listening = Path("/proc/net/tcp").read_text() if sys.platform == "linux" else ""
+        port = f"{int(host.split(':')[1]):04X}"
+        assert all(
+            line.split()[1].startswith("0100007F") for line in listening.splitlines() if f":{port} " in line[:30]
+        )
+    assert sorted(p.name for p in study.path.iterdir()) == [".lock", "runs", "study.json"]  # nothing was written
+
+
+def test_a_page_is_made_again_when_the_folder_changes_and_not_otherwise(tmp_path: Path, monkeypatch) -> None:
+    study = made_study.own(tmp_path / "out", {"x": {0: 1.0}, "y": {0: 2.0}})
+    monkeypatch.setattr(watch, "SHORTEST", 0.0)
+    made = []
+
+    def render(found: Study) -> str:
+        made.append(found)
+        return f"page {len(made)}"
+
+    follower = watch.Follower(study.path, render)
+    assert [follower.page(), follower.page()] == [("page 1", 1), ("page 1", 1)]
+    (study.runs()[0].folder / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
+    until(lambda: follower.page() == ("page 2", 2), 5)
+    assert len(made) == 2
+
+
+def test_a_folder_that_is_broken_for_a_moment_keeps_the_last_page(tmp_path: Path, monkeypatch) -> None:
+    study = made_study.own(tmp_path / "out", {"x": {0: 1.0}, "y": {0: 2.0}})
+    monkeypatch.setattr(watch, "SHORTEST", 0.0)
+
+    def render(found: Study) -> str:
+        if (found.path / "broken").exists():
+            raise StoreError("half a file")
+        return "page"
+
+    follower = watch.Follower(study.path, render)
+    assert follower.page() == ("page", 1)
+    (study.path / "broken").touch()
+    (study.path / "study.json").touch()
+    assert follower.page() == ("page", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["nowhere"], "nowhere/study.json: not found"),
+        (["out", "--port", "70000"], "--port must be between 0 and 65535"),
+    ],
+)
+def test_watching_what_cannot_be_watched_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
+    made_study.own(tmp_path / "out", {"x": {0: 1.0}, "y": {0: 2.0}})
+    done = subprocess.run([*KBETA, "watch", *options], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_study_watch_serves_the_page_while_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(TASK.format(pause=0.3))
+    command = [*KBETA, "study", "task.py:train", "--seeds", "0-1", "--optimizers", "kbeta,adam95", "--watch"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stderr is not None
+        address = re.match(r"http://127\.0\.0\.1:\d+/", process.stderr.readline())
+        assert address is not None
+        assert "of 4 runs done" in str(until(lambda: "of 4 runs done" in (page := get(address[0])) and page))
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_status_counts_every_run_and_estimates_the_rest(tmp_path: Path, monkeypatch) -> None:
+    ends = {
+        "x": {0: 1.0, 1: 1.0, 2: None, 3: None},
+        "y": {0: float("nan"), 1: made_study.failed(), 2: None, 3: None},
+    }
+    study = made_study.own(tmp_path / "out", ends)
+    assert status.words(status.status_of(study)).startswith(
+        "8 runs: 2 finished, 1 diverged, 1 failed, 4 waiting. Nobody"
+    )
+    holder = Holder("process 1 (kbeta study)", time.time() - 5)
+    monkeypatch.setattr(Study, "holder", lambda self: holder)
+    x2 = next(run for run in study.runs() if (run.spec.optimizer, run.spec.seed) == ("x", 2))
+    (x2.folder / "metrics.jsonl").write_text('{"step": 7, "loss": 0.25}\n')
+    found = status.status_of(study)
+    assert (found.running, found.waiting) == (1, 3)
+    assert [(run.optimizer, run.seed, run.step, run.loss) for run in found.going] == [("x", 2, 7, 0.25)]
+    assert found.seconds_left == 8.0  # four runs of two seconds, one at a time
+    assert status.words(found) == "8 runs: 2 finished, 1 diverged, 1 failed, 1 running, 3 waiting. About 8 s left."
+
+
+def test_a_run_that_an_earlier_process_left_is_waiting_not_running(tmp_path: Path, monkeypatch) -> None:
+    study = made_study.own(tmp_path / "out", {"x": {0: None}, "y": {0: 1.0}})
+    file = study.runs()[0].folder / "metrics.jsonl"
+    file.write_text('{"step": 7, "loss": 0.25}\n')
+    os.utime(file, (time.time() - 1000,) * 2)
+    monkeypatch.setattr(Study, "holder", lambda self: Holder("process 1", time.time()))
+    found = status.status_of(study)
+    assert (found.running, found.waiting) == (0, 1)
+
+
+def test_a_process_that_has_ended_holds_nothing(tmp_path: Path) -> None:
+    study = made_study.own(tmp_path / "out", {"x": {0: 1.0}, "y": {0: 1.0}})
+    assert study.holder() is None
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for text, there in (
+        (f"process {ended.pid} (kbeta)", False),
+        ("rubbish", False),
+        (f"process {os.getpid()} (x)", True),
+    ):
+        (study.path / ".lock").write_text(text)
+        assert (study.holder() is not None) is there
+
+
+def test_no_number_of_the_status_is_broken_across_lines_at_80_columns(tmp_path: Path) -> None:
+    arms = ["a-name-of-an-optimizer-that-is-much-longer-than-any-column-of-a-table-should-be", "y"]
+    row = dict.fromkeys(("finished", "diverged", "failed", "running", "waiting"), 123456)
+    found = status.Status(
+        testbed="t",
+        writer=None,
+        total=1234567,
+        seconds_left=None,
+        arms=tuple(status.ArmStatus(arm, **row) for arm in arms),
+        going=(),
+        **row,
+    )
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(progress.render_status(found))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    for arm in ("a-name", "y "):
+        (line,) = [line for line in lines if line.strip().startswith(arm)]
+        assert line.split()[-5:] == ["123456"] * 5
