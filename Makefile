@@ -28,7 +28,7 @@ test-integrations: .venv-integrations/.ready
 
 # The oldest versions that pyproject.toml allows, in environments of their own.
 test-floors:
-	$(PYTHON) packaging/test_floors.py
+	$(PYTHON) release/floors.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -47,7 +47,7 @@ dist: .venv-dist/.ready
 	rm -rf dist
 	.venv-dist/bin/python -m build
 	.venv-dist/bin/twine check --strict dist/*
-	$(PYTHON) packaging/try_dist.py dist
+	$(PYTHON) release/try_dist.py dist
 
 venv: $(READY)
 
@@ -70,12 +70,12 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/kourkoutas/_nat
 
 .venv-docs/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python $(PIP) -c constraints.txt $$($(PYTHON) packaging/requirements.py docs)
+	.venv-docs/bin/python $(PIP) -c constraints.txt $$($(PYTHON) release/requirements.py docs)
 	touch $@
 
 .venv-dist/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-dist
-	.venv-dist/bin/python $(PIP) -c constraints.txt $$($(PYTHON) packaging/requirements.py dist)
+	.venv-dist/bin/python $(PIP) -c constraints.txt $$($(PYTHON) release/requirements.py dist)
 	touch $@
 
 clean:

@@ -33,7 +33,7 @@ def commands() -> list[tuple[str, str]]:
 
 def included(block: str) -> str | None:
     found = re.fullmatch(r'--8<-- "(.+)"\s*', block)
-    return found and found[1]
+    return found[1] if found else None
 
 
 KBETA = [pytest.param(line, id=f"{page}:{line[:70]}") for page, line in commands() if line.startswith("kbeta ")]

@@ -37,7 +37,7 @@ def by_module(model: Any) -> Callable[[str, Any], str]:
     Returns:
       A function for `buckets`. A parameter that is not the model's is an error.
     """
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
 
     def module(name: str, parameter: Any) -> str:
         if parameter not in names:

@@ -11,6 +11,7 @@ the update: where speed matters and the model is a torch module or a JAX tree, u
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from kourkoutas import rule
@@ -153,12 +154,12 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         new = [(self._m[i], m), (self._v[i], v)]
         if hyper.leak is not None:
             # v̂ = v_max = max(δ·v_max, v)
-            v = ops.maximum(hyper.leak * ops.cast(self._v_max[i], wide), v)
+            v = _larger(hyper.leak * ops.cast(self._v_max[i], wide), v)
             new.append((self._v_max[i], v))
         # Δ = lr/a1 · m / (√(v̂/b2) + ε + tiny), clipped to ±lr·max_ratio
         denominator = ops.sqrt(v / b2) + hyper.eps
         if hyper.adaptive_tiny:
-            denominator = denominator + hyper.tiny_denom * ops.maximum(ops.mean(ops.abs(theta)), 1.0)
+            denominator = denominator + hyper.tiny_denom * _larger(_mean_abs(theta), ops.ones((), wide))
         delta = lr / a1 * m / denominator
         if hyper.max_ratio is not None:
             delta = ops.clip(delta, -lr * hyper.max_ratio, lr * hyper.max_ratio)
@@ -189,6 +190,15 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
 def _wide(variable: Any) -> str:
     """The dtype that a variable is updated in."""
     return "float64" if variable.dtype == "float64" else "float32"
+
+
+# NOTE: keras.ops.maximum and keras.ops.mean compute in float32 where both arguments are float64.
+def _larger(a: Any, b: Any) -> Any:
+    return ops.where(a > b, a, b)
+
+
+def _mean_abs(theta: Any) -> Any:
+    return ops.sum(ops.abs(theta)) / max(1, math.prod(theta.shape))
 
 
 def _norm(g: Any, wide: str) -> Any:

@@ -11,7 +11,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # name → (package it needs, size of the run, a loss that it must come below; an untrained one is above)
 SIZES = {
-    "hf_trainer": ("transformers", 40, 1.5),  # ln 16 = 2.8 before training
+    "hf_trainer": ("transformers", 60, 1.5),  # ln 16 = 2.8 before training
     "accelerate_loop": ("accelerate", 30, 0.3),  # the variance of sin(2x) is 0.5
     "lightning_module": ("lightning", 30, 0.3),
     "timm_registry": ("timm", 20, 0.3),  # ln 2 = 0.7
@@ -19,7 +19,7 @@ SIZES = {
     "flax_linen": ("flax", 300, 0.3),
     "jax_flax": ("flax", 400, 0.3),
     "equinox_train": ("equinox", 300, 0.3),
-    "keras_fit": ("keras", 30, 0.3),
+    "keras_fit": ("keras", 40, 0.3),
 }
 
 

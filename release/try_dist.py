@@ -1,4 +1,4 @@
-"""Try the packages of dist/ as strangers would: `python packaging/try_dist.py dist [torch jax mlx]`.
+"""Try the packages of dist/ as strangers would: `python release/try_dist.py dist [torch jax mlx]`.
 
 In a fresh environment for each framework, with that framework's extra and nothing else: the wheel, the sdist, and the
 sdist where there is no C compiler. Each time the front end takes 20 steps, and `kbeta --version`, `--help` and `doctor`
