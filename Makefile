@@ -40,7 +40,7 @@ bench: $(READY)
 
 # The site, into site/.
 docs: .venv-docs/.ready
-	.venv-docs/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
 
 # sdist and wheel into dist/, checked, and tried in fresh environments with one framework each.
 dist: .venv-dist/.ready
