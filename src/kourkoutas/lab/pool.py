@@ -44,7 +44,7 @@ class Observer(Protocol):
 
 
 class Queue:
-    """Which run a worker makes next: its seed's, else one of a seed nobody has, else one of the longest queue."""
+    """Which run a worker makes next: one of its seed, else of a seed that no worker has, else of the longest queue."""
 
     def __init__(self, specs: Sequence[RunSpec]) -> None:
         self._seeds: dict[int, deque[RunSpec]] = {}

@@ -133,7 +133,7 @@ def size_of(c: Contrast, log: bool) -> str:
 
 
 def names_of(c: Contrast, judged: Judged) -> tuple[str, str]:
-    """The arms in the order in which they are divided or subtracted, so that much speaks for the treatment."""
+    """The arms in the order in which they are divided or subtracted, so that a large value speaks for the treatment."""
     return (c.treatment, c.baseline) if judged.endpoint.maximize else (c.baseline, c.treatment)
 
 
