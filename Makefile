@@ -3,15 +3,17 @@ PYTHON ?= python3
 EXTRAS ?= torch,jax,mlx,lab,tune,dev
 BIN := .venv/bin
 READY := .venv/.ready
+PIP := -m pip install --quiet --disable-pip-version-check
+PYTEST := -m pytest -n auto --dist worksteal
 
-.PHONY: study test test-all test-ray browser lint bench venv clean
+.PHONY: study test test-all test-integrations test-floors test-ray browser lint bench docs dist venv clean
 
 study: $(READY)
 	$(BIN)/kbeta study rare_trigger --preset paper --seeds 0-9 --optimizers kbeta,adam95,adam999 \
 		--engine jax --workers 2 --out results/rare_trigger
 
 test: $(READY) browser
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+	$(BIN)/python $(PYTEST) -m "not slow" --ignore=tests/integrations
 
 # What the tests of the report in a real browser need beside Chromium itself: its driver and axe-core. Both are fetched
 # once; where one cannot be had, its tests are skipped with the reason.
@@ -25,8 +27,18 @@ browser: $(READY)
 
 # Triton, for the GPU kernel's tests in its interpreter. Not in constraints.txt: torch for GPUs brings its own.
 test-all: $(READY) browser
-	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install --quiet triton==3.7.1
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python $(PIP) triton==3.7.1
+	$(BIN)/python $(PYTEST) --ignore=tests/integrations
+
+# Keras has one backend per process.
+test-integrations: .venv-integrations/.ready
+	.venv-integrations/bin/python $(PYTEST) tests/integrations
+	KERAS_BACKEND=torch .venv-integrations/bin/python $(PYTEST) tests/integrations/test_keras.py
+	KERAS_BACKEND=jax .venv-integrations/bin/python $(PYTEST) tests/integrations/test_keras.py
+
+# The oldest versions that pyproject.toml allows, in environments of their own.
+test-floors:
+	$(PYTHON) release/floors.py
 
 # Starts Ray clusters on this machine, kills parts of them, and takes about ten minutes.
 test-ray: $(READY)
@@ -41,15 +53,45 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/step_time.py
 
+# The site, into site/.
+docs: .venv-docs/.ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+
+# sdist and wheel into dist/, checked, and tried in fresh environments with one framework each.
+dist: .venv-dist/.ready
+	rm -rf dist
+	.venv-dist/bin/python -m build
+	.venv-dist/bin/twine check --strict dist/*
+	$(PYTHON) release/try_dist.py dist
+
 venv: $(READY)
 
 # An interrupted install leaves no stamp, so the next call finishes it. Byte-compiling on all cores at once takes less
 # time than pip on one, or than every test process on its own; some packages hold templates that do not compile.
 $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/kourkoutas/_native/*.[ch])
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python $(PIP) --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
 	$(BIN)/python -m compileall -q -j 0 -x /tests/ .venv/lib >/dev/null 2>&1 || true
 	touch $@
 
+# The index has torchvision, which timm needs, for CUDA only. Beside a CPU build of torch that one cannot be imported;
+# 0.15.2 is the last that can be without its compiled part, which nothing here uses.
+.venv-integrations/.ready: pyproject.toml constraints.txt setup.py $(wildcard src/kourkoutas/_native/*.[ch])
+	$(PYTHON) -m venv .venv-integrations
+	.venv-integrations/bin/python $(PIP) -c constraints.txt -e '.[torch,jax,lab,dev,integrations]'
+	.venv-integrations/bin/python -c "import torchvision" 2>/dev/null || \
+		.venv-integrations/bin/python $(PIP) --no-deps torchvision==0.15.2
+	touch $@
+
+.venv-docs/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python $(PIP) -c constraints.txt $$($(PYTHON) release/requirements.py docs)
+	touch $@
+
+.venv-dist/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python $(PIP) -c constraints.txt $$($(PYTHON) release/requirements.py dist)
+	touch $@
+
 clean:
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-* build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -17,10 +17,6 @@ from kourkoutas.trace import Trace
 STEPS = 400
 
 
-def loss_fn(model: nn.Module, x: mx.array, y: mx.array) -> mx.array:
-    return nn.losses.mse_loss(model(x), y)
-
-
 def main() -> None:
     mx.random.seed(0)
     x = mx.random.uniform(-3, 3, (256, 1))
@@ -31,7 +27,7 @@ def main() -> None:
     optimizer = KourkoutasBeta(learning_rate=schedule, buckets="module", diagnostics=True)
     optimizer.init(model.trainable_parameters())
     state = [model.state, optimizer.state]
-    loss_and_grad = nn.value_and_grad(model, loss_fn)
+    loss_and_grad = nn.value_and_grad(model, lambda model, x, y: nn.losses.mse_loss(model(x), y))
 
     def step(x: mx.array, y: mx.array) -> mx.array:
         loss, grads = loss_and_grad(model, x, y)
@@ -47,8 +43,7 @@ def main() -> None:
 
     trace = Trace(optimizer.bucket_names)
     optimizer.pull(trace)
-    for name, values in trace.snapshot().items():
-        print(f"{name:10s} sun {values['sun']:.3f}  beta2 {values['beta2']:.4f}")
+    print("  ".join(f"{name} beta2 {row['beta2']:.4f}" for name, row in trace.snapshot().items()))
 
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "optimizer.safetensors")

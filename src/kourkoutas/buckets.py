@@ -15,13 +15,39 @@ replaced from step to step in JAX and MLX, and an identity key would open a new 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kourkoutas.rule import Buckets
 
 KINDS = ("parameter", "module", "shape", "global")
+
+
+def by_module(model: Any) -> Callable[[str, Any], str]:
+    """Buckets by module where a tool hands the optimizer parameters without their names.
+
+    Hugging Face's `optimizer_cls_and_kwargs` and timm's registry do. The names are taken from the model here instead:
+
+        KourkoutasBeta(groups_of_bare_parameters, buckets=by_module(model))
+
+    Args:
+      model: a torch module.
+
+    Returns:
+      A function for `buckets`. A parameter that is not the model's is an error.
+    """
+    names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
+
+    def module(name: str, parameter: Any) -> str:
+        if parameter not in names:
+            raise ValueError(
+                f"`buckets` is by_module({type(model).__name__}), which has no such parameter as {name!r}: "
+                "pass the model whose parameters the optimizer gets"
+            )
+        return names[parameter].rpartition(".")[0]
+
+    return module
 
 
 def check_buckets(buckets: Buckets) -> None:

@@ -11,6 +11,7 @@ the update: where speed matters and the model is a torch module or a JAX tree, u
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from kourkoutas import rule
@@ -84,7 +85,7 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         self._v = self.add_optimizer_variables(variables, "v")
         if self.hyper.leak is not None:
             self._v_max = self.add_optimizer_variables(variables, "v_max")
-        dtype = "float64" if any(v.dtype == "float64" for v in variables) else "float32"
+        dtype = max(map(_wide, variables))  # "float64" if there is one
         count = len(parts.names)
         self._ema, self._sun, self._beta2 = (self._scalars(count, k, dtype) for k in ("ema", "sun", "beta2"))
         self._t, self._log_beta2 = (self._scalars(len(variables), k, dtype) for k in ("t", "log_beta2"))
@@ -95,7 +96,7 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def snapshot(self) -> dict[str, dict[str, float]]:
         """sun and β2 of every bucket at the last step: bucket name → {"sun": …, "beta2": …}; zeros before the first."""
-        sun, beta2 = (ops.convert_to_numpy(x).tolist() for x in (self._sun, self._beta2))
+        sun, beta2 = (x.numpy().tolist() for x in (self._sun, self._beta2))
         return {name: {"sun": sun[b], "beta2": beta2[b]} for b, name in enumerate(self.bucket_names)}
 
     # NOTE: Keras decays weights before the step. Here the decay is part of it, since ⟨|θ|⟩ is that of θ before both.
@@ -108,9 +109,7 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         present = list(dict.fromkeys(bucket_of))
         place = [present.index(b) for b in bucket_of]
         lr = ops.cast(learning_rate, wide)
-        grads = [
-            ops.cast(g, ops.result_type(v.dtype, "float32")) for g, v in zip(grads, trainable_variables, strict=True)
-        ]
+        grads = [ops.cast(g, _wide(v)) for g, v in zip(grads, trainable_variables, strict=True)]
 
         # n = √ Σ_p ||g(p)||² of the buckets that have a gradient
         norm = _pooled([_norm(g, wide) for g in grads], place, len(present))
@@ -144,7 +143,7 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def _update(self, i: int, g: Any, variable: Any, lr: Any, c2: Any, a1: Any, b2: Any, fine: Any) -> None:
         """One variable: m, v, v̂ and θ as in the paper; `fine` False leaves all as they were."""
-        hyper, wide = self.hyper, g.dtype
+        hyper, wide = self.hyper, _wide(variable)
         lr, c2, a1, b2 = (ops.cast(x, wide) for x in (lr, c2, a1, b2))
         theta = ops.cast(ops.stop_gradient(ops.convert_to_tensor(variable)), wide)
         m = ops.cast(self._m[i], wide)
@@ -155,12 +154,12 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         new = [(self._m[i], m), (self._v[i], v)]
         if hyper.leak is not None:
             # v̂ = v_max = max(δ·v_max, v)
-            v = ops.maximum(hyper.leak * ops.cast(self._v_max[i], wide), v)
+            v = _larger(hyper.leak * ops.cast(self._v_max[i], wide), v)
             new.append((self._v_max[i], v))
         # Δ = lr/a1 · m / (√(v̂/b2) + ε + tiny), clipped to ±lr·max_ratio
         denominator = ops.sqrt(v / b2) + hyper.eps
         if hyper.adaptive_tiny:
-            denominator = denominator + hyper.tiny_denom * ops.maximum(ops.mean(ops.abs(theta)), 1.0)
+            denominator = denominator + hyper.tiny_denom * _larger(_mean_abs(theta), ops.ones((), wide))
         delta = lr / a1 * m / denominator
         if hyper.max_ratio is not None:
             delta = ops.clip(delta, -lr * hyper.max_ratio, lr * hyper.max_ratio)
@@ -186,6 +185,20 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
             config = {**config, "buckets": keras.saving.deserialize_keras_object(buckets, custom_objects)}
         made: KourkoutasBeta = super().from_config(config, custom_objects)
         return made
+
+
+def _wide(variable: Any) -> str:
+    """The dtype that a variable is updated in."""
+    return "float64" if variable.dtype == "float64" else "float32"
+
+
+# NOTE: keras.ops.maximum and keras.ops.mean compute in float32 where both arguments are float64.
+def _larger(a: Any, b: Any) -> Any:
+    return ops.where(a > b, a, b)
+
+
+def _mean_abs(theta: Any) -> Any:
+    return ops.sum(ops.abs(theta)) / max(1, math.prod(theta.shape))
 
 
 def _norm(g: Any, wide: str) -> Any:

@@ -43,7 +43,7 @@ def _contestant(optimizer: Any, shapes: list[Shape], grads: dict[str, jax.Array]
 
 
 def contestants(shapes: list[Shape], threads: int) -> dict[str, Contestant]:
-    """`threads` is XLA's choice: it takes the cores of the process."""
+    """JAX's contestants; `threads` has no effect here, since XLA takes all cores of the process."""
     grads = {f"p{i}": jnp.full(shape, 1e-3) for i, shape in enumerate(shapes)}
     base = "optax.adam"
     makers = {

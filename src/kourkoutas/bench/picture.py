@@ -7,7 +7,7 @@ from typing import Any
 
 
 def draw(result: dict[str, Any], path: str | Path) -> None:
-    """One panel per framework: bars of the ratio to its Adam, per shape; one is the line."""
+    """One panel per framework, one bar per contestant and shape: its time divided by Adam's, with a line at 1."""
     import matplotlib
 
     matplotlib.use("Agg")

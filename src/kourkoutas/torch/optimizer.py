@@ -160,7 +160,7 @@ class KourkoutasBeta(Optimizer):
         if options["buckets"] == "module" and not any(isinstance(e, tuple) for e in entries):
             raise ValueError(
                 "`buckets` is 'module' but the parameters have no names: pass model.named_parameters(), "
-                "or use 'parameter', 'shape' or 'global'"
+                "or, where a tool dropped the names, buckets=kourkoutas.buckets.by_module(model)"
             )
         parts = partition(options["buckets"], names, tensors)
         super().add_param_group(

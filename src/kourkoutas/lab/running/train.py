@@ -205,7 +205,7 @@ class _Run:
         return {"loss": float(np.mean(self._losses[first:end])), "lr": self._lr(end)}
 
     def _lr(self, step: int) -> float:
-        """The learning rate of the update that made `step` updates."""
+        """The learning rate of update number `step`, counted from 1."""
         last = np.array([step - 1])
         return float((self._problem.lr(last) * self._recipe.lr_factor(last + 1))[0])
 

@@ -120,7 +120,7 @@ class Settings:
 
     @property
     def epoch_steps(self) -> int:
-        """Updates in an epoch; cases that do not fill a last batch sit out, others in each epoch."""
+        """Updates in an epoch. Cases that do not fill a last batch are left out, others in each epoch."""
         return self.split[0] // self.batch
 
 

@@ -1,0 +1,143 @@
+"""Keras on the backend that KERAS_BACKEND names, against the oracle and against its own Adam."""
+
+import importlib.util
+import os
+
+import numpy as np
+import pytest
+
+from tests.conformance.table import CASES, check
+
+if os.environ.get("KERAS_BACKEND") not in ("torch", "jax"):
+    pytest.skip("KERAS_BACKEND is neither torch nor jax", allow_module_level=True)
+if importlib.util.find_spec("keras") is None:
+    pytest.skip("needs keras", allow_module_level=True)
+
+if os.environ["KERAS_BACKEND"] == "jax":
+    import jax
+
+    jax.config.update("jax_enable_x64", True)  # before Keras asks
+
+import keras
+from keras import ops
+
+from kourkoutas.keras import KourkoutasBeta
+from kourkoutas.oracle import Oracle
+from kourkoutas.rule import Hyper
+
+
+@pytest.fixture(autouse=True)
+def _floatx():
+    yield
+    keras.config.set_floatx("float32")
+
+
+def variables(params):
+    """Keras variables whose paths are the names with slashes."""
+    made = {}
+    for name, value in params.items():
+        scope, _, last = name.rpartition(".")
+        with keras.name_scope(scope or "top"):
+            made[name] = keras.Variable(value, dtype=str(value.dtype), name=last)
+    return made
+
+
+def run(case, **options):
+    keras.config.set_floatx(case.dtype)  # of the learning rate
+    made = variables(case.params())
+    optimizer = KourkoutasBeta(case.lr, buckets=case.buckets, **{"weight_decay": None, **case.options}, **options)
+    optimizer.build(list(made.values()))
+    for grads in case.grads():
+        present = {name: g for name, g in grads.items() if g is not None}
+        if present:
+            optimizer.apply([ops.convert_to_tensor(g) for g in present.values()], [made[name] for name in present])
+    return optimizer, {name: v.numpy() for name, v in made.items()}
+
+
+# Every eighth case of the table, and its extra ones.
+@pytest.mark.parametrize("case", CASES[:-12:8] + CASES[-12:], ids=lambda case: case.id)
+def test_it_follows_the_oracle(case):
+    optimizer, params = run(case)
+    check(case, params)
+    snapshot = optimizer.snapshot()
+    assert {name: row["beta2"] for name, row in snapshot.items()} == pytest.approx(case.expected.beta2, rel=1e-5)
+
+
+def test_a_fixed_beta2_is_keras_adam():
+    values = {"a.kernel": np.linspace(-1, 1, 6, dtype="float32"), "a.bias": np.ones(3, "float32")}
+    ours, theirs = variables(values), variables(values)
+    fixed = KourkoutasBeta(1e-2, beta2_min=0.95, beta2_max=0.95, eps=1e-7)
+    adam = keras.optimizers.Adam(1e-2, beta_2=0.95, epsilon=1e-7)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        grads = [rng.normal(size=v.shape).astype("float32") for v in values.values()]
+        fixed.apply([ops.convert_to_tensor(g) for g in grads], list(ours.values()))
+        adam.apply([ops.convert_to_tensor(g) for g in grads], list(theirs.values()))
+    for name in values:
+        np.testing.assert_allclose(ours[name].numpy(), theirs[name].numpy(), rtol=2e-5, atol=1e-6)
+
+
+def test_a_bucket_whose_gradient_is_not_finite_is_skipped_and_counted():
+    params = {"a.w": np.ones(3), "b.w": np.ones(2)}
+    keras.config.set_floatx("float64")
+    made = variables(params)
+    optimizer = KourkoutasBeta(0.1, nonfinite="skip")
+    oracle = Oracle(params, Hyper(nonfinite="skip"), lr=0.1)
+    for bad in (False, True, False):
+        grads = {"a.w": np.array([0.5, np.inf if bad else 1.0, -1.0]), "b.w": np.array([1.0, -2.0])}
+        optimizer.apply([ops.convert_to_tensor(g) for g in grads.values()], list(made.values()))
+        oracle.step(grads)
+    for name, variable in made.items():
+        np.testing.assert_allclose(variable.numpy(), oracle.params[name], rtol=1e-12)
+    assert optimizer._skipped.numpy().tolist() == [1, 0]
+
+
+def data_and_model(**options):
+    keras.utils.set_random_seed(0)
+    x = np.linspace(-1, 1, 64, dtype="float32")[:, None]
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.Dense(8, activation="tanh", name="a"), keras.layers.Dense(1, name="b")]
+    )
+    model.compile(optimizer=KourkoutasBeta(1e-2, buckets="module", **options), loss="mse")
+    return x, np.sin(3 * x), model
+
+
+def test_a_saved_model_goes_on_as_if_it_had_not_been_saved(tmp_path):
+    once = {"batch_size": 16, "shuffle": False, "verbose": 0}
+    x, y, model = data_and_model(decay=0.98, max_ratio=3, adaptive_tiny=True, weight_decay=0.01)
+    model.fit(x, y, epochs=4, **once)
+    expected = [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
+
+    x, y, model = data_and_model(decay=0.98, max_ratio=3, adaptive_tiny=True, weight_decay=0.01)
+    model.fit(x, y, epochs=2, **once)
+    model.save(tmp_path / "model.keras")
+    model = keras.models.load_model(tmp_path / "model.keras")
+    assert model.optimizer.hyper.max_ratio == 3
+    assert model.optimizer.bucket_names == ["a", "b"]
+    model.fit(x, y, epochs=2, **once)
+    got = [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_keras_own_options_work_beside_ours():
+    x, y, model = data_and_model(clipnorm=1.0, gradient_accumulation_steps=2, use_ema=True)
+    before = model.evaluate(x, y, verbose=0)
+    model.fit(x, y, batch_size=16, epochs=100, verbose=0)
+    assert model.evaluate(x, y, verbose=0) < 0.7 * before
+    assert model.optimizer._t.numpy().tolist() == [200] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nonfinite": "raise"}, "`nonfinite`"),
+        ({"alpha": 2.0}, "`alpha`"),
+        ({"learning_rate": -1.0}, "`learning_rate`"),
+        ({"buckets": "modul"}, 'did you mean "module"'),
+        ({"unheard_of": 1}, "unheard_of"),
+    ],
+)
+def test_a_bad_option_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        KourkoutasBeta(**options)

@@ -1,0 +1,127 @@
+"""Every code block of the README and the documentation is run.
+
+Python blocks of one page run in order, in one namespace. A block that is a file of `examples/` is run by the tests
+of that example. Shell lines: a `make` target must exist, a `kbeta` call must parse; `kbeta` calls are also run, at
+the smallest size, by a slow test. `pip` lines must name extras that exist. Blocks marked `text` are not code.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+NEEDS = ("torch", "jax", "mlx")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    found = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [re.sub(rf"^{indent}", "", body, flags=re.MULTILINE) for indent, lang, body in found if lang == language]
+
+
+def commands() -> list[tuple[str, str]]:
+    lines = [(page.name, line) for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
+    return [(page, line.partition(" #")[0].strip()) for page, line in lines if line.strip()]
+
+
+def included(block: str) -> str | None:
+    found = re.fullmatch(r'--8<-- "(.+)"\s*', block)
+    return found[1] if found else None
+
+
+KBETA = [pytest.param(line, id=f"{page}:{line[:70]}") for page, line in commands() if line.startswith("kbeta ")]
+
+
+def test_every_block_says_what_it_is():
+    for page in PAGES:
+        languages = {language for _, language, _ in BLOCK.findall(page.read_text(encoding="utf-8"))}
+        assert languages <= {"python", "sh", "text"}, f"{page.name} has code blocks of the kinds {languages}"
+
+
+def test_there_is_no_indented_command():
+    for page in PAGES:
+        fenced = BLOCK.sub("", page.read_text(encoding="utf-8"))
+        assert not re.findall(r"^ {4}(?:kbeta|make|pip|from|import) .*$", fenced, re.MULTILINE), page.name
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda page: page.name)
+def test_the_python_of_a_page_runs(page, tmp_path):
+    code = [block for block in blocks(page, "python") if included(block) is None]
+    for file in filter(None, map(included, blocks(page, "python"))):
+        assert (ROOT / file).parent.name == "examples"
+        assert (ROOT / file).exists()
+    if not code:
+        return
+    for name in NEEDS:
+        if any(f"import {name}" in block or f"kourkoutas.{name}" in block for block in code):
+            pytest.importorskip(name)
+    (tmp_path / "page.py").write_text("\n".join(code), encoding="utf-8")
+    run = [sys.executable, "-W", "error", "page.py"]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_commands_are_of_a_known_kind():
+    starts = {line.split()[0] for _, line in commands()}
+    assert starts <= {"kbeta", "make", "pip", "python"}
+
+
+def test_make_targets_exist():
+    known = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    named = {target for words in re.findall(r"(?:^|`)make ([a-z- ]+)", text, re.MULTILINE) for target in words.split()}
+    assert {"study", "test", "docs"} <= named
+    assert named <= known
+
+
+def test_pip_lines_name_extras_that_exist():
+    extras = set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    )
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    named = {extra for words in re.findall(r"kourkoutas-beta\[([\w,]+)\]", text) for extra in words.split(",")}
+    assert {"torch", "jax", "mlx", "lab"} <= named
+    assert named <= extras
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+\.(?:md|png|py))\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        here = "https://github.com/kourkoutas-beta/kourkoutas-beta/blob/main/"
+        there = re.findall(re.escape(here) + r"([\w./-]+)", page.read_text(encoding="utf-8"))
+        raw = here.replace("github.com", "raw.githubusercontent.com").replace("blob/", "")
+        there += re.findall(re.escape(raw) + r"([\w./-]+)", page.read_text(encoding="utf-8"))
+        for target in there:
+            assert (ROOT / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("line", KBETA)
+def test_a_command_parses(line):
+    typer = pytest.importorskip("typer")
+    from kourkoutas import cli
+
+    name, *rest = shlex.split(line)[1:]
+    command = typer.main.get_command(cli.app).commands[name]
+    command.make_context(name, rest)  # raises on an unknown option or a bad value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [p for p in KBETA if p.values[0].split()[1] in ("study", "run", "script")])
+def test_a_command_runs_at_the_smallest_size(line, tmp_path):
+    (tmp_path / "my_task.py").write_text(
+        next(block for block in blocks(ROOT / "README.md", "python") if "def train(trial)" in block), encoding="utf-8"
+    )
+    (tmp_path / "my_script.py").write_text("from kbeta.optim import KourkoutasSoftmaxFlex\n", encoding="utf-8")
+    small = re.sub(r"--preset \S+", "--preset smoke", re.sub(r"--seeds \S+", "--seeds 0-1", line))
+    run = [sys.executable, "-P", "-m", "kourkoutas", *shlex.split(small)[1:]]
+    env = {**os.environ, "KBETA_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=600, env=env)
+    assert done.returncode == 0, done.stderr
