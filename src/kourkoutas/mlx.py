@@ -53,6 +53,7 @@ from kourkoutas.trace import WINDOW, Trace
 Schedule = Callable[[mx.array], Any]
 
 PER_PARAMETER = ("t", "log_beta2")
+_STATE = ("ema", "t", "log_beta2", "skipped")  # the names of `rule.State` here
 
 _DEFAULT = Hyper()
 
@@ -197,17 +198,16 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         else:
             vectors = {name: _take(state[name], plan.axis(name)) for name in self._vectors}
             lr = state["learning_rate"].astype(norm.dtype)
-            sun, c2, ok, vectors = _statistics(plan, state["alpha"], norm, vectors)
-            s, f = _sizes(self.hyper, lr, vectors, mean)
+            step = _scalars(plan, state["alpha"], lr, norm, mean, vectors)
+            vectors = {name: x for name, x in zip(_STATE, step.state, strict=True) if name in vectors}
             state.update({name: _put(state[name], plan.axis(name), x) for name, x in vectors.items()})
-            self._record(_row(plan, sun, 1 - c2, ok) if self.diagnostics else None)
+            self._record(_row(plan, step) if self.diagnostics else None)
             # NOTE: a loop that evaluates only the parameters must evaluate the counts and the ring with them; they
             # would pile up as an ever longer unevaluated graph otherwise.
-            s = mx.depends([s], [x for x in state.values() if isinstance(x, mx.array)])[0]
+            k = {name: x if isinstance(x, mx.array) else mx.array(x, lr.dtype) for name, x in _numbers(step.k)}
+            k["rate"] = mx.depends([k["rate"]], [x for x in state.values() if isinstance(x, mx.array)])[0]
             slots = [[state[slot][path] for path in paths] for slot in self._slots]
-            new, *moments = _compiled_update(plan)(
-                {"s": s, "f": f}, {"c2": c2}, self._shared(lr), ok, grads, params, slots
-            )
+            new, *moments = _compiled_update(plan)(k, step.fine_each, grads, params, slots)
             for slot, arrays in zip(self._slots, moments, strict=True):
                 state[slot].update(zip(paths, arrays, strict=True))
             out = dict(zip(paths, new, strict=True))
@@ -222,17 +222,6 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
     def _vectors(self) -> tuple[str, ...]:
         exact = ("log_beta2",) if self.hyper.bias_correction == "exact" else ()
         return ("t", *exact, "ema", "skipped")
-
-    def _shared(self, lr: mx.array) -> dict[str, mx.array]:
-        """Scalars of the update that are the same for all parameters."""
-        hyper, shared = self.hyper, {}
-        if hyper.leak is not None:
-            shared["leak"] = mx.array(hyper.leak, lr.dtype)
-        if hyper.max_ratio is not None:
-            shared["bound"] = lr * hyper.max_ratio
-        if hyper.weight_decay:
-            shared["shrink"] = 1 - lr * hyper.weight_decay
-        return shared
 
     def _plan(self, numbers: list[int]) -> _Plan:
         """The plan of a step in which the parameters `numbers`, ascending, have a gradient."""
@@ -471,47 +460,33 @@ def _put(x: mx.array, numbers: tuple[int, ...] | None, new: mx.array) -> mx.arra
     return new if numbers is None else mx.put_along_axis(x, mx.array(numbers, mx.int32), new, axis=0)
 
 
-def _statistics(
-    plan: _Plan, alpha: mx.array, norm: mx.array, vectors: dict[str, mx.array]
-) -> tuple[mx.array, mx.array, mx.array | None, dict[str, mx.array]]:
-    """(sun, 1-β2, which buckets are finite under "skip", new vectors); all restricted to what has a gradient."""
+def _numbers(k: rule.Coefficients) -> list[tuple[str, Any]]:
+    """What the update reads; β1 is a number in its code."""
+    return [(name, x) for name, x in k._asdict().items() if x is not None and name != "c1"]
+
+
+class _Members:
+    """Parameters with a gradient and their buckets, for `rule.step`."""
+
+    def __init__(self, plan: _Plan) -> None:
+        self.owner, self.shape = mx.array(plan.owner, mx.int32), (plan.width,)
+
+    def spread(self, x: mx.array) -> mx.array:
+        return x[self.owner]
+
+    def largest(self, x: mx.array) -> mx.array:
+        return mx.zeros(self.shape, x.dtype).at[self.owner].maximum(x) if x.ndim else x
+
+
+def _scalars(
+    plan: _Plan, alpha: mx.array, lr: mx.array, norm: mx.array, mean: mx.array | None, vectors: dict[str, mx.array]
+) -> rule.Step:
+    """`rule.step` of what has a gradient."""
     scheduled: Any = alpha.astype(norm.dtype)
     hyper = replace(plan.hyper, alpha=scheduled)
-    owner = mx.array(plan.owner, mx.int32)
-
-    # r, sun and 1-β2, one entry per bucket; a bucket's step count is the largest among its members with a gradient
-    t = vectors["t"] + 1
-    t_bucket = t if plan.one_each or not t.ndim else mx.zeros(norm.shape, mx.int32).at[owner].maximum(t)
-    r = rule.moving_average(hyper, vectors["ema"], norm)
-    sun = rule.sunspike(hyper, r, norm, t_bucket, mx)
-    c2 = rule.forgetting(hyper, sun, t_bucket, mx)
-
-    new = {**vectors, "t": t, "ema": r}
-    if "log_beta2" in vectors:
-        new["log_beta2"] = vectors["log_beta2"] + mx.log1p(-(c2 if plan.one_each else c2[owner]))
-    if hyper.nonfinite != "skip":
-        return sun, c2, None, new
-    ok = mx.isfinite(norm)
-    ok_parameter = ok if plan.one_each else ok[owner]
-    new = {name: mx.where(ok_parameter if name in PER_PARAMETER else ok, x, vectors[name]) for name, x in new.items()}
-    new["skipped"] = vectors["skipped"] + (~ok).astype(mx.int32)
-    return sun, c2, ok, new
-
-
-def _sizes(
-    hyper: Hyper, lr: mx.array, vectors: dict[str, mx.array], mean: mx.array | None
-) -> tuple[mx.array, mx.array]:
-    """(s, f), such that Δθ = s·m / (sqrt(v̂) + f): one entry per parameter, or a number that all share.
-
-    ρ/a1 · m / (sqrt(v̂/b2) + ε) = s · m / (sqrt(v̂) + f)  with  s = ρ·sqrt(b2)/a1,  f = ε·sqrt(b2)
-    """
-    a1, b2 = rule.bias_corrections(hyper, vectors["t"].astype(lr.dtype), vectors.get("log_beta2"), mx)
-    root = mx.sqrt(b2)
-    eps: Any = hyper.eps
-    if mean is not None:
-        # ε + tiny_denom·max(⟨|p|⟩, 1)
-        eps = eps + hyper.tiny_denom * mx.maximum(mean, 1.0)
-    return lr * root / a1, eps * root
+    state = rule.State(*(vectors.get(name) for name in _STATE))
+    members = None if plan.one_each else _Members(plan)
+    return rule.step(hyper, lr, norm, state, mx, members=members, mean_abs=mean)
 
 
 @functools.lru_cache(maxsize=256)
@@ -535,10 +510,10 @@ def _compiled_update(plan: _Plan) -> Callable[..., Any]:
         v = (1 - x["c2"]) * v + x["c2"] * mx.square(g)
         # v̂ = v, or v_max = max(δ·v_max, v)
         v_hat = v if hyper.leak is None else mx.maximum(x["leak"] * rest[0], v)
-        # Δθ = s·m / (sqrt(v̂) + f), clipped to ±ρ·max_ratio
-        delta = x["s"] * m / (mx.sqrt(v_hat) + x["f"])
+        # Δθ = rate·m / (sqrt(v̂) + floor), clipped to ±limit
+        delta = x["rate"] * m / (mx.sqrt(v_hat) + x["floor"])
         if hyper.max_ratio is not None:
-            delta = mx.minimum(mx.maximum(delta, -x["bound"]), x["bound"])
+            delta = mx.minimum(mx.maximum(delta, -x["limit"]), x["limit"])
         # θ ← (1 - ρ·weight_decay)·θ - Δθ
         if hyper.weight_decay:
             theta = x["shrink"] * theta
@@ -546,33 +521,26 @@ def _compiled_update(plan: _Plan) -> Callable[..., Any]:
         return tuple(value.astype(old.dtype) for value, old in zip(new, (p, *slots), strict=True))
 
     def update(
-        per_parameter: dict[str, mx.array],
-        per_bucket: dict[str, mx.array],
-        shared: dict[str, mx.array],
-        ok: mx.array | None,
+        k: dict[str, mx.array],
+        fine: mx.array | None,
         grads: list[mx.array],
         params: list[mx.array],
         slots: list[list[mx.array]],
     ) -> list[list[mx.array]]:
         out = []
-        for i, (b, g, p, *old) in enumerate(zip(plan.owner, grads, params, *slots, strict=True)):
-            scalars = {name: _entry(x, i) if x.ndim else x for name, x in per_parameter.items()}
-            scalars |= {name: _entry(x, b) for name, x in per_bucket.items()}
-            new = update_one(g, p, old, scalars | shared)
-            if ok is not None:
-                keep = _entry(ok, b)
-                new = tuple(mx.where(keep, x, y) for x, y in zip(new, (p, *old), strict=True))
+        for i, (g, p, *old) in enumerate(zip(grads, params, *slots, strict=True)):
+            new = update_one(g, p, old, {name: _entry(x, i) if x.ndim else x for name, x in k.items()})
+            if fine is not None:
+                new = tuple(mx.where(_entry(fine, i), x, y) for x, y in zip(new, (p, *old), strict=True))
             out.append(new)
         return [list(arrays) for arrays in zip(*out, strict=True)]
 
     return mx.compile(update)
 
 
-def _row(plan: _Plan, sun: mx.array, beta2: mx.array, ok: mx.array | None) -> mx.array:
+def _row(plan: _Plan, step: rule.Step) -> mx.array:
     """(sun, β2) of all buckets, NaN for those without a gradient and those skipped."""
-    row = mx.stack([sun, beta2])
-    if ok is not None:
-        row = mx.where(ok, row, math.nan)
+    row = mx.stack([step.sun, step.beta2])
     if plan.columns is None:
         return row
     blank = mx.full((2, plan.buckets), math.nan, row.dtype)

@@ -24,17 +24,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kourkoutas import rule
 from kourkoutas.buckets import Partition, check_buckets, partition
-from kourkoutas.rule import (
-    Buckets,
-    Hyper,
-    NonFiniteGradient,
-    bias_corrections,
-    check_learning_rate,
-    forgetting,
-    moving_average,
-    sunspike,
-)
+from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, check_learning_rate
 from kourkoutas.trace import WINDOW, Trace
 
 try:
@@ -215,7 +207,8 @@ def _cast(x: jax.Array, dtype: Any) -> jax.Array:
 class _Pool:
     """Sums and maxima of parameters per bucket, and back: one operation each, none when every bucket has one."""
 
-    def __init__(self, parts: Partition) -> None:
+    def __init__(self, parts: Partition, present: Any = True) -> None:
+        self.present = present
         self.size = len(parts.names)
         self.index = np.asarray(parts.index, np.int32)
         self.trivial = self.size == len(parts.index)
@@ -223,8 +216,8 @@ class _Pool:
     def sum(self, x: jax.Array) -> jax.Array:
         return x if self.trivial else jax.ops.segment_sum(x, self.index, self.size)
 
-    def max(self, x: jax.Array) -> jax.Array:
-        return x if self.trivial else jax.ops.segment_max(x, self.index, self.size)
+    def largest(self, x: jax.Array) -> jax.Array:
+        return x if self.trivial else jax.ops.segment_max(jnp.where(self.present, x, 0), self.index, self.size)
 
     def spread(self, x: jax.Array) -> jax.Array:
         return x if self.trivial else x[self.index]
@@ -348,7 +341,6 @@ def scale_by_kourkoutas_beta(
         v_maxs = jax.tree.leaves(state.nu_max)
         gs, rebuild = _align(updates, state.mu, "gradients")
         parts = _partition(state.mu, buckets)
-        pool = _Pool(parts)
         real = state.ema.dtype
         for i, (g, m) in enumerate(zip(gs, ms, strict=True)):
             if g is not None and jnp.shape(g) != m.shape:
@@ -357,49 +349,42 @@ def scale_by_kourkoutas_beta(
 
         # A parameter's gradient is there or not for the whole trace; a bucket is live if one of its members has one.
         present = np.array([g is not None for g in gs], bool)
+        pool = _Pool(parts, present)
         live = np.zeros(pool.size, bool)
         live[pool.index[present]] = True
 
-        # n = ||g||, pooled;  t counts each parameter's own steps
+        # n = ||g||, pooled
         squares = [jnp.zeros((), real) if g is None else _square_sum(g) for g in gs]
         norm = jnp.sqrt(pool.sum(_stack(squares, real)))
-        t = optax.safe_increment(state.count)
-        t_bucket = pool.max(jnp.where(present, t, 0))
         if hyper.nonfinite == "raise":
             _refuse_nonfinite(norm, parts.names)
-
-        # r_t, sun, 1 - β2
-        ema = moving_average(hyper, state.ema, norm).astype(real)
-        sun = sunspike(hyper, ema, norm, t_bucket, jnp).astype(real)
-        c2 = forgetting(hyper, sun, t_bucket, jnp).astype(real)
-
-        # Σ log β2, a1, b2
-        c2_each = pool.spread(c2)
-        log_beta2 = state.log_beta2
-        if log_beta2 is not None:
-            log_beta2 = log_beta2 + jnp.log1p(-c2_each)
-        a1, b2 = bias_corrections(hyper, t.astype(real), log_beta2, jnp)
-
-        # floor = ε + tiny_denom · max(⟨|θ|⟩, 1)
-        floor: Any = hyper.eps
+        mean_abs = None
         if hyper.adaptive_tiny:
             if params is None:
                 raise ValueError("`adaptive_tiny` needs the parameters: call update(updates, state, params)")
             thetas, _ = _align(params, state.mu, "params")
-            floor = floor + hyper.tiny_denom * jnp.maximum(_stack([_mean_abs(p) for p in thetas], real), 1)
+            mean_abs = _stack([_mean_abs(p) for p in thetas], real)
 
-        # (m / a1) / (sqrt(v̂ / b2) + floor) = scale · m / (sqrt(v̂) + offset), which leaves one division per element
+        # The step without a learning rate, which later parts of the chain apply; counts stop before they overflow.
+        count = jnp.minimum(state.count, np.iinfo(np.int32).max - 1)
+        new = rule.step(
+            hyper,
+            1.0,
+            norm,
+            rule.State(state.ema, count, state.log_beta2, state.skipped),
+            jnp,
+            members=pool,
+            mean_abs=mean_abs,
+            live=None if present.all() else live,
+            present=None if present.all() else present,
+        )
+        k = new.k
+
         # NOTE: 1-β1 goes with the scalars that wait for the norms, and the barrier hides that it is a constant: XLA on
         # the CPU would update every m first, and read all gradients from memory once more for v.
-        root = jnp.sqrt(b2)
-        c1 = jnp.full_like(c2_each, 1 - hyper.beta1)
-        stacked = jnp.stack(jnp.broadcast_arrays(c1, c2_each, root / a1, root * floor))
+        stacked = jnp.stack([_cast(jnp.broadcast_to(x, len(gs)), real) for x in (k.c1, k.c2, k.rate, k.floor)])
         scalars = [jnp.unstack(row) for row in lax.optimization_barrier(stacked)]
-
-        # Only live buckets with a finite norm take the step.
-        stepped: Any = jnp.isfinite(norm) & live if hyper.nonfinite == "skip" else live
-        stepped_each = pool.spread(stepped) & present
-        keep = jnp.unstack(stepped_each) if hyper.nonfinite == "skip" else ()
+        steps_on = jnp.unstack(new.fine_each) if hyper.nonfinite == "skip" else ()
 
         def leaf(i: int, g: Any) -> tuple[Any, Any, Any, Any]:
             m, v = ms[i], vs[i]
@@ -407,11 +392,11 @@ def scale_by_kourkoutas_beta(
             if g is None:
                 return None, m, v, v_max
             x = _as_real(g)
-            c1, c2, scale, offset = (_cast(each[i], x.dtype) for each in scalars)
+            c1, c2, rate, floor = (_cast(each[i], x.dtype) for each in scalars)
 
             # NOTE: u is made of what m and v become, skipped or not: for anything else XLA would copy m and v.
             def unless_skipped(new: Any, old: Any) -> Any:
-                return jnp.where(keep[i], new, _as_real(old)) if keep else new
+                return jnp.where(steps_on[i], new, _as_real(old)) if steps_on else new
 
             # m_t = β1 m_{t-1} + (1-β1) g_t,  v_t = β2 v_{t-1} + (1-β2) g_t²
             m_new = unless_skipped(hyper.beta1 * _as_real(m) + c1 * x, m)
@@ -419,7 +404,7 @@ def scale_by_kourkoutas_beta(
             # v̂ = v_max ← max(δ v_max, v)
             if hyper.leak is not None:
                 v_hat = unless_skipped(jnp.maximum(hyper.leak * _as_real(v_max), v_new), v_max)
-            u = unless_skipped(scale * m_new / (jnp.sqrt(v_hat) + offset), jnp.zeros_like(x))
+            u = unless_skipped(rate * m_new / (jnp.sqrt(v_hat) + floor), jnp.zeros_like(x))
             if hyper.max_ratio is not None:
                 u = jnp.clip(u, -hyper.max_ratio, hyper.max_ratio)
             return (
@@ -429,22 +414,22 @@ def scale_by_kourkoutas_beta(
                 None if v_max is None else _like(v_hat, v_max.dtype),
             )
 
-        new = [leaf(i, g) for i, g in enumerate(gs)]
-        us, ms, vs, v_maxs = ([x[k] for x in new] for k in range(4))
+        leaves = [leaf(i, g) for i, g in enumerate(gs)]
+        us, ms, vs, v_maxs = ([x[j] for x in leaves] for j in range(4))
 
         ring, rows = state.ring, state.rows
         if ring is not None and rows is not None:
-            row = jnp.where(stepped, jnp.stack([sun, 1 - c2]), jnp.nan).astype(ring.dtype)
+            row = jnp.stack([new.sun, new.beta2]).astype(ring.dtype)
             ring = lax.dynamic_update_index_in_dim(ring, row, rows % WINDOW, 0)
             rows = optax.safe_increment(rows)
         return rebuild(us), KourkoutasBetaState(
-            count=jnp.where(stepped_each, t, state.count),
+            count=new.state.step,
             mu=treedef.unflatten(ms),
             nu=treedef.unflatten(vs),
             nu_max=None if state.nu_max is None else treedef.unflatten(v_maxs),
-            ema=jnp.where(stepped, ema, state.ema),
-            log_beta2=jax.tree.map(lambda new, old: jnp.where(stepped_each, new, old), log_beta2, state.log_beta2),
-            skipped=None if state.skipped is None else state.skipped + (live & ~stepped),
+            ema=_cast(new.state.ema, real),
+            log_beta2=None if state.log_beta2 is None else _cast(new.state.log_beta2, real),
+            skipped=new.state.skipped,
             ring=ring,
             rows=rows,
         )
