@@ -1,0 +1,67 @@
+"""What `scale_by_kourkoutas_beta` keeps between steps."""
+
+# Annotations stay objects here (no `from __future__ import annotations`): Optax's own checks read them.
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from kourkoutas.optax.trees import PyTree, name_of, partition_tree
+from kourkoutas.rule import Buckets, Hyper
+from kourkoutas.trace import WINDOW
+
+
+class KourkoutasBetaState(NamedTuple):
+    """State of `scale_by_kourkoutas_beta`: a pytree of arrays; what the options do not need is None.
+
+    Attributes:
+      count: steps taken by each parameter, int32, (parameters,).
+      mu: first moments m, like the parameters.
+      nu: second moments v, like the parameters.
+      nu_max: v_max, like the parameters, with AMSGrad (`Hyper.leak`).
+      ema: moving average r of the pooled norm, (buckets,).
+      log_beta2: Σ log β2 of each parameter's steps, (parameters,), with `bias_correction="exact"`.
+      skipped: steps skipped by each bucket, int32, (buckets,), with `nonfinite="skip"`.
+      ring: the newest rows of the trace, float32, (WINDOW, 2, buckets), with `diagnostics=True`.
+      rows: the number of rows ever written, int32, with `diagnostics=True`.
+    """
+
+    count: jax.Array  # type: ignore[assignment]
+    mu: PyTree
+    nu: PyTree
+    nu_max: PyTree | None
+    ema: jax.Array
+    log_beta2: jax.Array | None
+    skipped: jax.Array | None
+    ring: jax.Array | None
+    rows: jax.Array | None
+
+
+def first_state(params: optax.Params, hyper: Hyper, buckets: Buckets, diagnostics: bool) -> KourkoutasBetaState:
+    """The state before the first step."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    for path, x in leaves:
+        if not jnp.issubdtype(jnp.result_type(x), jnp.inexact):
+            raise TypeError(
+                f"`params` must be floating-point or complex arrays; got {jnp.result_type(x)} at {name_of(path)!r}: "
+                "leave it out, for example with optax.masked or equinox.filter(model, equinox.is_inexact_array)"
+            )
+    size, n = len(leaves), len(partition_tree(params, buckets).names)
+    real = jnp.finfo(jnp.result_type(jnp.float32, *(x for _, x in leaves))).dtype
+    return KourkoutasBetaState(
+        count=jnp.zeros(size, jnp.int32),
+        mu=jax.tree.map(_zeros, params),
+        nu=jax.tree.map(_zeros, params),
+        nu_max=None if hyper.leak is None else jax.tree.map(_zeros, params),
+        ema=jnp.zeros(n, real),
+        log_beta2=jnp.zeros(size, real) if hyper.bias_correction == "exact" else None,
+        skipped=jnp.zeros(n, jnp.int32) if hyper.nonfinite == "skip" else None,
+        ring=jnp.zeros((WINDOW, 2, n), jnp.float32) if diagnostics else None,
+        rows=jnp.zeros((), jnp.int32) if diagnostics else None,
+    )
+
+
+def _zeros(p: Any) -> jax.Array:
+    """Zeros like `p` with a dtype that is not weak: a weak one would change in the first step and compile it twice."""
+    return jnp.zeros_like(p, dtype=jnp.result_type(p))
