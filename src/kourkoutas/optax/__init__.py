@@ -9,7 +9,7 @@ NOTE: buckets. They come from the key paths of the parameter tree (`{"enc": {"w"
 while tracing; every bucket statistic is one array with an entry per bucket, whatever their number.
 
 NOTE: missing gradients. A None leaf in the gradients where the parameters have an array means "no gradient": that
-parameter, its moments and its count stay as they are. Its update is None from `scale_by_kourkoutas_beta`, so that
+parameter, its moments and its step count stay as they are. Its update is None from `scale_by_kourkoutas_beta`, so that
 later parts of a chain leave it alone too, and zero from `kourkoutas_beta`.
 
 NOTE: dtypes. Norms, moving averages and bias corrections are float32, or float64 when a parameter is. Moments have the
@@ -24,9 +24,10 @@ except ModuleNotFoundError:
     raise ImportError("kourkoutas.optax needs JAX and Optax: pip install 'kourkoutas-beta[jax]'") from None
 
 from kourkoutas.optax.alias import kourkoutas_beta
+from kourkoutas.optax.loading import load_state
 from kourkoutas.optax.recording import pull
 from kourkoutas.optax.state import KourkoutasBetaState
 from kourkoutas.optax.transform import scale_by_kourkoutas_beta
 from kourkoutas.optax.trees import bucket_names
 
-__all__ = ["KourkoutasBetaState", "bucket_names", "kourkoutas_beta", "pull", "scale_by_kourkoutas_beta"]
+__all__ = ["KourkoutasBetaState", "bucket_names", "kourkoutas_beta", "load_state", "pull", "scale_by_kourkoutas_beta"]

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from kourkoutas.optax.trees import PyTree, name_of, partition_tree
@@ -16,7 +17,7 @@ class KourkoutasBetaState(NamedTuple):
     """State of `scale_by_kourkoutas_beta`: a pytree of arrays; what the options do not need is None.
 
     Attributes:
-      count: steps taken by each parameter, int32, (parameters,).
+      count: how often `update` was called, int32, ().
       mu: first moments m, like the parameters.
       nu: second moments v, like the parameters.
       nu_max: v_max, like the parameters, with AMSGrad (`Hyper.leak`).
@@ -25,6 +26,11 @@ class KourkoutasBetaState(NamedTuple):
       skipped: steps skipped by each bucket, int32, (buckets,), with `nonfinite="skip"`.
       ring: the newest rows of the trace, float32, (WINDOW, 2, buckets), with `diagnostics=True`.
       rows: the number of rows ever written, int32, with `diagnostics=True`.
+      missed: calls in which a parameter took no step, for want of a gradient or skipped, int32, (parameters,).
+
+    NOTE: the bias corrections of a parameter use t = count - missed, or 0 where that is negative. `missed` is there
+    whatever the options, since whether gradients go missing is not known at `init`. `count` may be set, as in
+    `optax.tree.set(state, count=...)`.
     """
 
     count: jax.Array  # type: ignore[assignment]
@@ -36,6 +42,7 @@ class KourkoutasBetaState(NamedTuple):
     skipped: jax.Array | None
     ring: jax.Array | None
     rows: jax.Array | None
+    missed: jax.Array
 
 
 def first_state(params: optax.Params, hyper: Hyper, buckets: Buckets, diagnostics: bool) -> KourkoutasBetaState:
@@ -50,7 +57,7 @@ def first_state(params: optax.Params, hyper: Hyper, buckets: Buckets, diagnostic
     size, n = len(leaves), len(partition_tree(params, buckets).names)
     real = jnp.finfo(jnp.result_type(jnp.float32, *(x for _, x in leaves))).dtype
     return KourkoutasBetaState(
-        count=jnp.zeros(size, jnp.int32),
+        count=jnp.zeros((), jnp.int32),
         mu=jax.tree.map(_zeros, params),
         nu=jax.tree.map(_zeros, params),
         nu_max=None if hyper.leak is None else jax.tree.map(_zeros, params),
@@ -59,7 +66,19 @@ def first_state(params: optax.Params, hyper: Hyper, buckets: Buckets, diagnostic
         skipped=jnp.zeros(n, jnp.int32) if hyper.nonfinite == "skip" else None,
         ring=jnp.zeros((WINDOW, 2, n), jnp.float32) if diagnostics else None,
         rows=jnp.zeros((), jnp.int32) if diagnostics else None,
+        missed=jnp.zeros(size, jnp.int32),
     )
+
+
+def steps_taken(state: KourkoutasBetaState) -> tuple[jax.Array, jax.Array]:
+    """(count, t): calls so far, as an int32 that can still be counted up, and steps of each parameter."""
+    count = jnp.minimum(jnp.asarray(state.count, jnp.int32), np.iinfo(np.int32).max - 1)
+    if count.ndim:
+        raise ValueError(
+            f"the state's `count` must be a number; got shape {count.shape}, as version 0.1 kept it: "
+            "load it with kourkoutas.optax.load_state(saved, solver.init(params))"
+        )
+    return count, jnp.maximum(count - state.missed, 0)
 
 
 def _zeros(p: Any) -> jax.Array:

@@ -13,7 +13,7 @@ from kourkoutas.buckets import check_buckets
 from kourkoutas.optax.dtypes import cast
 from kourkoutas.optax.norms import Members, mean_magnitudes, pooled_norms, refuse_nonfinite
 from kourkoutas.optax.recording import record
-from kourkoutas.optax.state import KourkoutasBetaState, first_state
+from kourkoutas.optax.state import KourkoutasBetaState, first_state, steps_taken
 from kourkoutas.optax.trees import align, name_of, partition_tree
 from kourkoutas.optax.update import Leaf, scalars_of, update_leaf
 from kourkoutas.rule import Buckets, Hyper
@@ -133,13 +133,12 @@ def scale_by_kourkoutas_beta(
                 raise ValueError("`adaptive_tiny` needs the parameters: call update(updates, state, params)")
             mean_abs = mean_magnitudes(align(params, state.mu, "params")[0], real)
 
-        # Counts stop before they overflow.
-        count = jnp.minimum(state.count, np.iinfo(np.int32).max - 1)
+        count, t = steps_taken(state)
         step = rule.step(
             hyper,
             1.0,
             norm,
-            rule.State(state.ema, count, state.log_beta2, state.skipped),
+            rule.State(state.ema, t, state.log_beta2, state.skipped),
             jnp,
             members=members,
             mean_abs=mean_abs,
@@ -152,8 +151,9 @@ def scale_by_kourkoutas_beta(
             for k, g, m, v, v_max in zip(scalars_of(step, hyper, len(gs), real), gs, ms, vs, v_maxs, strict=True)
         ]
         ring, rows = record(state, step)
+        goes_on = True if step.fine_each is None else step.fine_each
         new = KourkoutasBetaState(
-            count=step.state.step,
+            count=count + 1,
             mu=treedef.unflatten([leaf.m for leaf in leaves]),
             nu=treedef.unflatten([leaf.v for leaf in leaves]),
             nu_max=None if state.nu_max is None else treedef.unflatten([leaf.v_max for leaf in leaves]),
@@ -162,6 +162,7 @@ def scale_by_kourkoutas_beta(
             skipped=step.state.skipped,
             ring=ring,
             rows=rows,
+            missed=jnp.where(goes_on, state.missed, state.missed + 1),
         )
         return rebuild([leaf.u for leaf in leaves]), new
 
