@@ -14,7 +14,7 @@ from kourkoutas.buckets import check_buckets
 from kourkoutas.mlx.layout import Layout
 from kourkoutas.mlx.plan import STATE, Plan, precision, put, scalars, take
 from kourkoutas.mlx.recording import record
-from kourkoutas.mlx.sums import compiled_measure
+from kourkoutas.mlx.sums import compiled_measure, widest
 from kourkoutas.mlx.trees import flat, pairs
 from kourkoutas.mlx.update import compiled_update, numbers
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, check_learning_rate
@@ -149,7 +149,7 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
 
         norm = mean = None
         if present:
-            measure = compiled_measure(plan, precision(state["ema"]))
+            measure = compiled_measure(plan, precision(state["ema"]), widest())
             norm, mean = measure(grads, params if self.hyper.adaptive_tiny else [])
         if self.hyper.nonfinite == "raise" and norm is not None:
             self._raise_unless_finite(norm, plan)

@@ -64,16 +64,35 @@ def _sums(f: Callable[[mx.array], mx.array], arrays: list[mx.array]) -> mx.array
     return mx.concatenate(sums)[mx.array(np.argsort(order).astype(np.int32))]
 
 
+def widest() -> mx.Dtype:
+    """The dtype in which squares are summed: float64 where the device has it."""
+    return mx.float64 if mx.default_device() == mx.Device(mx.cpu) else mx.float32
+
+
 @functools.lru_cache(maxsize=256)
-def compiled_measure(plan: Plan, dtype: mx.Dtype) -> Callable[..., Any]:
-    """(norm of each bucket, ⟨|p|⟩ of each of `params`), of parameters that have a gradient."""
+def compiled_measure(plan: Plan, dtype: mx.Dtype, wide: mx.Dtype) -> Callable[..., Any]:
+    """(norm of each bucket, ⟨|p|⟩ of each of `params`), of parameters that have a gradient, in `dtype`.
+
+    NOTE: Σ g² of finite gradients may overflow float32 where its root does not. float64 has room for it. Without
+    float64, Σ (g/s)² is used where Σ g² overflows, with s = 2⁶⁴ the root of float32's largest number: it overflows only
+    where n itself does.
+    """
+    s = 2.0**64
+
+    def pooled(f: Callable[[mx.array], mx.array], grads: list[mx.array]) -> mx.array:
+        squares = _sums(f, grads)
+        if plan.one_each:
+            return squares
+        return mx.zeros(plan.width, wide).at[mx.array(plan.owner, mx.int32)].add(squares)
 
     def measure(grads: list[mx.array], params: list[mx.array]) -> tuple[mx.array, mx.array | None]:
         # n = sqrt(Σ_p Σ_i g_i²)
-        squares = _sums(lambda g: mx.square(g.astype(dtype)), grads)
-        if not plan.one_each:
-            squares = mx.zeros(plan.width, dtype).at[mx.array(plan.owner, mx.int32)].add(squares)
+        squares = pooled(lambda g: mx.square(g.astype(wide)), grads)
         norm = mx.sqrt(squares)
+        if wide != mx.float64:
+            scaled = pooled(lambda g: mx.square(g.astype(wide) * (1 / s)), grads)
+            norm = mx.where(mx.isinf(squares), mx.sqrt(scaled) * s, norm)
+        norm = norm.astype(dtype)
         if not params:
             return norm, None
         magnitude = _sums(lambda p: mx.abs(p.astype(dtype)), params)

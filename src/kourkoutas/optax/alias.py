@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from kourkoutas.optax.axes import AxisName
 from kourkoutas.optax.norms import Members
 from kourkoutas.optax.transform import Scalar, scale_by_kourkoutas_beta
-from kourkoutas.optax.trees import PyTree, align, partition_tree
+from kourkoutas.optax.trees import PyTree, align, layout_of
 from kourkoutas.rule import Buckets, Hyper, check_learning_rate
 
 _DEFAULT = Hyper()
@@ -36,6 +37,7 @@ def kourkoutas_beta(
     buckets: Buckets = "parameter",
     nonfinite: str = _DEFAULT.nonfinite,
     diagnostics: bool = False,
+    axis_name: AxisName = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Kourkoutas-β: Adam with a second-moment memory that shortens when gradients spike.
 
@@ -65,6 +67,7 @@ def kourkoutas_beta(
       buckets: idem.
       nonfinite: idem; a skipped bucket is not decayed either.
       diagnostics: idem.
+      axis_name: idem.
 
     Returns:
       The corresponding `optax.GradientTransformationExtraArgs`.
@@ -103,16 +106,19 @@ def kourkoutas_beta(
         buckets=buckets,
         nonfinite=nonfinite,
         diagnostics=diagnostics,
+        axis_name=axis_name,
     )
     # NOTE: `identity` does not read the parameters, and keeps the state's structure the same as with an injected zero.
     still = isinstance(weight_decay, (int, float)) and weight_decay == 0
     decayed = optax.identity() if still else optax.add_decayed_weights(weight_decay)
     if mask is not None:
         decayed = optax.masked(decayed, mask)
-    return _hold_still(optax.chain(scale, decayed, optax.scale_by_learning_rate(learning_rate)), buckets)
+    return _hold_still(optax.chain(scale, decayed, optax.scale_by_learning_rate(learning_rate)), buckets, axis_name)
 
 
-def _hold_still(inner: optax.GradientTransformation, buckets: Buckets) -> optax.GradientTransformationExtraArgs:
+def _hold_still(
+    inner: optax.GradientTransformation, buckets: Buckets, axis_name: AxisName
+) -> optax.GradientTransformationExtraArgs:
     """The chain `inner` with zero updates, weight decay included, wherever its first part took no step.
 
     NOTE: zeros and not None for a missing gradient, as `optax.apply_updates` cannot add None to an array.
@@ -125,7 +131,8 @@ def _hold_still(inner: optax.GradientTransformation, buckets: Buckets) -> optax.
         before, after = state[0], new_state[0]
         us, rebuild = align(updates, before.mu, "gradients")
         if after.skipped is not None:
-            skipped = jnp.unstack(Members(partition_tree(before.mu, buckets)).spread(after.skipped > before.skipped))
+            members = Members(layout_of(before.mu, buckets, axis_name).parts)
+            skipped = jnp.unstack(members.spread(after.skipped > before.skipped))
             us = [None if u is None else jnp.where(s, jnp.zeros_like(u), u) for u, s in zip(us, skipped, strict=True)]
         elif all(u is not None for u in us):
             return updates, new_state

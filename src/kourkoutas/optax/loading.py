@@ -37,6 +37,7 @@ def load_state(saved: PyTree, like: optax.OptState) -> optax.OptState:
       7
     """
     saved = _upgraded(saved)
+    treedef: Any
     leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
     return treedef.unflatten([_leaf(saved, path, x) for path, x in leaves])
 

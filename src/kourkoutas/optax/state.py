@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from kourkoutas.optax.trees import PyTree, name_of, partition_tree
-from kourkoutas.rule import Buckets, Hyper
+from kourkoutas.buckets import Partition
+from kourkoutas.optax.axes import Axes, are_bound
+from kourkoutas.optax.trees import Layout, PyTree, name_of
+from kourkoutas.rule import Hyper
 from kourkoutas.trace import WINDOW
 
 
@@ -45,7 +47,7 @@ class KourkoutasBetaState(NamedTuple):
     missed: jax.Array
 
 
-def first_state(params: optax.Params, hyper: Hyper, buckets: Buckets, diagnostics: bool) -> KourkoutasBetaState:
+def first_state(params: optax.Params, hyper: Hyper, layout: Layout, diagnostics: bool) -> KourkoutasBetaState:
     """The state before the first step."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     for path, x in leaves:
@@ -54,7 +56,7 @@ def first_state(params: optax.Params, hyper: Hyper, buckets: Buckets, diagnostic
                 f"`params` must be floating-point or complex arrays; got {jnp.result_type(x)} at {name_of(path)!r}: "
                 "leave it out, for example with optax.masked or equinox.filter(model, equinox.is_inexact_array)"
             )
-    size, n = len(leaves), len(partition_tree(params, buckets).names)
+    size, n = len(leaves), len(layout.parts.names)
     real = jnp.finfo(jnp.result_type(jnp.float32, *(x for _, x in leaves))).dtype
     return KourkoutasBetaState(
         count=jnp.zeros((), jnp.int32),
@@ -68,6 +70,21 @@ def first_state(params: optax.Params, hyper: Hyper, buckets: Buckets, diagnostic
         rows=jnp.zeros((), jnp.int32) if diagnostics else None,
         missed=jnp.zeros(size, jnp.int32),
     )
+
+
+def check_layout(state: KourkoutasBetaState, parts: Partition, axes: list[Axes]) -> None:
+    """Raise unless a step with these buckets and axes fits the state and what is traced."""
+    if state.ema.shape != (len(parts.names),):
+        raise ValueError(
+            f"the state has {state.ema.size} buckets and the parameters have {len(parts.names)}: call init() with the "
+            "same parameters and `buckets`; inside shard_map with `axis_name` as PartitionSpecs"
+        )
+    if not are_bound(axes):
+        names = sorted({name for each in axes for name in each.names})
+        raise ValueError(
+            f"`axis_name` names {names}, which are not all axes of a map around update(): call it inside shard_map "
+            "over a mesh with these axes, or leave `axis_name` out (under jit norms are those of whole arrays anyway)"
+        )
 
 
 def steps_taken(state: KourkoutasBetaState) -> tuple[jax.Array, jax.Array]:

@@ -10,11 +10,12 @@ import optax
 
 from kourkoutas import rule
 from kourkoutas.buckets import check_buckets
+from kourkoutas.optax.axes import AxisName
 from kourkoutas.optax.dtypes import cast
-from kourkoutas.optax.norms import Members, mean_magnitudes, pooled_norms, refuse_nonfinite
+from kourkoutas.optax.norms import Members, measure, refuse_nonfinite
 from kourkoutas.optax.recording import record
-from kourkoutas.optax.state import KourkoutasBetaState, first_state, steps_taken
-from kourkoutas.optax.trees import align, name_of, partition_tree
+from kourkoutas.optax.state import KourkoutasBetaState, check_layout, first_state, steps_taken
+from kourkoutas.optax.trees import align, layout_of, name_of
 from kourkoutas.optax.update import Leaf, scalars_of, update_leaf
 from kourkoutas.rule import Buckets, Hyper
 
@@ -40,6 +41,7 @@ def scale_by_kourkoutas_beta(
     buckets: Buckets = "parameter",
     nonfinite: str = _DEFAULT.nonfinite,
     diagnostics: bool = False,
+    axis_name: AxisName = None,
 ) -> optax.GradientTransformation:
     r"""Rescale updates according to the Kourkoutas-β algorithm.
 
@@ -82,6 +84,9 @@ def scale_by_kourkoutas_beta(
       nonfinite: what a non-finite pooled norm does: "propagate", "skip" the bucket (zero update, state unchanged,
         counted in `skipped`) or "raise" (only outside of jit).
       diagnostics: record sun and β2 of every bucket and step; read them with `pull`.
+      axis_name: inside `shard_map`, the mesh axes over which parameters are sharded: names or a PartitionSpec for all
+        of them, a tree of these like the parameters, or a callable of name and array; see `kourkoutas.optax.axes`.
+        Norms are then those of whole parameters. Leave it None under `jit`, where XLA sums over all devices by itself.
 
     Returns:
       The corresponding `optax.GradientTransformation`.
@@ -100,7 +105,7 @@ def scale_by_kourkoutas_beta(
     check_buckets(buckets)
 
     def init_fn(params: optax.Params) -> KourkoutasBetaState:
-        return first_state(params, hyper, buckets, diagnostics)
+        return first_state(params, hyper, layout_of(params, buckets, axis_name), diagnostics)
 
     def update_fn(
         updates: optax.Updates, state: KourkoutasBetaState, params: optax.Params | None = None
@@ -116,22 +121,23 @@ def scale_by_kourkoutas_beta(
                 raise ValueError(f"the gradient of {name!r} must have the shape {m.shape}; got {jnp.shape(g)}")
 
         # A parameter's gradient is there or not for the whole trace; a bucket is live if one of its members has one.
-        parts = partition_tree(state.mu, buckets)
+        parts, axes = layout_of(state.mu, buckets, axis_name)
+        check_layout(state, parts, axes)
         present = np.array([g is not None for g in gs], bool)
         members = Members(parts, present)
         live = np.zeros(members.size, bool)
         live[members.index[present]] = True
         everything = bool(present.all())
 
-        real = state.ema.dtype
-        norm = pooled_norms(gs, members, real)
-        if hyper.nonfinite == "raise":
-            refuse_nonfinite(norm, parts.names)
-        mean_abs = None
+        thetas = None
         if hyper.adaptive_tiny:
             if params is None:
                 raise ValueError("`adaptive_tiny` needs the parameters: call update(updates, state, params)")
-            mean_abs = mean_magnitudes(align(params, state.mu, "params")[0], real)
+            thetas, _ = align(params, state.mu, "params")
+        real = state.ema.dtype
+        norm, mean_abs = measure(gs, thetas, members, axes, real)
+        if hyper.nonfinite == "raise":
+            refuse_nonfinite(norm, parts.names)
 
         count, t = steps_taken(state)
         step = rule.step(

@@ -2,12 +2,13 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from kourkoutas.buckets import Partition, partition
+from kourkoutas.optax.axes import Axes, AxisName, are_bound, axes_of
 from kourkoutas.rule import Buckets
 
 PyTree = Any
@@ -18,8 +19,20 @@ def name_of(path: Sequence[Any]) -> str:
     return jax.tree_util.keystr(tuple(path), simple=True, separator=".") or "params"
 
 
-def partition_tree(params: PyTree, buckets: Buckets) -> Partition:
-    """The buckets of a tree of parameters, or of any tree of their shape and dtype, such as `mu`."""
+class Layout(NamedTuple):
+    """What is known of a tree of parameters before its numbers.
+
+    Attributes:
+      parts: its buckets.
+      axes: over which mesh axes each parameter is sharded.
+    """
+
+    parts: Partition
+    axes: list[Axes]
+
+
+def layout_of(params: PyTree, buckets: Buckets, axis_name: AxisName = None) -> Layout:
+    """The layout of a tree of parameters, or of any tree of their shape and dtype, such as `mu`."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     paths = [path for path, _ in leaves]
     # flax boxes parameters in nodes with one child, `value`, which is no part of the name.
@@ -29,7 +42,15 @@ def partition_tree(params: PyTree, buckets: Buckets) -> Partition:
     if len(set(names)) < len(names):  # {"a.b": ...} beside {"a": {"b": ...}}
         names = [jax.tree_util.keystr(path) for path in paths]
     shapes = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for _, x in leaves]
-    return partition(buckets, names, shapes)
+    axes = axes_of(axis_name, params, names, shapes)
+    if buckets == "shape" and any(each.dims is None for each in axes):
+        raise ValueError(
+            "`buckets` is 'shape', which needs the shapes of whole parameters, and `axis_name` only has names of axes: "
+            "give `axis_name` as the PartitionSpecs of the parameters"
+        )
+    if are_bound(axes):
+        shapes = [jax.ShapeDtypeStruct(a.whole(s.shape), s.dtype) for a, s in zip(axes, shapes, strict=True)]
+    return Layout(partition(buckets, names, shapes), axes)
 
 
 def bucket_names(params: PyTree, buckets: Buckets = "parameter") -> tuple[str, ...]:
@@ -46,7 +67,7 @@ def bucket_names(params: PyTree, buckets: Buckets = "parameter") -> tuple[str, .
       >>> bucket_names({"enc": {"b": jnp.zeros(2), "w": jnp.zeros((2, 3))}, "gain": jnp.ones(())}, "module")
       ('enc', '')
     """
-    return partition_tree(params, buckets).names
+    return layout_of(params, buckets).parts.names
 
 
 def align(tree: PyTree, like: PyTree, what: str) -> tuple[list[Any], Callable[[Sequence[Any]], PyTree]]:
