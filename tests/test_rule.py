@@ -85,22 +85,101 @@ def test_a_v_max_is_kept_as_the_paper_says_and_never_for_decay_zero(decay, max_r
 norms = st.floats(0, 1e30)
 
 
-@given(norm=norms, ema=norms, step=st.integers(1, 100), warmup=st.integers(0, 50))
+def lone(hyper, norm, ema=0.0, step=0, xp=rule.Floats, **options):
+    return rule.step(hyper, 0.5, norm, rule.State(ema, step, **options), xp)
+
+
+@given(norm=norms, ema=norms, step=st.integers(0, 99), warmup=st.integers(0, 50))
 def test_beta2_stays_between_its_bounds(norm, ema, step, warmup):
     hyper = Hyper(warmup_steps=warmup)
-    sun = rule.sunspike(hyper, np.float64(ema), np.float64(norm), step, np)
-    beta2 = 1 - rule.forgetting(hyper, sun, step, np)
-    assert 0 <= sun <= 1
-    assert hyper.beta2_min - 1e-12 <= beta2 <= hyper.beta2_max + 1e-12
-    if step <= warmup:
-        assert sun == 0
-        assert beta2 == pytest.approx(0.9395, abs=1e-15)
+    new = lone(hyper, norm, ema, step)
+    assert 0 <= new.sun <= 1
+    assert hyper.beta2_min - 1e-12 <= new.beta2 <= hyper.beta2_max + 1e-12
+    if step < warmup:
+        assert new.sun == 0
+        assert new.beta2 == pytest.approx(0.9395, abs=1e-15)
 
 
 @given(st.floats(1e-6, 1e6))
 def test_a_norm_at_its_average_gives_the_middle(norm):
-    hyper = Hyper(tiny_spike=1e-300)
-    assert rule.sunspike(hyper, norm, norm, 1, np) == pytest.approx(0.5)
+    assert lone(Hyper(tiny_spike=1e-300), norm, norm).sun == pytest.approx(0.5)
+
+
+OPTIONS = [
+    {},
+    {"warmup_steps": 3},
+    {"bias_correction": "none", "weight_decay": 0.1},
+    {"bias_correction": "exact", "decay": 0.98, "max_ratio": 3.0},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_floats_and_arrays_give_the_same_scalars(options):
+    hyper = Hyper(**options)
+    exact = hyper.bias_correction == "exact"
+    state = rule.State(np.array([2.0, 0.5]), np.array([2.0, 7.0]), np.array([-0.1, -0.3]) if exact else None)
+    norm, mean_abs = np.array([3.0, 0.1]), np.array([0.5, 4.0])
+    both = rule.step(hyper, 0.5, norm, state, np, mean_abs=mean_abs)
+    for i in range(2):
+        one = rule.State(*(None if x is None else float(x[i]) for x in state))
+        alone = rule.step(hyper, 0.5, float(norm[i]), one, rule.Floats, mean_abs=float(mean_abs[i]))
+        for got, want in zip(both[:2], alone[:2], strict=True):
+            for name, x in want._asdict().items():
+                y = getattr(got, name)
+                assert (x is None) == (y is None), name
+                assert x is None or x == pytest.approx(np.broadcast_to(y, 2)[i], rel=1e-14), name
+
+
+class Pair:
+    """Three parameters in two buckets."""
+
+    def spread(self, x):
+        return x[[0, 0, 1]]
+
+    def largest(self, x):
+        return np.array([max(x[0], x[1]), x[2]])
+
+
+def test_a_bucket_that_does_not_go_on_keeps_its_state_and_has_coefficients_that_change_nothing():
+    hyper = Hyper(nonfinite="skip", bias_correction="exact", decay=0.98, weight_decay=0.1, eps=0.0)
+    state = rule.State(np.array([2.0, 0.5]), np.array([2.0, 7.0, 1.0]), np.array([-0.1, -0.3, -0.2]), np.array([0, 4]))
+    new = rule.step(hyper, 0.5, np.array([3.0, np.inf]), state, np, members=Pair())
+    assert new.fine.tolist() == [True, False]
+    assert new.fine_each.tolist() == [True, True, False]
+    assert new.state.step.tolist() == [3, 8, 1]
+    assert new.state.skipped.tolist() == [0, 5]
+    assert new.state.ema[1] == 0.5
+    assert new.state.log_beta2[2] == -0.2
+    assert np.isnan(new.beta2[1])
+    assert np.isnan(new.sun[1])
+    k = [None if x is None else np.broadcast_to(x, 3)[2] for x in new.k]
+    assert k == [0, 0, 0, 1, None, 1, 1]
+
+
+def test_buckets_and_parameters_without_a_gradient_stay_as_they_are():
+    state = rule.State(np.array([2.0, 0.5]), np.array([2.0, 7.0, 1.0]))
+    live, present = np.array([True, False]), np.array([True, False, False])
+    new = rule.step(Hyper(), 0.5, np.array([3.0, 0.0]), state, np, members=Pair(), live=live, present=present)
+    assert new.state.step.tolist() == [3, 7, 1]
+    assert new.state.ema.tolist() == [0.93 * 2 + 0.07 * 3, 0.5]
+    assert new.fine_each.tolist() == [True, False, False]
+
+
+def test_the_warmup_of_a_bucket_ends_with_the_largest_count_of_its_members():
+    state = rule.State(np.zeros(2), np.array([2.0, 7.0, 1.0]))
+    new = rule.step(Hyper(warmup_steps=5), 0.5, np.ones(2), state, np, members=Pair())
+    assert new.sun[0] > 0
+    assert new.sun[1] == 0
+
+
+@given(norm=st.floats(1e-3, 1e3), ema=st.floats(1e-3, 1e3), step=st.integers(0, 10**4))
+def test_the_folded_update_is_the_papers(norm, ema, step):
+    # γ/a1 · m / (√(v/b2) + ε) at m = 0.3, v = 0.2
+    hyper = Hyper(eps=0.1)
+    k = lone(hyper, norm, ema, step).k
+    a1, b2 = 1 - 0.9 ** (step + 1), 1 - 0.999 ** (step + 1)
+    want = 0.5 / a1 * 0.3 / (math.sqrt(0.2 / b2) + 0.1)
+    assert k.rate * 0.3 / (math.sqrt(0.2) + k.floor) == pytest.approx(want, rel=1e-9)
 
 
 @given(step=st.integers(1, 10**6))

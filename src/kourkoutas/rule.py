@@ -1,8 +1,8 @@
-"""The Kourkoutas-β rule: hyper-parameters and the scalar recurrence of one bucket.
+"""The Kourkoutas-β rule: hyper-parameters, and the scalars of one step as one function, `step`.
 
-Everything here is framework-free. The functions use only arithmetic and the three calls `expm1`, `log1p` and `where`
-of an array namespace `xp` (numpy, torch, jax.numpy, mlx.core), so each front end runs the same lines on its own arrays,
-one entry per bucket or per parameter.
+Everything here is framework-free: `step` uses only arithmetic and a few calls of an array namespace `xp` (numpy, torch,
+jax.numpy, mlx.core, or `Floats`), so each front end runs the same lines on its own arrays. A front end adds three
+things: the pooled norms before it, the elementwise update after it, and where the state is kept.
 
 Symbols, as in the paper:
 
@@ -14,6 +14,11 @@ Symbols, as in the paper:
 
 NOTE: `c2 = 1 - β2` is carried instead of β2. It is formed as (1-β2_max) + (β2_max-β2_min)·sun, which keeps all its
 digits in float32, where 1 - 0.999 would lose four of them.
+
+NOTE: norms. n is finite whenever the gradients are, as far as n itself fits its dtype: a million entries of 1e18 have
+n = 1e21, but Σ g² = 1e42 overflows float32, and a NaN would spread to the whole bucket where Adam goes on. So a front
+end sums squares in float64, or sums (g/s)² with s the largest |g| and multiplies the root by s. Squares that underflow
+may be lost: next to `tiny_spike` they are nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -162,36 +167,191 @@ class Hyper:
 HYPER_NAMES = tuple(f.name for f in fields(Hyper))
 
 
-def moving_average(hyper: Hyper, ema: Any, norm: Any) -> Any:
-    """r_t = α·r_{t-1} + (1-α)·n_t."""
-    return hyper.alpha * ema + (1 - hyper.alpha) * norm
+class State(NamedTuple):
+    """The scalars that a step moves; what the options do not need is None."""
+
+    ema: Any  # r, per bucket
+    step: Any  # t, the steps taken: per parameter, or one number that all share
+    log_beta2: Any = None  # Σ log β2 over a parameter's steps, for bias_correction="exact"
+    skipped: Any = None  # per bucket, for nonfinite="skip"
 
 
-def sunspike(hyper: Hyper, ema: Any, norm: Any, step: Any, xp: Any) -> Any:
-    """sun_t of buckets whose moving average is already r_t.
+class Coefficients(NamedTuple):
+    """The scalars of the update, one entry per parameter or one number for all; None where there is nothing to do.
 
-    raw = n / (r + tiny_spike), sun = raw / (1 + raw) = n / (n + r + tiny_spike); zero while step ≤ warmup_steps.
+    m ← m + c1·(g - m),  v ← v + c2·(g² - v),  v̂ = v_max ← max(leak·v_max, v) or v̂ = v,
+    θ ← shrink·θ - Δ  with  Δ = rate·m / (√v̂ + floor), clipped to ±limit
+
+    NOTE: the paper's Δ = γ/a1 · m / (√(v̂/b2) + ε) multiplied out with √b2, which leaves one division per element.
     """
-    sun = norm / (norm + ema + hyper.tiny_spike)
-    if isinstance(hyper.warmup_steps, int) and hyper.warmup_steps == 0:
-        return sun
-    return xp.where(step > hyper.warmup_steps, sun, xp.zeros_like(sun))
+
+    c1: Any  # 1 - β1
+    c2: Any  # 1 - β2
+    rate: Any  # γ√b2/a1
+    floor: Any  # (ε + tiny_denom·max(⟨|θ|⟩, 1))·√b2, the second term with adaptive_tiny
+    limit: Any  # γ·max_ratio, or None
+    shrink: Any  # 1 - γλ, or None
+    leak: Any  # δ, or None when no v_max is kept
 
 
-def forgetting(hyper: Hyper, sun: Any, step: Any, xp: Any) -> Any:
-    """c2 = 1 - β2_t, with β2_t = β2_max - (β2_max - β2_min)·sun, or ½(β2_min + β2_max) while step ≤ warmup_steps."""
+class Step(NamedTuple):
+    """What `step` makes of the scalars."""
+
+    state: State
+    k: Coefficients
+    sun: Any  # per bucket; NaN where it did not go on
+    beta2: Any  # per bucket; NaN where it did not go on
+    fine: Any  # which buckets go on; None: all
+    fine_each: Any  # which parameters go on; None: all
+
+
+class Members(Protocol):
+    """Which parameters are in which bucket, for arrays of one framework."""
+
+    def spread(self, x: Any) -> Any:
+        """From an entry per bucket to one per parameter."""
+
+    def largest(self, x: Any) -> Any:
+        """From an entry per parameter to one per bucket: the largest of its members that have a gradient."""
+
+
+class Floats:
+    """The array namespace of Python floats: for a lone parameter, faster than arrays of one entry."""
+
+    expm1 = staticmethod(math.expm1)
+    sqrt = staticmethod(math.sqrt)
+    log = staticmethod(math.log)
+    isfinite = staticmethod(math.isfinite)
+
+    @staticmethod
+    def log1p(x: float) -> float:
+        return math.log1p(x) if x > -1 else -math.inf
+
+    @staticmethod
+    def where(chosen: bool, a: float, b: float) -> float:
+        return a if chosen else b
+
+    @staticmethod
+    def zeros_like(x: float) -> float:
+        return 0.0
+
+
+def step(
+    hyper: Hyper,
+    lr: Any,
+    norm: Any,
+    state: State,
+    xp: Any,
+    *,
+    members: Members | None = None,
+    mean_abs: Any = None,
+    live: Any = None,
+    present: Any = None,
+) -> Step:
+    """The scalars of one step: from pooled norms to the coefficients of the update and the state afterwards.
+
+    Args:
+      hyper: hyper-parameters; numbers, or arrays with one element.
+      lr: the learning rate γ.
+      norm: n, per bucket.
+      state: before the step.
+      xp: the array namespace.
+      members: None when every bucket has one parameter, in the same order.
+      mean_abs: ⟨|θ|⟩ per parameter, for adaptive_tiny.
+      live: which buckets have a gradient; None: all.
+      present: which parameters have a gradient; None: all.
+
+    NOTE: a bucket that does not go on (no gradient, or a norm that is not finite under nonfinite="skip") keeps its
+    state, and its coefficients leave m, v, v_max and θ as they are to the bit if its gradient is replaced by zeros.
+    """
+    t = state.step + 1
+    t_bucket = t if members is None or _is_zero(hyper.warmup_steps) else members.largest(t)
+    c2, sun, r = _memory(hyper, norm, state.ema, t_bucket, xp)
+    c2_each = c2 if members is None else members.spread(c2)
+    # Σ log β2 ← Σ log β2 + log β2
+    log_beta2 = state.log_beta2 if state.log_beta2 is None else state.log_beta2 + xp.log1p(-c2_each)
+    a1, b2 = bias_corrections(hyper, _real(t, norm), log_beta2, xp)
+    root = math.sqrt(b2) if isinstance(b2, float) else xp.sqrt(b2)
+
+    eps: Any = hyper.eps
+    if mean_abs is not None:
+        # ε + tiny_denom·max(⟨|θ|⟩, 1)
+        eps = eps + hyper.tiny_denom * xp.where(mean_abs < 1, 1.0, mean_abs)
+    k = Coefficients(
+        c1=1 - hyper.beta1,
+        c2=c2_each,
+        rate=lr * root / a1,
+        floor=eps * root,
+        limit=None if hyper.max_ratio is None else lr * hyper.max_ratio,
+        shrink=None if _is_zero(hyper.weight_decay) else 1 - lr * hyper.weight_decay,
+        leak=hyper.leak,
+    )
+    new = State(r, t, log_beta2, state.skipped)
+    if live is None and hyper.nonfinite != "skip":
+        return Step(new, k, sun, 1 - c2, None, None)
+
+    fine = live
+    if hyper.nonfinite == "skip":
+        finite = xp.isfinite(norm)
+        fine = finite if live is None else finite & live
+        if state.skipped is not None:
+            new = new._replace(skipped=xp.where(finite, state.skipped, state.skipped + 1))
+    each = fine if members is None else members.spread(fine)
+    if present is not None:
+        each = each & present
+    new = new._replace(
+        ema=xp.where(fine, r, state.ema),
+        step=xp.where(each, t, state.step),
+        log_beta2=None if log_beta2 is None else xp.where(each, log_beta2, state.log_beta2),
+    )
+    zero, nan = xp.zeros_like(c2_each), xp.zeros_like(sun) + math.nan
+
+    def still(x: Any, value: float) -> Any:
+        return None if x is None else xp.where(each, x + zero, zero + value)
+
+    k = Coefficients(
+        still(k.c1, 0),
+        still(k.c2, 0),
+        still(k.rate, 0),
+        still(k.floor, 1),
+        k.limit,
+        still(k.shrink, 1),
+        still(k.leak, 1),
+    )
+    return Step(new, k, xp.where(fine, sun, nan), xp.where(fine, 1 - c2, nan), fine, each)
+
+
+def _memory(hyper: Hyper, norm: Any, ema: Any, t: Any, xp: Any) -> tuple[Any, Any, Any]:
+    """(1-β2, sun, r) of each bucket; `t` counts its steps, this one included."""
+    # r = α·r + (1-α)·n
+    r = hyper.alpha * ema + (1 - hyper.alpha) * norm
+    # raw = n / (r + tiny_spike),  sun = raw / (1 + raw) = n / (n + r + tiny_spike)
+    sun = norm / (norm + r + hyper.tiny_spike)
+    # β2 = β2_max - (β2_max - β2_min)·sun
     c2 = (1 - hyper.beta2_max) + (hyper.beta2_max - hyper.beta2_min) * sun
-    if isinstance(hyper.warmup_steps, int) and hyper.warmup_steps == 0:
-        return c2
-    middle = 1 - (hyper.beta2_min + hyper.beta2_max) / 2
-    return xp.where(step > hyper.warmup_steps, c2, xp.zeros_like(c2) + middle)
+    if _is_zero(hyper.warmup_steps):
+        return c2, sun, r
+    # While t ≤ warmup_steps: sun = 0 and β2 = ½(β2_min + β2_max)
+    middle, zero = 1 - (hyper.beta2_min + hyper.beta2_max) / 2, xp.zeros_like(sun)
+    warm = t > hyper.warmup_steps
+    return xp.where(warm, c2, zero + middle), xp.where(warm, sun, zero), r
+
+
+def _is_zero(x: Any) -> bool:
+    return _is_number(x) and x == 0
+
+
+def _real(x: Any, like: Any) -> Any:
+    """A count as a number of the dtype of `like`."""
+    return x.astype(like.dtype) if hasattr(x, "astype") and hasattr(like, "dtype") else x
 
 
 def _one_minus_power(beta: Any, step: Any, xp: Any) -> Any:
     """1 - β^t as -expm1(t·log β), which keeps its digits in float32 when β is near 1."""
-    if isinstance(beta, (int, float, np.number)):
-        return -xp.expm1(step * (math.log(beta) if beta > 0 else -math.inf))
-    return -xp.expm1(step * xp.log(beta))
+    if not _is_number(beta):
+        return -xp.expm1(step * xp.log(beta))
+    exponent = step * (math.log(beta) if beta > 0 else -math.inf)
+    return -math.expm1(exponent) if isinstance(exponent, float) else -xp.expm1(exponent)
 
 
 def bias_corrections(hyper: Hyper, step: Any, log_beta2: Any, xp: Any) -> tuple[Any, Any]:
@@ -201,8 +361,7 @@ def bias_corrections(hyper: Hyper, step: Any, log_beta2: Any, xp: Any) -> tuple[
     `log_beta2` is Σ log β2 over the steps of each parameter and is only read for "exact".
     """
     if hyper.bias_correction == "none":
-        one = xp.zeros_like(step) + 1.0
-        return one, one
+        return 1.0, 1.0
     a1 = _one_minus_power(hyper.beta1, step, xp)
     if hyper.bias_correction == "exact":
         return a1, -xp.expm1(log_beta2)

@@ -262,7 +262,7 @@ def test_masked_steps_only_where_the_mask_says(options):
     inner = kourkoutas_beta(1e-2, **options)
     solver = optax.masked(inner, mask)
     state = solver.init(params)
-    assert state.inner_state[0].count.shape == (2,)
+    assert state.inner_state[0].missed.shape == (2,)
     grads = jax.grad(loss)(params, inputs(1)[0])
     updates, state = jax.jit(solver.update)(grads, state, params)
     assert_same(updates["enc"]["b"], grads["enc"]["b"])
@@ -298,7 +298,7 @@ def test_map_params_reaches_every_moment_and_nothing_else(wrap):
     inner = next(x for x in jax.tree.leaves(marked, is_leaf=lambda x: hasattr(x, "nu_max")) if hasattr(x, "nu_max"))
     for tree in (inner.mu, inner.nu, inner.nu_max):
         assert set(jax.tree.leaves(tree)) == {"moment"}
-    assert {inner.count, inner.ema, inner.log_beta2, inner.skipped, inner.ring, inner.rows} == {"other"}
+    assert {inner.count, inner.missed, inner.ema, inner.log_beta2, inner.skipped, inner.ring, inner.rows} == {"other"}
 
 
 def test_an_empty_tree_of_parameters_is_accepted():

@@ -95,9 +95,7 @@ def on_device(group: dict[str, Any], hyper: Hyper, work: Work, norm: Tensor) -> 
     if index is not None and hyper.warmup_steps:
         bucket_step = torch.zeros_like(norm).scatter_reduce_(0, index, step, "amax")
 
-    r = rule.moving_average(hyper, ema, norm)
-    sun = rule.sunspike(hyper, r, norm, bucket_step, torch)
-    c2 = rule.forgetting(hyper, sun, bucket_step, torch)
+    c2, sun, r = rule._memory(hyper, norm, ema, bucket_step, torch)
     stats = torch.stack([sun, 1 - c2])
     c2 = spread(c2)
     log_beta2 = gather(work.log_beta2s) + torch.log1p(-c2) if work.log_beta2s else None
@@ -105,6 +103,7 @@ def on_device(group: dict[str, Any], hyper: Hyper, work: Work, norm: Tensor) -> 
 
     lr = group["lr"]
     one = torch.ones_like(step)
+    a1, b2 = a1 * one, b2 * one
     c1, gain, keep = (1 - hyper.beta1) * one, lr / a1, one - lr * hyper.weight_decay
     leak = (1.0 if hyper.leak is None else hyper.leak) * one
     limit = lr * (hyper.max_ratio or 0.0) * one

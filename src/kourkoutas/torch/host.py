@@ -133,9 +133,7 @@ class Scalars:
         same = not self.exact and steps.count(steps[0]) == len(steps)
         step: Any = steps[0] + 1 if same else np.array(steps) + 1
         bucket_step = step if same or not hyper.warmup_steps else self._largest(step)
-        r = rule.moving_average(hyper, emas[0] if self.lone else np.array(emas), norm)
-        sun = rule.sunspike(hyper, r, norm, bucket_step, self.xp)
-        c2 = rule.forgetting(hyper, sun, bucket_step, self.xp)
+        c2, sun, r = rule._memory(hyper, norm, emas[0] if self.lone else np.array(emas), bucket_step, self.xp)
         spread = c2 if self.index is None else c2[self.index]
         log_beta2 = np.array(self._logs.read()) + np.log1p(-spread) if self.exact else None
         a1, b2 = rule.bias_corrections(hyper, step, log_beta2, _Floats if same else np)

@@ -1,0 +1,150 @@
+"""The state: which arrays there are, who has which entry in them, and how it grows when parameters appear.
+
+The state holds arrays only, in one flat dictionary per kind, so that it saves with `tree_flatten` and
+`mx.save_safetensors` and is captured by `mx.compile`:
+
+    step, learning_rate, alpha         scalars
+    m, v, v_max                        path → array, in the parameter's dtype
+    t                                  step count: one while all parameters share it, else as log_beta2
+    log_beta2                          (P,), one entry per parameter, paths in natural order
+    ema, skipped                       (B,), one entry per bucket
+    ring, count                        as `kourkoutas.trace` describes them, with `diagnostics=True`
+
+NOTE: `t` is one number as long as every parameter has had a gradient at every step. All of them then share their bias
+corrections, which spares MLX two small operations per parameter and step. That it becomes a vector otherwise is seen in
+the state, by a compiled step as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from kourkoutas.buckets import Partition, bucket_key, partition
+from kourkoutas.mlx.plan import PER_PARAMETER, Plan
+from kourkoutas.mlx.trees import flat, natural
+from kourkoutas.rule import Buckets, Hyper
+from kourkoutas.trace import WINDOW
+
+State = dict[str, Any]
+
+
+class Layout:
+    """Where the parameters and buckets of one optimizer are in its state.
+
+    Attributes:
+      number: path → the parameter's entry in the vectors of the state.
+      parts: the parameters' buckets.
+    """
+
+    def __init__(self, hyper: Hyper, buckets: Buckets, diagnostics: bool) -> None:
+        self.hyper, self.buckets, self.diagnostics = hyper, buckets, diagnostics
+        self.number: dict[str, int] = {}
+        self.parts = Partition((), ())
+        self._keys: dict[str, Hashable] = {}
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """What is kept per parameter, like the parameter."""
+        return ("m", "v") if self.hyper.leak is None else ("m", "v", "v_max")
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """What is kept per parameter or bucket, as one number."""
+        exact = ("log_beta2",) if self.hyper.bias_correction == "exact" else ()
+        return ("t", *exact, "ema", "skipped")
+
+    def plan(self, numbers: list[int]) -> Plan:
+        """The plan of a step in which the parameters `numbers`, ascending, have a gradient."""
+        owner = [self.parts.index[i] for i in numbers]
+        columns = tuple(sorted(set(owner)))
+        local = {b: k for k, b in enumerate(columns)}
+        return Plan(
+            hyper=self.hyper,
+            rows=None if len(numbers) == len(self.number) else tuple(numbers),
+            columns=None if len(columns) == len(self.parts.names) else columns,
+            owner=tuple(local[b] for b in owner),
+            buckets=len(self.parts.names),
+        )
+
+    def build(self, state: State, new: Mapping[str, mx.array], parameters: Any) -> None:
+        """Bring `state` to the union of its own paths and those of `new`, keeping every value that is there."""
+        for path, p in new.items():
+            if not mx.issubdtype(p.dtype, mx.floating):
+                raise TypeError(
+                    f"parameter {path!r} must be an array of a real floating-point dtype; got {p.dtype}: "
+                    "freeze it, or leave it out of the gradients"
+                )
+        # NOTE: tree_unflatten nests the dotted paths of a loaded state; flattening brings both forms to one.
+        for slot in ("m", "v", "v_max"):
+            if slot in state or slot in self.slots:
+                state[slot] = flat(state.get(slot, {}))
+        old = natural(state["m"])
+        names = natural({*old, *new})
+        if any(path not in self._keys for path in old):
+            known = flat(parameters)
+            new = {**{path: known.get(path, state["m"][path]) for path in old}, **new}
+        for path in names:
+            if path not in self._keys:
+                self._keys[path] = bucket_key(self.buckets, path, new[path])
+        before, after = self._partition(old), self._partition(names)
+
+        dtype = mx.float64 if any(p.dtype == mx.float64 for p in (*new.values(), *state["m"].values())) else mx.float32
+        home = {path: i for i, path in enumerate(old)}
+        from_old = [home.get(path, -1) for path in names]
+        bucket_home = {after.index[names.index(path)]: before.index[i] for path, i in home.items()} if old else {}
+        bucket_from_old = [bucket_home.get(b, -1) for b in range(len(after.names))]
+        self._spread_steps(state, len(old), grown=len(names) > len(old) > 0)
+        for name in self.vectors:
+            if name == "t" and "t" in state and not state["t"].ndim:
+                continue
+            source, size = (from_old, len(old)) if name in PER_PARAMETER else (bucket_from_old, len(before.names))
+            self._extend(state, name, source, size, mx.int32 if name in ("t", "skipped") else dtype, bool(old))
+        if self.diagnostics:
+            _extend_ring(state, bucket_from_old, len(before.names), dtype)
+        for slot in self.slots:
+            for path, p in new.items():
+                if path not in state[slot]:
+                    state[slot][path] = mx.zeros_like(p)
+        self.number = {path: i for i, path in enumerate(names)}
+        self.parts = after
+
+    def _partition(self, names: list[str]) -> Partition:
+        return partition(lambda path, _: self._keys[path], names, names)
+
+    def _spread_steps(self, state: State, size: int, grown: bool) -> None:
+        """Start the step count, and make it a vector of `size` as soon as parameters may differ in it."""
+        if not size:
+            state["t"] = mx.array(0, mx.int32)
+        if "t" in state and not state["t"].ndim and (grown or self.hyper.nonfinite == "skip"):
+            state["t"] = mx.broadcast_to(state["t"], (size,))
+
+    def _extend(self, state: State, name: str, source: list[int], size: int, dtype: mx.Dtype, loaded: bool) -> None:
+        """state[name][i] ← its entry source[i], or zero where source[i] is -1."""
+        if name not in state:
+            if loaded:
+                raise ValueError(
+                    f"the state has no {name!r}, which these settings need: load a state saved with the same settings"
+                )
+            state[name] = mx.zeros((size,), dtype)
+        if state[name].shape != (size,):
+            raise ValueError(
+                f"the state's {name!r} has shape {tuple(state[name].shape)} but `buckets` {self.buckets!r} give "
+                f"({size},): load a state saved with the same parameters and buckets"
+            )
+        if source != list(range(size)):
+            padded = mx.concatenate([state[name], mx.zeros((1,), state[name].dtype)])
+            state[name] = padded[mx.array([i if i >= 0 else size for i in source], mx.int32)]
+
+
+def _extend_ring(state: State, source: list[int], size: int, dtype: mx.Dtype) -> None:
+    ring = state.get("ring")
+    if ring is None or ring.shape[2] != size:
+        ring, state["count"] = mx.full((WINDOW, 2, size), math.nan, dtype), mx.array(0, mx.int32)
+    if source != list(range(size)):
+        padded = mx.concatenate([ring, mx.full((ring.shape[0], 2, 1), math.nan, ring.dtype)], axis=2)
+        ring = padded[:, :, mx.array([i if i >= 0 else size for i in source], mx.int32)]
+    state["ring"] = ring

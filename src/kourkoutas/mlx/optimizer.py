@@ -1,0 +1,195 @@
+"""The optimizer: what a step does, in the order in which it does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import mlx.core as mx
+import numpy as np
+from mlx.optimizers import Optimizer
+from mlx.utils import tree_map
+
+from kourkoutas.buckets import check_buckets
+from kourkoutas.mlx.layout import Layout
+from kourkoutas.mlx.plan import STATE, Plan, precision, put, scalars, take
+from kourkoutas.mlx.recording import record
+from kourkoutas.mlx.sums import compiled_measure, widest
+from kourkoutas.mlx.trees import flat, pairs
+from kourkoutas.mlx.update import compiled_update, numbers
+from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, check_learning_rate
+from kourkoutas.trace import Trace
+
+Schedule = Callable[[mx.array], Any]
+
+_DEFAULT = Hyper()
+
+
+class KourkoutasBeta(Optimizer):  # type: ignore[misc]
+    r"""Adam whose second-moment memory shortens when a bucket's gradient norm spikes.
+
+    .. math::
+        r &= α r + (1-α) n, \quad \mathrm{sun} = \frac{n}{n + r + ε_{spike}}, \quad
+        β_2 = β_{2,max} - (β_{2,max}-β_{2,min})\,\mathrm{sun} \\
+        m &= β_1 m + (1-β_1) g, \quad v = β_2 v + (1-β_2) g^2 \\
+        w &= w - \frac{λ}{a_1} \frac{m}{\sqrt{v / b_2} + ε}
+
+    with n the gradient norm pooled over a bucket of parameters, and a₁, b₂ the bias corrections.
+
+    Args:
+      learning_rate: λ, a number, an array or a schedule (a callable of the step).
+      alpha: decay of the moving average of n; a number, an array or a schedule.
+      buckets: which parameters share one β2: "parameter", "module", "shape", "global" or a callable f(path, array),
+        called once per parameter.
+      diagnostics: record sun and β2 of each bucket at each step; read them with `pull`.
+
+    The other arguments are those of `kourkoutas.rule.Hyper`.
+
+    A gradient tree may leave out parameters, or hold None for them: these parameters, their moments and their step
+    count stay as they are. Parameters that appear later are added to the state, as `Optimizer.init` does.
+
+    NOTE: `nonfinite="raise"` reads the norms back at every step and cannot be used inside `mx.compile`.
+
+    Example:
+      >>> import mlx.core as mx
+      >>> params = {"w": mx.array([1.0, -2.0])}
+      >>> optimizer = KourkoutasBeta(learning_rate=0.1, bias_correction="none")
+      >>> params = optimizer.apply_gradients({"w": mx.array([0.5, 0.5])}, params)
+      >>> print(optimizer.bucket_names, params["w"].shape)
+      ('w',) (2,)
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | mx.array | Schedule,
+        *,
+        beta1: float = _DEFAULT.beta1,
+        beta2_min: float = _DEFAULT.beta2_min,
+        beta2_max: float = _DEFAULT.beta2_max,
+        alpha: float | mx.array | Schedule = _DEFAULT.alpha,
+        eps: float = _DEFAULT.eps,
+        tiny_spike: float = _DEFAULT.tiny_spike,
+        tiny_denom: float = _DEFAULT.tiny_denom,
+        decay: float | None = _DEFAULT.decay,
+        max_ratio: float | None = _DEFAULT.max_ratio,
+        adaptive_tiny: bool = _DEFAULT.adaptive_tiny,
+        bias_correction: Literal["none", "beta2max", "exact"] = _DEFAULT.bias_correction,
+        warmup_steps: int = _DEFAULT.warmup_steps,
+        weight_decay: float = _DEFAULT.weight_decay,
+        buckets: Buckets = "parameter",
+        nonfinite: Literal["propagate", "skip", "raise"] = _DEFAULT.nonfinite,
+        diagnostics: bool = False,
+    ) -> None:
+        if not callable(learning_rate):
+            check_learning_rate(learning_rate, "learning_rate")
+        self.hyper = Hyper(
+            beta1=beta1,
+            beta2_min=beta2_min,
+            beta2_max=beta2_max,
+            alpha=_DEFAULT.alpha if callable(alpha) or isinstance(alpha, mx.array) else alpha,
+            eps=eps,
+            tiny_spike=tiny_spike,
+            tiny_denom=tiny_denom,
+            decay=decay,
+            max_ratio=max_ratio,
+            adaptive_tiny=adaptive_tiny,
+            bias_correction=bias_correction,
+            warmup_steps=warmup_steps,
+            weight_decay=weight_decay,
+            nonfinite=nonfinite,
+        )
+        check_buckets(buckets)
+        if not isinstance(diagnostics, bool):
+            raise TypeError(f"`diagnostics` must be True or False; got {diagnostics!r}")
+        super().__init__()
+        self._state: dict[str, Any] = self._state
+        self.buckets = buckets
+        self.diagnostics = diagnostics
+        self._layout = Layout(self.hyper, buckets, diagnostics)
+        values: dict[str, Any] = {"learning_rate": learning_rate, "alpha": alpha}
+        for name, value in values.items():
+            self._maybe_schedule(name, value)
+            self._state[name] = mx.array(self._state[name])  # a schedule may return a Python number
+
+    @property
+    def bucket_names(self) -> tuple[str, ...]:
+        """One printable name per bucket, in the order of the bucket statistics in the state."""
+        return self._layout.parts.names
+
+    def pull(self, trace: Trace) -> None:
+        """Move the rows recorded since the last pull into `trace`, made with `Trace(optimizer.bucket_names)`."""
+        if not self.diagnostics:
+            raise ValueError("`diagnostics` is False, so nothing was recorded: construct with diagnostics=True")
+        if not self._initialized:
+            raise ValueError("the optimizer has no state yet: call init(parameters) or take a step first")
+        trace.pull(np.array(self._state["ring"]), self._state["count"].item())
+
+    def init(self, parameters: Any) -> None:
+        """Allocate the state of all parameters in the tree that have none yet; what is there stays."""
+        self._build({path: p for path, p in flat(parameters).items() if isinstance(p, mx.array)}, {})
+
+    def _build(self, new: dict[str, mx.array], parameters: Any) -> None:
+        self._layout.build(self._state, new, parameters)
+        self._initialized = True
+
+    def apply_gradients(self, gradients: Any, parameters: Any) -> Any:
+        """The updated parameters, as a tree of the same structure as `gradients`."""
+        leaves = list(pairs(gradients, parameters))
+        layout, state = self._layout, self._state
+        if not self._initialized or any(path not in layout.number for path, _, _ in leaves):
+            self._build({path: p for path, _, p in leaves}, parameters)
+        # In the order of the state's vectors, so that they need no reordering when every gradient is there.
+        present = sorted((leaf for leaf in leaves if leaf[1] is not None), key=lambda leaf: layout.number[leaf[0]])
+        paths: list[str] = [leaf[0] for leaf in present]
+        grads: list[Any] = [leaf[1] for leaf in present]
+        params: list[mx.array] = [leaf[2] for leaf in present]
+        plan = layout.plan([layout.number[path] for path in paths])
+        if plan.rows is not None:
+            state["t"] = mx.broadcast_to(state["t"], (len(layout.number),))
+
+        norm = mean = None
+        if present:
+            measure = compiled_measure(plan, precision(state["ema"]), widest())
+            norm, mean = measure(grads, params if self.hyper.adaptive_tiny else [])
+        if self.hyper.nonfinite == "raise" and norm is not None:
+            self._raise_unless_finite(norm, plan)
+
+        for name, schedule in self._schedulers.items():
+            state[name] = mx.array(schedule(self.step))
+        state["step"] = self.step + 1
+
+        out: dict[str, mx.array] = {}
+        if norm is None:
+            if self.diagnostics:
+                record(state, plan, None)
+        else:
+            vectors = {name: take(state[name], plan.axis(name)) for name in layout.vectors}
+            lr = state["learning_rate"].astype(norm.dtype)
+            step = scalars(plan, state["alpha"], lr, norm, mean, vectors)
+            vectors = {name: x for name, x in zip(STATE, step.state, strict=True) if name in vectors}
+            state.update({name: put(state[name], plan.axis(name), x) for name, x in vectors.items()})
+            if self.diagnostics:
+                record(state, plan, step)
+            # NOTE: a loop that evaluates only the parameters must evaluate the counts and the ring with them; they
+            # would pile up as an ever longer unevaluated graph otherwise.
+            k = {name: x if isinstance(x, mx.array) else mx.array(x, lr.dtype) for name, x in numbers(step.k)}
+            k["rate"] = mx.depends([k["rate"]], [x for x in state.values() if isinstance(x, mx.array)])[0]
+            slots = [[state[slot][path] for path in paths] for slot in layout.slots]
+            new, *moments = compiled_update(plan)(k, step.fine_each, grads, params, slots)
+            for slot, arrays in zip(layout.slots, moments, strict=True):
+                state[slot].update(zip(paths, arrays, strict=True))
+            out = dict(zip(paths, new, strict=True))
+        result = iter([out.get(path, p) for path, _, p in leaves])
+        return tree_map(lambda _: next(result), gradients)
+
+    def _raise_unless_finite(self, norm: mx.array, plan: Plan) -> None:
+        try:
+            bad = np.flatnonzero(~np.isfinite(np.array(norm)))
+        except (RuntimeError, ValueError):
+            raise ValueError(
+                "`nonfinite` is 'raise', which reads the norms at every step and so cannot be compiled: "
+                "use nonfinite='skip', or call the optimizer outside mx.compile"
+            ) from None
+        if bad.size:
+            columns = plan.columns or tuple(range(plan.buckets))
+            raise NonFiniteGradient(self._layout.parts.names[columns[int(bad[0])]])

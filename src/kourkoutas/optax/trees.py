@@ -1,0 +1,101 @@
+"""Trees of parameters: the names of their leaves, their buckets, and gradients in the same order."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from kourkoutas.buckets import Partition, partition
+from kourkoutas.optax.axes import Axes, AxisName, are_bound, axes_of
+from kourkoutas.rule import Buckets
+
+PyTree = Any
+
+
+def name_of(path: Sequence[Any]) -> str:
+    """The dotted name of a leaf."""
+    return jax.tree_util.keystr(tuple(path), simple=True, separator=".") or "params"
+
+
+class Layout(NamedTuple):
+    """What is known of a tree of parameters before its numbers.
+
+    Attributes:
+      parts: its buckets.
+      axes: over which mesh axes each parameter is sharded.
+    """
+
+    parts: Partition
+    axes: list[Axes]
+
+
+def layout_of(params: PyTree, buckets: Buckets, axis_name: AxisName = None) -> Layout:
+    """The layout of a tree of parameters, or of any tree of their shape and dtype, such as `mu`."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    paths = [path for path, _ in leaves]
+    # flax boxes parameters in nodes with one child, `value`, which is no part of the name.
+    if all(path and path[-1] == jax.tree_util.GetAttrKey("value") for path in paths):
+        paths = [path[:-1] for path in paths]
+    names = [name_of(path) for path in paths]
+    if len(set(names)) < len(names):  # {"a.b": ...} beside {"a": {"b": ...}}
+        names = [jax.tree_util.keystr(path) for path in paths]
+    shapes = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for _, x in leaves]
+    axes = axes_of(axis_name, params, names, shapes)
+    if buckets == "shape" and any(each.dims is None for each in axes):
+        raise ValueError(
+            "`buckets` is 'shape', which needs the shapes of whole parameters, and `axis_name` only has names of axes: "
+            "give `axis_name` as the PartitionSpecs of the parameters"
+        )
+    if are_bound(axes):
+        shapes = [jax.ShapeDtypeStruct(a.whole(s.shape), s.dtype) for a, s in zip(axes, shapes, strict=True)]
+    return Layout(partition(buckets, names, shapes), axes)
+
+
+def bucket_names(params: PyTree, buckets: Buckets = "parameter") -> tuple[str, ...]:
+    """The names of the buckets of `params`, in the order of the entries of `KourkoutasBetaState.ema`.
+
+    Args:
+      params: the tree given to `init`.
+      buckets: as given to `kourkoutas_beta`.
+
+    Returns:
+      One name per bucket.
+
+    Example:
+      >>> bucket_names({"enc": {"b": jnp.zeros(2), "w": jnp.zeros((2, 3))}, "gain": jnp.ones(())}, "module")
+      ('enc', '')
+    """
+    return layout_of(params, buckets).parts.names
+
+
+def align(tree: PyTree, like: PyTree, what: str) -> tuple[list[Any], Callable[[Sequence[Any]], PyTree]]:
+    """The leaves of `tree` in the order of those of `like`, None where `tree` has None, and how to put them back."""
+    treedef: Any
+    leaves, treedef = jax.tree.flatten(tree)
+    if treedef == jax.tree.structure(like):
+        return leaves, treedef.unflatten
+    got, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)
+    want = jax.tree_util.tree_leaves_with_path(like, is_leaf=_is_none)
+    for a, b in itertools.zip_longest(got, want):
+        if a is None or b is None or a[0] != b[0] or (b[1] is None and a[1] is not None):
+            here = "nothing" if a is None or a[1] is None else repr(name_of(a[0]))
+            there = "nothing" if b is None or b[1] is None else repr(name_of(b[0]))
+            raise ValueError(
+                f"the tree of {what} does not match the parameters; the first path that differs: {here} in the {what}, "
+                f"{there} in the parameters given to init(): pass the same tree, with None where a gradient is missing"
+            )
+    slots = [i for i, (_, x) in enumerate(want) if x is not None]
+
+    def rebuild(leaves: Sequence[Any]) -> PyTree:
+        full = [None] * len(got)
+        for i, x in zip(slots, leaves, strict=True):
+            full[i] = x
+        return treedef.unflatten(full)
+
+    return [got[i][1] for i in slots], rebuild
+
+
+def _is_none(x: object) -> bool:
+    return x is None

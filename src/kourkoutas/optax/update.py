@@ -1,0 +1,71 @@
+"""The elementwise update: from the scalars of `rule.step` to the moments and the update of one parameter."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kourkoutas import rule
+from kourkoutas.optax.dtypes import as_real, cast, from_real
+from kourkoutas.rule import Hyper
+
+
+class Scalars(NamedTuple):
+    """The coefficients of one parameter, 0-d; see `rule.Coefficients`."""
+
+    c1: jax.Array
+    c2: jax.Array
+    rate: jax.Array
+    floor: jax.Array
+    goes_on: jax.Array | None  # None: it cannot be skipped
+
+
+class Leaf(NamedTuple):
+    """One parameter after the step."""
+
+    u: Any
+    m: Any
+    v: Any
+    v_max: Any
+
+
+def scalars_of(step: rule.Step, hyper: Hyper, size: int, dtype: Any) -> list[Scalars]:
+    """The coefficients of a step, parameter by parameter.
+
+    NOTE: 1-β1 goes with the scalars that wait for the norms, and the barrier hides that it is a constant: XLA on the
+    CPU would update every m first, and read all gradients from memory once more for v.
+    """
+    k = step.k
+    stacked = jnp.stack([cast(jnp.broadcast_to(x, size), dtype) for x in (k.c1, k.c2, k.rate, k.floor)])
+    rows = [jnp.unstack(row) for row in lax.optimization_barrier(stacked)]
+    goes_on: Sequence[Any] = jnp.unstack(step.fine_each) if hyper.nonfinite == "skip" else [None] * size
+    return [Scalars(*each) for each in zip(*rows, goes_on, strict=True)]
+
+
+def update_leaf(hyper: Hyper, k: Scalars, g: Any, m: Any, v: Any, v_max: Any) -> Leaf:
+    """The step of one parameter, without a learning rate, which later parts of the chain apply."""
+    x = as_real(g)
+    c1, c2, rate, floor = (cast(each, x.dtype) for each in k[:4])
+
+    # NOTE: u is made of the m and v that are returned, skipped or not: for anything else XLA would copy m and v.
+    def unless_skipped(new: Any, old: Any) -> Any:
+        return new if k.goes_on is None else jnp.where(k.goes_on, new, as_real(old))
+
+    # m = β1·m + (1-β1)·g,  v = β2·v + (1-β2)·g²
+    m_new = unless_skipped(hyper.beta1 * as_real(m) + c1 * x, m)
+    v_new = v_hat = unless_skipped((1 - c2) * as_real(v) + c2 * (x * x), v)
+    # v̂ = v, or v_max = max(δ·v_max, v)
+    if hyper.leak is not None:
+        v_hat = unless_skipped(jnp.maximum(hyper.leak * as_real(v_max), v_new), v_max)
+    # u = rate·m / (√v̂ + floor), clipped to ±max_ratio
+    u = unless_skipped(rate * m_new / (jnp.sqrt(v_hat) + floor), jnp.zeros_like(x))
+    if hyper.max_ratio is not None:
+        u = jnp.clip(u, -hyper.max_ratio, hyper.max_ratio)
+    return Leaf(
+        from_real(u, jnp.result_type(g)),
+        from_real(m_new, m.dtype),
+        from_real(v_new, v.dtype),
+        None if v_max is None else from_real(v_hat, v_max.dtype),
+    )
