@@ -1,8 +1,7 @@
 """The step through the C kernel: every tensor of a param group in one call.
 
-A fourth way through the same update, taken where `fused` is, if the kernel was built (`kourkoutas._native`) and every
-tensor of the step suits it: float32, float64, bfloat16 or float16 on the CPU, without gaps in memory, gradient and
-state laid out as the parameter. If one tensor does not, the whole step goes the torch way.
+It takes plain tensors with storage: float32, float64, bfloat16 or float16 on the CPU, without gaps in memory, gradient
+and state laid out as the parameter, none lazily negated. A group with any other tensor goes another way.
 
 NOTE: nothing about a tensor is remembered from step to step. Its address, dtype and layout are read each time, so that
 gradients set to None, replaced `p.data` and state that moved or was swapped are seen.
@@ -10,6 +9,7 @@ gradients set to None, replaced `p.data` and state that moved or was swapped are
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kourkoutas import _native
 from kourkoutas.rule import Hyper
+from kourkoutas.torch.work import Options
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -39,13 +40,7 @@ kernel: Any = connect()
 
 
 def pack(hyper: Hyper, maximize: bool, state_dtype: torch.dtype | None) -> bytes | None:
-    """The hyper-parameters as the kernel's struct, or None if one is an array or the update is plain Adam.
-
-    A fixed β2 without the extras goes to torch's own kernel, whose bits it shares.
-    """
-    extras = hyper.adaptive_tiny or hyper.max_ratio is not None or state_dtype is not None
-    if hyper.fixed and hyper.bias_correction == "beta2max" and not extras:
-        return None
+    """The hyper-parameters as the kernel's struct, or None if one of them is a tensor."""
     values = (
         hyper.beta1,
         hyper.beta2_min,
@@ -68,3 +63,26 @@ def pack(hyper: Hyper, maximize: bool, state_dtype: torch.dtype | None) -> bytes
     if any(isinstance(x, Tensor) for x in values):
         return None
     return struct.pack(f"{len(values)}d", *values)
+
+
+class KernelStep:
+    """One group's gathered step, in the stages that `kourkoutas.torch` lists; the rule and the update are one call."""
+
+    def __init__(self, options: Options, group: dict[str, Any], plan: Any) -> None:
+        self.hyper, self.plan = options.hyper, plan
+        self.lr, self.threads = float(group["lr"]), torch.get_num_threads()
+        self.present = range(len(group["bucket_names"]))
+        self.squares: list[float] | None = None
+
+    def measure(self) -> None:
+        """Σ g² of each bucket of the group, if somebody wants to see it; otherwise `apply` sums."""
+        if self.hyper.nonfinite == "raise":
+            self.squares = kernel.sums(self.plan, self.threads)
+
+    def norms(self) -> list[float] | None:
+        return None if self.squares is None else [math.sqrt(x) for x in self.squares]
+
+    def apply(self, ring: Tensor | None, rows: Tensor | None, first: int) -> None:
+        """Move everything; write (sun, β2) of the buckets, which are `first` and on in the trace, into its row."""
+        written = kernel.apply(self.plan, self.lr, self.threads, ring, rows, first, self.squares)
+        torch.autograd.graph.increment_version(written)
