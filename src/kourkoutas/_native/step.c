@@ -207,8 +207,10 @@ typedef struct {
     int64_t block; /* the first of its blocks */
     Kind kind, g_kind, s_kind; /* of θ, of the gradient, of m, v and v_max */
     uint32_t seed;             /* of the noise, where states are rounded with noise */
+    uint32_t first;            /* number of its first element in the whole tensor, of which it may be a part */
+    double mean;               /* ⟨|θ|⟩, where it was given */
     Scalar step, log_beta2;
-    int bucket, place; /* place: its number in the group */
+    int bucket, place, entry; /* place: its number in the group; entry: among the tensors that were gathered from */
     Coefficients k;
 } Item;
 
@@ -228,10 +230,10 @@ typedef struct {
     int *bucket_at; /* per bucket of the group: its place in `buckets`, or -1 */
     double *sums;   /* per block: Σ g² and Σ |θ| */
     PyObject **held, **grads; /* owned while the step runs: what is written, and the gradients */
-    int n_items, n_buckets, n_held, n_grads, n_group_buckets;
+    int n_items, n_buckets, n_held, n_grads, n_group_buckets, n_entries;
     int64_t n_blocks;
     size_t room[6], room_sums;
-    int busy, summed;
+    int busy, summed, averaged; /* summed: Σ g² is known; averaged: ⟨|θ|⟩ is */
 } Plan;
 
 typedef enum { MEASURE, UPDATE } Pass;
@@ -300,7 +302,7 @@ static void update_piece(const Item *it, int64_t first, long n, int clipped, int
     if (it->kind != F32) narrow(theta, wide_theta, it->kind, n);
     if (it->s_kind == F32) return;
     if (noisy && it->s_kind == BF16) {
-        narrow_noisy(m, v, v_max, wide_m, wide_v, wide_max, it->seed, (uint32_t)first, n);
+        narrow_noisy(m, v, v_max, wide_m, wide_v, wide_max, it->seed, it->first + (uint32_t)first, n);
         return;
     }
     narrow(m, wide_m, it->s_kind, n);
@@ -321,7 +323,7 @@ static void do_block(const Job *job, const Item *it, int64_t block) {
     int64_t start = (block - it->block) * BLOCK;
     long n = it->n - start < BLOCK ? (long)(it->n - start) : BLOCK;
     if (job->pass == MEASURE && !plan->summed) plan->sums[2 * block] = square_block(it, start, n);
-    if (job->pass == MEASURE && plan->h.adaptive_tiny) plan->sums[2 * block + 1] = abs_block(it, start, n);
+    if (job->pass == MEASURE && plan->h.adaptive_tiny && !plan->averaged) plan->sums[2 * block + 1] = abs_block(it, start, n);
     for (long i = 0; job->pass == UPDATE && i < n; i += PIECE)
         update_piece(it, start + i, n - i < PIECE ? n - i : PIECE, plan->h.max_ratio > 0, plan->h.noisy > 0);
 }
@@ -386,7 +388,7 @@ static double total(const Plan *plan, const Item *it, int which) {
 }
 
 static void measure(Plan *plan, int first_item, int last_item, int threads) {
-    if (plan->summed && !plan->h.adaptive_tiny) return;
+    if (plan->summed && (plan->averaged || !plan->h.adaptive_tiny)) return;
     run_pass(plan, MEASURE, first_item, last_item, threads);
     for (int i = first_item; i < last_item && !plan->summed;) {
         Bucket *bucket = &plan->buckets[plan->items[i].bucket];
@@ -441,7 +443,7 @@ static void scalars(Plan *plan, int first_item, int last_item, double lr) {
             }
             double root = sqrt(b2), eps = h->eps;
             if (h->adaptive_tiny) { /* ε + tiny_denom·max(⟨|θ|⟩, 1) */
-                double mean = it->n ? total(plan, it, 1) / (double)it->n : 0;
+                double mean = plan->averaged ? it->mean : it->n ? total(plan, it, 1) / (double)it->n : 0;
                 eps += h->tiny_denom * (mean < 1 ? 1 : mean);
             }
             k->beta1 = h->beta1;
@@ -655,7 +657,7 @@ static int read_scalar(Plan *plan, PyObject *x, Scalar *s) {
 }
 
 /* 1: gathered; 0: not for this kernel (or state is missing). */
-static int gather_item(Plan *plan, PyObject *p, PyObject *g, PyObject *state, int place, int bucket_number) {
+static int gather_item(Plan *plan, PyObject *p, PyObject *g, PyObject *state, int entry_number, int bucket_number) {
     const Hyper *h = &plan->h;
     Item *it = &plan->unsorted[plan->n_items];
     View theta, grad, m, v, v_max;
@@ -698,7 +700,7 @@ static int gather_item(Plan *plan, PyObject *p, PyObject *g, PyObject *state, in
     it->g_kind = grad.kind;
     it->s_kind = m.kind;
     it->bucket = b;
-    it->place = place;
+    it->entry = entry_number;
     hold(plan, p);
     Py_INCREF(g);
     plan->grads[plan->n_grads++] = g;
@@ -724,15 +726,18 @@ static void sort_by_bucket(Plan *plan) {
     }
 }
 
-/* gather(plan, hyper, params, bucket_index, n_buckets, state, cursor) → next cursor, or -1 when a torch route must run.
+/* gather(plan, hyper, params, bucket_index, n_buckets, state, cursor, parts) → next cursor, or -1 when a torch route
+   must run.
 
-   `cursor` is a place in `state`, which is usually in the order of the parameters: walking it saves the hash. */
+   `cursor` is a place in `state`, which is usually in the order of the parameters: walking it saves the hash. `parts`
+   is None, or for each tensor of `params`, which may be a part of its parameter, (its gradient, the parameter's number
+   in the group, the number of its first element in the whole parameter). */
 static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args != 7) return PyErr_Format(PyExc_TypeError, "gather takes 7 arguments; got %zd", n_args);
+    if (n_args != 8) return PyErr_Format(PyExc_TypeError, "gather takes 8 arguments; got %zd", n_args);
     Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
     char *packed;
     Py_ssize_t size;
-    PyObject *params = args[2], *index = args[3], *state = args[5];
+    PyObject *params = args[2], *index = args[3], *state = args[5], *parts = args[7] == Py_None ? NULL : args[7];
     if (!plan || PyBytes_AsStringAndSize(args[1], &packed, &size)) return NULL;
     if (size != sizeof(Hyper)) return PyErr_Format(PyExc_ValueError, "`hyper` must have %zu bytes", sizeof(Hyper));
     int n_buckets = (int)PyLong_AsLong(args[4]);
@@ -741,10 +746,13 @@ static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args
     if (plan->busy || !PyList_Check(params) || !PyList_Check(index) || !PyDict_Check(state)) return PyLong_FromLong(-1);
     Py_ssize_t n_params = PyList_Size(params);
     if (PyList_Size(index) != n_params || n_params > INT32_MAX / 16) return PyLong_FromLong(-1);
+    if (parts && (!PyList_Check(parts) || PyList_Size(parts) != n_params))
+        return PyErr_Format(PyExc_ValueError, "`parts` must be a list as long as `params`");
 
     release_held(plan);
     memcpy(&plan->h, packed, sizeof(Hyper));
-    plan->summed = 0;
+    plan->summed = plan->averaged = 0;
+    plan->n_entries = (int)n_params;
     if (!make_room(plan, (size_t)n_params, (size_t)n_buckets)) return NULL;
     plan->n_group_buckets = n_buckets;
     for (int b = 0; b < n_buckets; b++) plan->bucket_at[b] = -1;
@@ -754,7 +762,11 @@ static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args
         Py_ssize_t next = cursor;
         if (PyDict_Next(state, &next, &key, &inner) && key == p) cursor = next;
         else inner = NULL;
-        PyObject *g = PyObject_GetAttr(p, s_grad);
+        PyObject *g = NULL;
+        int place = (int)i;
+        unsigned long long first = 0;
+        if (!parts) g = PyObject_GetAttr(p, s_grad);
+        else if (PyArg_ParseTuple(PyList_GetItem(parts, i), "OiK", &g, &place, &first)) Py_INCREF(g);
         if (!g) goto refuse;
         int ok = 1;
         if (g != Py_None) {
@@ -762,6 +774,11 @@ static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args
             long bucket = PyLong_AsLong(PyList_GetItem(index, i));
             ok = inner && PyDict_Check(inner) && bucket >= 0 && bucket < n_buckets &&
                  gather_item(plan, p, g, inner, (int)i, (int)bucket);
+            if (ok) {
+                Item *it = &plan->unsorted[plan->n_items - 1];
+                it->place = place;
+                it->first = (uint32_t)first;
+            }
         }
         Py_DECREF(g);
         if (!ok) goto refuse;
@@ -776,7 +793,14 @@ refuse:
     return PyLong_FromLong(-1);
 }
 
-/* sums(plan, threads) → Σ g² of every bucket of the group, 0 where there is no gradient. */
+static PyObject *zeros(int n) {
+    PyObject *list = PyList_New(n);
+    for (int i = 0; list && i < n; i++) PyList_SetItem(list, i, PyFloat_FromDouble(0));
+    return list;
+}
+
+/* sums(plan, threads) → Σ g² of every bucket of the group, then Σ g² and Σ |θ| of every tensor gathered from; 0 where
+   there is no gradient, and where |θ| is not needed. */
 static PyObject *sums(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     if (n_args != 2) return PyErr_Format(PyExc_TypeError, "sums takes 2 arguments; got %zd", n_args);
     Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
@@ -787,19 +811,29 @@ static PyObject *sums(PyObject *self, PyObject *const *args, Py_ssize_t n_args) 
     if (plan->n_items) measure(plan, 0, plan->n_items, threads);
     Py_END_ALLOW_THREADS
     plan->busy = 0;
-    PyObject *squares = PyList_New(plan->n_group_buckets);
-    for (int b = 0; squares && b < plan->n_group_buckets; b++) PyList_SetItem(squares, b, PyFloat_FromDouble(0));
-    for (int b = 0; squares && b < plan->n_buckets; b++)
-        PyList_SetItem(squares, plan->buckets[b].number, PyFloat_FromDouble(plan->buckets[b].square));
-    return squares;
+    PyObject *buckets = zeros(plan->n_group_buckets), *squares = zeros(plan->n_entries), *sizes = zeros(plan->n_entries);
+    int ok = buckets && squares && sizes;
+    for (int b = 0; ok && b < plan->n_buckets; b++)
+        PyList_SetItem(buckets, plan->buckets[b].number, PyFloat_FromDouble(plan->buckets[b].square));
+    for (int i = 0; ok && i < plan->n_items; i++) {
+        const Item *it = &plan->items[i];
+        PyList_SetItem(squares, it->entry, PyFloat_FromDouble(total(plan, it, 0)));
+        if (plan->h.adaptive_tiny) PyList_SetItem(sizes, it->entry, PyFloat_FromDouble(total(plan, it, 1)));
+    }
+    PyObject *all = ok ? PyTuple_Pack(3, buckets, squares, sizes) : NULL;
+    Py_XDECREF(buckets);
+    Py_XDECREF(squares);
+    Py_XDECREF(sizes);
+    return all;
 }
 
-/* apply(plan, lr, threads, ring, rows, first, squares) → the tensors written.
+/* apply(plan, lr, threads, ring, rows, first, squares, means) → the tensors written.
 
    `ring` is None, or the trace (window, 2, buckets) whose row number `rows` takes sun and β2 of the group's buckets,
-   which are `first` and on, with NaN for those that had no gradient. `squares` is None, or what `sums` gave, pooled. */
+   which are `first` and on, with NaN for those that had no gradient. `squares` is None, or Σ g² of
+   every bucket of the group; `means` is None, or ⟨|θ|⟩ of every tensor gathered from. */
 static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args != 7) return PyErr_Format(PyExc_TypeError, "apply takes 7 arguments; got %zd", n_args);
+    if (n_args != 8) return PyErr_Format(PyExc_TypeError, "apply takes 8 arguments; got %zd", n_args);
     Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
     double lr = PyFloat_AsDouble(args[1]);
     int threads = (int)PyLong_AsLong(args[2]);
@@ -822,6 +856,12 @@ static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
             plan->buckets[b].square = PyFloat_AsDouble(PyList_GetItem(args[6], plan->buckets[b].number));
         if (PyErr_Occurred()) return NULL;
         plan->summed = 1;
+    }
+    if (args[7] != Py_None) {
+        for (int i = 0; i < plan->n_items; i++)
+            plan->items[i].mean = PyFloat_AsDouble(PyList_GetItem(args[7], plan->items[i].entry));
+        if (PyErr_Occurred()) return NULL;
+        plan->averaged = 1;
     }
 
     plan->busy = 1;

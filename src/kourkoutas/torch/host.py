@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kourkoutas import rule
+from kourkoutas.torch.parts import Part
+from kourkoutas.torch.pooling import Pooled
 from kourkoutas.torch.work import LOW_PRECISION, Members, Options, Work
 
 _TYPES = {Tensor, torch.nn.Parameter}
@@ -45,10 +47,15 @@ def _stored(x: Tensor) -> bool:
 class HostStep:
     """One group's step, in the stages that `kourkoutas.torch` lists."""
 
-    def __init__(self, options: Options, group: dict[str, Any], work: Work) -> None:
+    device = torch.device("cpu")
+
+    def __init__(self, options: Options, group: dict[str, Any], work: Work, parts: list[Part] | None) -> None:
         self.hyper, self.group, self.work = options.hyper, group, work
+        self.places = work.places
+        self.sizes = [p.numel() for p in work.params] if parts is None else [parts[i].size for i in work.places]
         self.lr, self.present = float(group["lr"]), work.present
         self.lone = len(work.params) == 1
+        self.pooled: list[float] | None = None
         self.members = None
         if not work.one_each:
             index, buckets = np.asarray(work.bucket_of), len(work.present)
@@ -59,14 +66,27 @@ class HostStep:
         self.local = [square_sum(g) for g in self.work.grads]
         self.mean_abs: Any = None
         if self.hyper.adaptive_tiny:
-            params = self.work.params
-            sums = [torch.linalg.vector_norm(_wide(p), 1).item() / max(p.numel(), 1) for p in params]
-            self.mean_abs = self._vector(sums)
+            sums = [torch.linalg.vector_norm(_wide(p), 1).item() for p in self.work.params]
+            self.mean_abs = self._vector([x / max(size, 1) for x, size in zip(sums, self.sizes, strict=True)])
+
+    def sums(self) -> Tensor:
+        """This rank's part of Σ g² and ⟨|θ|⟩ of each parameter with a gradient, for `pooling`."""
+        rows = [self.local] if self.mean_abs is None else [self.local, np.atleast_1d(self.mean_abs).tolist()]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def take(self, pooled: Pooled) -> None:
+        """Use complete sums instead."""
+        squares = pooled.squares[self.work.present].tolist()
+        self.pooled = squares
+        if pooled.means is not None:
+            self.mean_abs = self._vector(pooled.means[self.places].tolist())
 
     def norms(self) -> Any:
         """n = √Σ ||g||² of each bucket."""
-        if self.members is not None:
-            self.norm: Any = np.sqrt(np.bincount(self.members.index, self.local, len(self.work.present)))
+        if self.pooled is not None:
+            self.norm: Any = math.sqrt(self.pooled[0]) if self.lone else np.sqrt(self.pooled)
+        elif self.members is not None:
+            self.norm = np.sqrt(np.bincount(self.members.index, self.local, len(self.work.present)))
         else:
             self.norm = math.sqrt(self.local[0]) if self.lone else np.sqrt(self.local)
         return self.norm

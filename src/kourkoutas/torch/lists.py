@@ -15,8 +15,10 @@ from torch.optim.adam import adam
 from kourkoutas import rule
 from kourkoutas.rule import Coefficients
 from kourkoutas.torch import noise
+from kourkoutas.torch.parts import Part
+from kourkoutas.torch.pooling import Pooled
 from kourkoutas.torch.routes import Route, watched
-from kourkoutas.torch.work import LOW_PRECISION, Members, Options, Work
+from kourkoutas.torch.work import LOW_PRECISION, Members, Options, Work, largest
 
 GPUS = ("cuda",)  # devices on which fused=True is Triton
 NO_FLOAT64 = ("mps",)
@@ -27,8 +29,12 @@ Lists = list[list[Tensor]]  # θ, g, m, v and, if it is kept, v_max
 class ListStep:
     """One group's step, in the stages that `kourkoutas.torch` lists."""
 
-    def __init__(self, options: Options, group: dict[str, Any], work: Work, route: Route) -> None:
+    def __init__(
+        self, options: Options, group: dict[str, Any], work: Work, route: Route, parts: list[Part] | None
+    ) -> None:
         self.hyper, self.group, self.work, self.adam = options.hyper, group, work, route.name == "adam"
+        self.places, self.parts = work.places, parts
+        self.pooled: Pooled | None = None
         self.present, self.device = work.present, work.norm_emas[0].device
         self.dtype = torch.float32 if self.device.type in NO_FLOAT64 else torch.float64
         self.members = Members.of(work, work.norm_emas[0])
@@ -46,12 +52,31 @@ class ListStep:
         self.mean_abs = None
         if self.hyper.adaptive_tiny:
             sums = self._vector(_norms([_real(p) for p in work.params], 1, self.dtype, self.looks))
-            sizes = [max(p.numel() * (2 if p.is_complex() else 1), 1) for p in work.params]
-            self.mean_abs = sums / torch.tensor(sizes, dtype=self.dtype, device=self.device)
+            sizes = [p.numel() for p in work.params] if self.parts is None else [self.parts[i].size for i in self.places]
+            counts = [max(n * (2 if p.is_complex() else 1), 1) for n, p in zip(sizes, work.params, strict=True)]
+            self.mean_abs = sums / torch.tensor(counts, dtype=self.dtype, device=self.device)
+
+    def sums(self) -> Tensor:
+        """This rank's part of Σ g² and ⟨|θ|⟩ of each parameter with a gradient, for `pooling`."""
+        squares = self.local.double().square()
+        return torch.stack([squares] if self.mean_abs is None else [squares, self.mean_abs.double()])
+
+    def latest(self) -> Tensor:
+        """Per bucket of the group: the most steps that a member with a gradient has taken, this one included."""
+        index = torch.tensor(self.work.bucket_of, dtype=torch.int64, device=self.device)
+        return largest(index, len(self.present), self._vector(self.work.steps) + 1)
+
+    def take(self, pooled: Pooled) -> None:
+        """Use complete sums instead."""
+        self.pooled = pooled
+        if pooled.means is not None:
+            self.mean_abs = pooled.means[self.places].to(self.dtype)
 
     def norms(self) -> Tensor:
         """n = √Σ ||g||² of each bucket."""
-        if self.members is None:
+        if self.pooled is not None:
+            self.norm = self.pooled.squares[self.present].sqrt().to(self.dtype)
+        elif self.members is None:
             self.norm = self.local
         elif self.dtype is torch.float64:
             squares = self.local.new_zeros(len(self.work.present))
@@ -73,7 +98,11 @@ class ListStep:
             self._vector(work.log_beta2s) if work.log_beta2s else None,
             torch.stack(work.skipped).to(self.device) if work.skipped else None,
         )
-        new = rule.step(hyper, self.lr, self.norm, state, torch, members=self.members, mean_abs=self.mean_abs)
+        members, live = self.members, None
+        if self.pooled is not None and (latest := self.pooled.latest) is not None:
+            live = latest > 0
+            members = Members(torch.tensor(work.bucket_of, dtype=torch.int64, device=self.device), lambda t: latest)
+        new = rule.step(hyper, self.lr, self.norm, state, torch, members=members, mean_abs=self.mean_abs, live=live)
         _store(work.norm_emas, new.state.ema)
         if new.state.log_beta2 is not None:
             _store(work.log_beta2s, new.state.log_beta2)
@@ -91,6 +120,8 @@ class ListStep:
         return torch.stack([new.sun, new.beta2])
 
     def _vector(self, xs: Sequence[Tensor]) -> Tensor:
+        if not xs:
+            return torch.zeros(0, dtype=self.dtype, device=self.device)
         return torch.stack([x.to(self.device) for x in xs]).to(self.dtype)
 
     def _adam(self) -> None:
@@ -139,8 +170,9 @@ class ListStep:
             if wide[2][0] is old[0][0]:
                 continue
             if noisy and old[0][0].dtype is torch.bfloat16:
-                seeds = [(work.steps[i], work.places[i]) for i in chosen]
-                noise.store(old, wide[2:], seeds)
+                whose = [work.places[i] for i in chosen]
+                seeds = [(work.steps[i], place) for i, place in zip(chosen, whose, strict=True)]
+                noise.store(old, wide[2:], seeds, None if self.parts is None else [self.parts[i] for i in whose])
             else:
                 torch._foreach_copy_([t for ts in old for t in ts], [t for ts in wide[2:] for t in ts])
 
@@ -199,6 +231,8 @@ def _norms(tensors: list[Tensor], order: int, dtype: torch.dtype, looks: bool) -
     In float64, which takes no longer on an accelerator. On a host, where the cast takes long, float32 is tried first.
     On a device without float64, tensors are divided by their largest entry.
     """
+    if not tensors:
+        return []
     if looks:
         kinds = {t.dtype for t in tensors}
         narrow = torch.float32 if kinds & set(LOW_PRECISION) and torch.float64 not in kinds else None

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from kourkoutas import _native
 from kourkoutas.rule import Hyper
-from kourkoutas.torch.work import Options
+from kourkoutas.torch.parts import Part
+from kourkoutas.torch.pooling import Pooled
+from kourkoutas.torch.work import Options, Work
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -68,21 +70,38 @@ def pack(hyper: Hyper, maximize: bool, state_dtype: torch.dtype | None) -> bytes
 class KernelStep:
     """One group's gathered step, in the stages that `kourkoutas.torch` lists; the rule and the update are one call."""
 
-    def __init__(self, options: Options, group: dict[str, Any], plan: Any) -> None:
+    device = torch.device("cpu")
+
+    def __init__(self, options: Options, group: dict[str, Any], plan: Any, work: Work, parts: list[Part] | None) -> None:
         self.hyper, self.plan = options.hyper, plan
+        self.places, self.parts = work.places, parts
         self.lr, self.threads = float(group["lr"]), torch.get_num_threads()
         self.present = range(len(group["bucket_names"]))
         self.squares: list[float] | None = None
+        self.means: list[float] | None = None
 
     def measure(self) -> None:
         """Σ g² of each bucket of the group, if somebody wants to see it; otherwise `apply` sums."""
-        if self.hyper.nonfinite == "raise":
-            self.squares = kernel.sums(self.plan, self.threads)
+        if self.parts is not None or self.hyper.nonfinite == "raise":
+            self.squares, self.local, self.sizes = kernel.sums(self.plan, self.threads)
+
+    def sums(self) -> Tensor:
+        """This rank's part of Σ g² and ⟨|θ|⟩ of each parameter with a gradient, for `pooling`."""
+        rows = [self.local]
+        if self.hyper.adaptive_tiny and self.parts is not None:
+            rows.append([x / max(self.parts[i].size, 1) for x, i in zip(self.sizes, self.places, strict=True)])
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def take(self, pooled: Pooled) -> None:
+        """Use complete sums instead."""
+        self.squares = pooled.squares.tolist()
+        if pooled.means is not None:
+            self.means = pooled.means[self.places].tolist()
 
     def norms(self) -> list[float] | None:
         return None if self.squares is None else [math.sqrt(x) for x in self.squares]
 
     def apply(self, ring: Tensor | None, rows: Tensor | None, first: int) -> None:
         """Move everything; write (sun, β2) of the buckets, which are `first` and on in the trace, into its row."""
-        written = kernel.apply(self.plan, self.lr, self.threads, ring, rows, first, self.squares)
+        written = kernel.apply(self.plan, self.lr, self.threads, ring, rows, first, self.squares, self.means)
         torch.autograd.graph.increment_version(written)

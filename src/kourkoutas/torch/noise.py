@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kourkoutas.torch.parts import Part
+
 _WORD = 0xFFFFFFFF
 
 
@@ -17,11 +19,19 @@ def mixed(h: Tensor) -> Tensor:
     return h ^ h >> 16
 
 
-def bits(step: Tensor, place: int, like: Tensor) -> Tensor:
+def bits(step: Tensor, place: int, like: Tensor, part: Part | None = None) -> Tensor:
     """32 bits for every element of `like`, as int64; `place` is the parameter's number in its group."""
     seed = mixed(mixed(step.to(torch.int64)) + place & _WORD)
-    # Elements are counted in the order of memory, as the native kernel does.
-    count = torch.arange(like.numel(), device=like.device).as_strided(like.shape, like.stride())
+    # Elements are counted in the order of memory, as the native kernel does; those of a part as in the whole tensor.
+    if part is None or part.strides is None:
+        count = torch.arange(like.numel(), device=like.device).as_strided(like.shape, like.stride())
+    else:
+        count = torch.zeros(like.shape, dtype=torch.int64, device=like.device)
+        for d, (n, stride) in enumerate(zip(like.shape, part.strides, strict=True)):
+            along = torch.arange(n, device=like.device) * stride
+            count = count + along.view([n if e == d else 1 for e in range(like.ndim)])
+    if part is not None:
+        count = count + part.first
     return mixed(count * 0x1E3779B1 + seed.to(like.device) & _WORD)
 
 
@@ -31,9 +41,14 @@ def rounded(x: Tensor, bits: Tensor) -> Tensor:
     return torch.where(x.isfinite(), up.view(torch.float32), x).bfloat16()
 
 
-def store(targets: list[list[Tensor]], values: list[list[Tensor]], seeds: Sequence[tuple[Tensor, int]]) -> None:
+def store(
+    targets: list[list[Tensor]],
+    values: list[list[Tensor]],
+    seeds: Sequence[tuple[Tensor, int]],
+    parts: Sequence[Part] | None = None,
+) -> None:
     """Round m, v and v_max into their places: m takes the low half of the hash, v and v_max the high half."""
     for i, (step, place) in enumerate(seeds):
-        noise = bits(step, place, targets[0][i])
+        noise = bits(step, place, targets[0][i], None if parts is None else parts[i])
         for j, (ts, xs) in enumerate(zip(targets, values, strict=True)):
             ts[i].copy_(rounded(xs[i], (noise if j == 0 else noise >> 16) & 0xFFFF))

@@ -16,6 +16,8 @@ from kourkoutas.buckets import check_buckets, partition
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient
 from kourkoutas.torch import host, native, routes
 from kourkoutas.torch.lists import ListStep
+from kourkoutas.torch.parts import Part, same_layout
+from kourkoutas.torch.pooling import Pool, check_process_group
 from kourkoutas.torch.work import LOW_PRECISION, Options, Work
 from kourkoutas.trace import WINDOW, Trace
 
@@ -64,6 +66,10 @@ class KourkoutasBeta(Optimizer):
       foreach, fused, capturable: as in `torch.optim.Adam`. By default the fastest that applies: `fused` on the CPU
         (this package's own kernel if it was built, else torch's fused Adam kernel), `foreach` elsewhere. `fused=True`
         on a GPU is a Triton kernel.
+      process_group: over whom buckets are pooled where tensors carry no mesh. A torch.distributed process group whose
+        ranks hold other parts (FSDP1 with use_orig_params=True) or other members (ZeroRedundancyOptimizer, pipeline
+        stages) of this rank's buckets; "local" if there are none, as under DistributedDataParallel. None is enough for
+        DTensors, and where buckets are single parameters or modules.
 
     Example:
       >>> import torch
@@ -80,6 +86,10 @@ class KourkoutasBeta(Optimizer):
     NOTE: state. Per parameter, with Adam's names: `step`, `exp_avg` (m), `exp_avg_sq` (v), `max_exp_avg_sq` (v_max, if
     `Hyper.leak` is set), `log_beta2` (Σ log β2, for "exact"). Per bucket, one tensor shared by its members: `norm_ema`
     (r), `skipped` (for nonfinite="skip"). An Adam checkpoint loads: r then starts afresh. AdamW loads this state, too.
+
+    NOTE: sharded parameters. A bucket's norm is that of the whole tensors: DTensors (FSDP2, HSDP, tensor parallel) are
+    updated where they lie, after one small all-reduce over each mesh dimension that shards any of them, so all ranks
+    must step together. Where it cannot be known what lies on other ranks, `step` raises: see `process_group`.
 
     NOTE: dtypes. m and v have the parameter's dtype, as in Adam, unless `state_dtype` is set; r, Σ log β2 and the norms
     are float32, or float64 for float64 parameters. float16 and bfloat16 parameters are updated in float32 arithmetic
@@ -118,12 +128,16 @@ class KourkoutasBeta(Optimizer):
         foreach: bool | None = None,
         fused: bool | None = None,
         capturable: bool = False,
+        process_group: Any = None,
     ) -> None:
-        defaults = {k: v for k, v in locals().items() if k not in ("self", "params", "__class__")}
+        defaults = {k: v for k, v in locals().items() if k not in ("self", "params", "process_group", "__class__")}
+        check_process_group(process_group)
+        self._process_group = process_group
         _join_betas(defaults)
         _check_group(defaults)
         if isinstance(params, Tensor):
             raise TypeError("`params` must be an iterable of tensors or groups; got one tensor: pass [tensor]")
+        self._buckets: list[tuple[list[str], list[int]]] = []
         self._reset()
         super().__init__(params, defaults)
 
@@ -131,14 +145,21 @@ class KourkoutasBeta(Optimizer):
         super().__setstate__(state)
         for options in (self.defaults, *self.param_groups):
             _join_betas(options)
+        self._process_group = None
+        self._own_buckets()
         self._reset()
         self._tie_buckets()
+
+    def _own_buckets(self) -> None:
+        """Take the buckets that stand in the groups for this optimizer's own."""
+        self._buckets = [(g["bucket_names"], g["bucket_index"]) for g in self.param_groups if "bucket_index" in g]
 
     def _reset(self) -> None:
         """What is derived from the state and the groups, and not saved."""
         self._options: dict[int, Options] = {}
         self._plans: dict[int, Any] = {}
         self._shared: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._pool: Pool | None = None
         self._ring: Tensor | None = None
         self._rows: Tensor | None = None
 
@@ -177,7 +198,8 @@ class KourkoutasBeta(Optimizer):
         group["buckets"] = options["buckets"] if isinstance(options["buckets"], str) else "custom"
         group["bucket_names"], group["bucket_index"] = list(parts.names), list(parts.index)
         group["amsgrad"] = hyper.leak is not None  # for an Adam that loads this state
-        self._ring = None
+        self._own_buckets()
+        self._ring = self._pool = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a K-β or an Adam state; scalars keep their dtype, whatever the parameters' dtype."""
@@ -190,6 +212,9 @@ class KourkoutasBeta(Optimizer):
                 if key != "betas":
                     group.setdefault(key, value)
             _join_betas(group, old["betas"])
+            if len(group["bucket_index"]) != len(group["params"]):  # saved by a rank that held other parameters
+                group["bucket_names"], group["bucket_index"] = old["bucket_names"], old["bucket_index"]
+        self._own_buckets()
         saved = [i for g in state_dict["param_groups"] for i in g["params"]]
         params = [(p, g["state_dtype"]) for g in self.param_groups for p in g["params"]]
         for i, (p, dtype) in zip(saved, params, strict=True):
@@ -224,6 +249,7 @@ class KourkoutasBeta(Optimizer):
     def route(self) -> list[routes.Route]:
         """Which way the next step of each group goes, and why; this makes the state that the step would make."""
         self._cursor = 0
+        self._meet()
         chosen = [self._gather(number, group)[0] for number, group in enumerate(self.param_groups)]
         for plan in self._plans.values():
             native.kernel.release(plan)
@@ -233,6 +259,11 @@ class KourkoutasBeta(Optimizer):
         """The group's checked options, made again only when an entry of the group has changed."""
         if "beta1" in group or "beta2_max" in group:
             _join_betas(group)
+        if group["bucket_index"] is not self._buckets[number][1]:
+            # ZeroRedundancyOptimizer copies the entries of another rank's group, and puts loaded state in place.
+            group["bucket_names"], group["bucket_index"] = self._buckets[number]
+            self._shared.clear()
+            self._tie_buckets()
         key = _OPTIONS(group)
         cached = self._options.get(number)
         if cached is None or cached.key != key:
@@ -245,13 +276,19 @@ class KourkoutasBeta(Optimizer):
             cached = self._options[number] = Options(key, hyper, packed, adam)
         return cached
 
+    def _meet(self) -> Pool:
+        """Where parts of parameters and members of buckets are; ranks ask each other once, before the first step."""
+        if self._pool is None:
+            self._pool = Pool(self.param_groups, self._process_group)
+        return self._pool
+
     # NOTE: torch.compile runs `_init_group` as plain Python while it traces `step`, and hands the lists that it filled
     # to the graph; so all lazy set-up belongs here, and its arguments are a group, constants and empty lists.
     def _init_group(self, group: dict[str, Any], number: int, *lists: list[Any]) -> None:
-        work, hyper = Work(*lists), self._check(number, group).hyper
+        work, hyper, pool = Work(*lists), self._check(number, group).hyper, self._meet()
         if group["diagnostics"] and self._ring is None:
             count = sum(len(g["bucket_names"]) for g in self.param_groups)
-            device = group["params"][0].device
+            device = group["params"][0].device if group["params"] else None
             self._ring = torch.full((WINDOW, 2, count), torch.nan, dtype=torch.float32, device=device)
             self._rows = torch.zeros((), dtype=torch.int64, device=device)
         bucket_of = work.bucket_of
@@ -285,6 +322,13 @@ class KourkoutasBeta(Optimizer):
         # One member speaks for its bucket.
         leaders = dict(zip(reversed(bucket_of), reversed(states), strict=True))
         work.present.extend(dict.fromkeys(bucket_of))
+        if pool.spans[number]:
+            # A gradient on another rank moves the statistics of a bucket that has none here.
+            work.present[:] = range(len(group["bucket_names"]))
+            for b in set(work.present).difference(leaders):
+                p = group["params"][group["bucket_index"].index(b)]
+                kinds = {"norm_ema": _stat(p), **({"skipped": torch.int64} if skip else {})}
+                leaders[b] = {name: self._bucket_state(p, (number, b), name, kind) for name, kind in kinds.items()}
         work.norm_emas.extend([leaders[b]["norm_ema"] for b in work.present])
         if skip:
             work.skipped.extend([leaders[b]["skipped"] for b in work.present])
@@ -326,6 +370,8 @@ class KourkoutasBeta(Optimizer):
 
     def _step(self) -> None:
         self._cursor = 0
+        if self._pool is None and not torch.compiler.is_compiling():
+            self._meet()
         steps = [self._gather(number, group)[1] for number, group in enumerate(self.param_groups)]
         if all(isinstance(step, native.KernelStep) for step in steps):  # no_grad takes as long as a small step
             self._move(steps)
@@ -338,12 +384,21 @@ class KourkoutasBeta(Optimizer):
         for step in steps:
             if step is not None:
                 step.measure()
+        pool = self._pool
+        if pool is not None and pool.active:
+            for step, pooled in zip(steps, pool.add(steps, self.param_groups), strict=True):
+                if step is not None and pooled is not None:
+                    step.take(pooled)
         # Every norm is looked at before the first parameter moves.
+        bad_bucket = None
         for step, group in zip(steps, self.param_groups, strict=True):
             if step is not None and (norms := step.norms()) is not None and group["nonfinite"] == "raise":
                 bad = np.flatnonzero(~np.isfinite(np.asarray(norms.cpu() if isinstance(norms, Tensor) else norms)))
-                if bad.size:
-                    raise NonFiniteGradient(group["bucket_names"][step.present[bad[0]]])
+                if bad.size and bad_bucket is None:
+                    bad_bucket = group["bucket_names"][step.present[bad[0]]]
+        raises = any(group["nonfinite"] == "raise" for group in self.param_groups)
+        if raises and (bad_bucket is not None if pool is None else pool.anywhere(bad_bucket is not None)):
+            raise NonFiniteGradient("(on another rank)" if bad_bucket is None else bad_bucket)
         first = 0
         for step, group in zip(steps, self.param_groups, strict=True):
             if isinstance(step, native.KernelStep):
@@ -353,49 +408,75 @@ class KourkoutasBeta(Optimizer):
             first += len(group["bucket_names"])
         if self._rows is not None:
             self._rows += 1
+        if pool is not None and pool.active:
+            pool.changed()
 
     def _gather(self, number: int, group: dict[str, Any]) -> tuple[routes.Route, Any]:
         """The route of one group, and its step with all tensors at hand: None if there is nothing to do."""
         work = Work.empty()
         if torch.compiler.is_compiling():
             self._init_group(group, number, *work)
-            options = self._options[number]
-            return routes.TRACED, ListStep(options, group, work, routes.TRACED) if work.params else None
-        options = self._check(number, group)
+            options, parts = self._options[number], self._pool.parts[number]  # type: ignore[union-attr]
+            if parts is not None:
+                self._pool.local(work)  # type: ignore[union-attr]
+            return routes.TRACED, ListStep(options, group, work, routes.TRACED, parts) if work.present else None
+        options, pool = self._check(number, group), self._meet()
+        parts = pool.parts[number]
 
         def kernel_takes() -> bool:
             if native.kernel is None:
                 return False
+            if parts is not None:
+                return bool(fill().params) and self._plan_parts(number, group, options, work, parts)
             fresh = group["diagnostics"] and self._ring is None
             return (not fresh and self._plan(number, group, options)) or (
                 bool(fill().params) and self._plan(number, group, options)
             )
 
         def fill() -> Work:
-            if not work.params:
+            if not work.present:
                 self._init_group(group, number, *work)
+                if parts is not None:
+                    pool.local(work)
             return work
 
-        route = routes.choose(options, group, kernel_takes, lambda: host.takes(fill()))
+        route = routes.choose(options, group, pool.spans[number], kernel_takes, lambda: host.takes(fill()))
         if route is routes.KERNEL:
-            return route, native.KernelStep(options, group, self._plans[number])
-        if not fill().params:
+            return route, native.KernelStep(options, group, self._plans[number], work, parts)
+        if not fill().present:
             return route, None
         if route is routes.HOST:
-            return route, host.HostStep(options, group, work)
-        return route, ListStep(options, group, work, route)
+            return route, host.HostStep(options, group, work, parts)
+        return route, ListStep(options, group, work, route, parts)
 
     def _plan(self, number: int, group: dict[str, Any], options: Options) -> bool:
         """Let the kernel gather the group's tensors; False if it does not take one of them, or state is missing."""
         kernel = native.kernel
-        plan = self._plans.get(number)
-        if plan is None:
-            plan = self._plans[number] = kernel.new_plan()
-        index, buckets = group["bucket_index"], len(group["bucket_names"])
-        cursor = kernel.gather(plan, options.packed, group["params"], index, buckets, self.state, self._cursor)
+        if number not in self._plans:
+            self._plans[number] = kernel.new_plan()
+        plan, index, buckets = self._plans[number], group["bucket_index"], len(group["bucket_names"])
+        cursor = kernel.gather(plan, options.packed, group["params"], index, buckets, self.state, self._cursor, None)
         if cursor >= 0:
             self._cursor = cursor
         return bool(cursor >= 0)
+
+    def _plan_parts(
+        self, number: int, group: dict[str, Any], options: Options, work: Work, parts: list[Part]
+    ) -> bool:
+        """The same for the parts of parameters that lie on this rank."""
+        mine = [parts[i] for i in work.places]
+        if group["state_dtype"] is torch.bfloat16 and any(part.strides is not None for part in mine):
+            return False  # the kernel numbers a part's elements one after the other, for the noise of their rounding
+        if number not in self._plans:
+            self._plans[number] = native.kernel.new_plan()
+        index = [group["bucket_index"][i] for i in work.places]
+        state = {p: dict(self.state[group["params"][i]]) for p, i in zip(work.params, work.places, strict=True)}
+        for name, tensors in zip(_MOMENTS, work[2:5], strict=True):
+            for p, x in zip(work.params, tensors, strict=False):
+                state[p][name] = x
+        told = [(g, i, part.first) for g, i, part in zip(work.grads, work.places, mine, strict=True)]
+        count, plan = len(group["bucket_names"]), self._plans[number]
+        return bool(native.kernel.gather(plan, options.packed, work.params, index, count, state, 0, told) >= 0)
 
     def _record(self, first: int, count: int, step: Any, stats: Any) -> None:
         """Write (sun, β2) of one group into this step's row of the trace; NaN for buckets without a gradient."""
@@ -470,6 +551,11 @@ def _check_tensors(p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str,
             raise RuntimeError(
                 f"`{name}` has shape {tuple(state[name].shape)} and its parameter {tuple(p.shape)}: "
                 "load a state that was saved for the same model"
+            )
+        if name in state and not same_layout(p, state[name]):
+            raise RuntimeError(
+                f"`{name}` does not lie on the ranks as its parameter does: load with "
+                "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which spreads a state"
             )
 
 

@@ -22,6 +22,7 @@ TRACED = Route("lists", "the step is being traced by torch.compile, or a torch m
 CAPTURABLE = Route("lists", "capturable=True: scalars stay on the device")
 TENSORS = Route("lists", "a hyper-parameter is a tensor")
 ADAM = Route("adam", "β2 is fixed and the extras are off: torch's own Adam")
+SPANS = Route("lists", "buckets have members on other ranks of `process_group`")
 FOREACH = Route("lists", "foreach=True was asked for")
 NOT_FUSED = Route("lists", "fused=False was asked for")
 KERNEL = Route("kernel", "the C kernel takes every tensor")
@@ -31,11 +32,16 @@ OTHER = Route("lists", "a tensor is not on the CPU, not plain, or not contiguous
 
 
 def choose(
-    options: Options, group: dict[str, Any], kernel_takes: Callable[[], bool], host_takes: Callable[[], bool]
+    options: Options,
+    group: dict[str, Any],
+    spans: bool,
+    kernel_takes: Callable[[], bool],
+    host_takes: Callable[[], bool],
 ) -> Route:
     """The route of one group: the first line that applies.
 
     Args:
+      spans: whether buckets have members on other ranks that this one does not hold.
       kernel_takes: whether the kernel is there and takes every tensor of this step.
       host_takes: whether torch's fused Adam kernel for the CPU takes every tensor of this step.
     """
@@ -46,6 +52,7 @@ def choose(
     if group["capturable"]:                                   return CAPTURABLE
     if options.packed is None:                                return TENSORS
     if options.adam:                                          return ADAM
+    if spans:                                                 return SPANS
     if group["foreach"]:                                      return FOREACH
     if group["fused"] is False:                               return NOT_FUSED
     if kernel_takes():                                        return KERNEL

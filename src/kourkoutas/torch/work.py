@@ -44,7 +44,7 @@ class Work(NamedTuple):
 
     @property
     def one_each(self) -> bool:
-        return len(self.present) == len(self.params)
+        return len(self.present) == len(self.params) and self.bucket_of == list(range(len(self.params)))
 
 
 class Members:
@@ -59,11 +59,12 @@ class Members:
         if work.one_each:
             return None
         index = torch.tensor(work.bucket_of, device=like.device)
-        return cls(index, functools.partial(_largest, index, len(work.present)))
+        return cls(index, functools.partial(largest, index, len(work.present)))
 
     def spread(self, x: Any) -> Any:
         return x[self.index]
 
 
-def _largest(index: Tensor, buckets: int, x: Tensor) -> Tensor:
+def largest(index: Tensor, buckets: int, x: Tensor) -> Tensor:
+    """From an entry per parameter to one per bucket: the largest of its members, 0 without any."""
     return x.new_zeros(buckets).scatter_reduce_(0, index, x, "amax")
