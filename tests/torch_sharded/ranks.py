@@ -3,8 +3,10 @@
 import atexit
 import os
 import tempfile
+import time
 import traceback
 from datetime import timedelta
+from multiprocessing.connection import wait
 
 import torch
 import torch.multiprocessing as mp
@@ -62,12 +64,21 @@ class Ranks:
             self._start()
         for pipe in self._pipes:
             pipe.send((function, args))
-        answers = [self._answer(rank, JOB) for rank in range(self.world)]
-        failed = [f"rank {rank}:\n{answer}" for rank, (ok, answer) in enumerate(answers) if not ok]
-        if failed:
-            self.stop()  # a rank that failed may have left others in the middle of a collective
-            raise AssertionError("\n".join(failed))
-        return [answer for _, answer in answers]
+        answers, end = {}, time.monotonic() + JOB
+        while len(answers) < self.world:
+            waiting = {self._pipes[rank]: rank for rank in range(self.world) if rank not in answers}
+            ready = wait(list(waiting), timeout=max(0.0, end - time.monotonic()))
+            for pipe in ready:
+                answers[waiting[pipe]] = pipe.recv()
+            failed = [f"rank {rank}:\n{answer}" for rank, (ok, answer) in answers.items() if not ok]
+            if failed:  # the others may be in the middle of a collective
+                end = min(end, time.monotonic() + 5)
+            if not ready:
+                failed.append(f"ranks {sorted(waiting.values())} did not answer")
+            if failed and (not ready or len(answers) == self.world):
+                self.stop()
+                raise AssertionError("\n".join(failed))
+        return [answers[rank][1] for rank in range(self.world)]
 
     def stop(self):
         for process in self._processes:

@@ -106,9 +106,16 @@ def test_fsdp1_without_a_process_group_is_an_error_with_the_remedy():
 
 
 def _fsdp1_resume(rank, world, options):
+    from torch.distributed.fsdp import FullOptimStateDictConfig, StateDictType
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
     made = _fsdp1_model(world)
+    # With offload_to_cpu=True, torch 2.13 on the CPU gives every optimizer's moments one and the same memory.
+    FSDP.set_state_dict_type(
+        made,
+        StateDictType.FULL_STATE_DICT,
+        optim_state_dict_config=FullOptimStateDictConfig(offload_to_cpu=False, rank0_only=False),
+    )
     optimizer = KourkoutasBeta(made.named_parameters(), lr=1e-2, process_group=made.process_group, **options)
     _learn(made, optimizer, range(7))
     # The optimizer of the saved state steps by itself no more; a new one takes over.

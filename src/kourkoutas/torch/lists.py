@@ -259,4 +259,5 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _store(targets: list[Tensor], values: Tensor) -> None:
-    torch._foreach_copy_(targets, [x.to(t.device) for x, t in zip(values.unbind(), targets, strict=True)])
+    if targets:
+        torch._foreach_copy_(targets, [x.to(t.device) for x, t in zip(values.unbind(), targets, strict=True)])

@@ -145,7 +145,7 @@ class KourkoutasBeta(Optimizer):
         super().__setstate__(state)
         for options in (self.defaults, *self.param_groups):
             _join_betas(options)
-        self._process_group = None
+        self._process_group = getattr(self, "_process_group", None)  # torch loads a state through here, too
         self._own_buckets()
         self._reset()
         self._tie_buckets()
@@ -233,6 +233,16 @@ class KourkoutasBeta(Optimizer):
         self._tie_buckets()
 
     @property
+    def process_group(self) -> Any:
+        """Over whom buckets are pooled; it is not saved with the optimizer, and can be set."""
+        return self._process_group
+
+    @process_group.setter
+    def process_group(self, process_group: Any) -> None:
+        check_process_group(process_group)
+        self._process_group, self._pool = process_group, None
+
+    @property
     def bucket_names(self) -> list[str]:
         """Names of all buckets; one that several groups use has its group's number behind it."""
         names = [(i, name) for i, group in enumerate(self.param_groups) for name in group["bucket_names"]]
@@ -279,6 +289,8 @@ class KourkoutasBeta(Optimizer):
     def _meet(self) -> Pool:
         """Where parts of parameters and members of buckets are; ranks ask each other once, before the first step."""
         if self._pool is None:
+            for number, group in enumerate(self.param_groups):
+                self._check(number, group)
             self._pool = Pool(self.param_groups, self._process_group)
         return self._pool
 
