@@ -1,7 +1,6 @@
 """An inf in one rank's shard is seen alike on every rank."""
 
 import pytest
-import torch
 
 from kourkoutas.rule import NonFiniteGradient
 from kourkoutas.torch import KourkoutasBeta
@@ -68,14 +67,10 @@ def _huge(rank, world):
     optimizer = KourkoutasBeta(made.named_parameters(), foreach=True)
     models.feed(made, 0)
     for p in made.parameters():
-        jobs.local(p.grad).fill_(1e19)
+        jobs.local(p.grad).fill_(1e20)  # float32 cannot hold its square
     optimizer.step()
     return [bool(models.full(p).isfinite().all()) for p in made.parameters()]
 
 
 def test_finite_gradients_whose_squares_overflow_float32_are_not_taken_for_infinite():
     assert all(all(answer) for answer in ranks(2).run(_huge))
-
-
-def test_squares_of_1e19_do_overflow_float32():
-    assert torch.tensor(1e19).square().isinf()

@@ -382,7 +382,7 @@ class KourkoutasBeta(Optimizer):
 
     def _step(self) -> None:
         self._cursor = 0
-        if self._pool is None and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling():  # `_init_group` does it then
             self._meet()
         steps = [self._gather(number, group)[1] for number, group in enumerate(self.param_groups)]
         if all(isinstance(step, native.KernelStep) for step in steps):  # no_grad takes as long as a small step
@@ -420,7 +420,7 @@ class KourkoutasBeta(Optimizer):
             first += len(group["bucket_names"])
         if self._rows is not None:
             self._rows += 1
-        if pool is not None and pool.active:
+        if pool is not None and pool.dtensors:
             pool.changed()
 
     def _gather(self, number: int, group: dict[str, Any]) -> tuple[routes.Route, Any]:

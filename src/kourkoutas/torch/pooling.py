@@ -41,8 +41,10 @@ class Pool:
     """What of an optimizer's parameters and buckets lies on other ranks.
 
     Attributes:
-      parts: per group: None if nothing of it is divided or reaches beyond this rank, else each parameter's part.
+      parts: per group: None if its tensors are plain and whole and so are its buckets, else each parameter's part.
       spans: per group: whether its buckets have members on other ranks that this rank does not hold.
+      active: whether there is anything to add up.
+      dtensors: all DTensors among the parameters.
     """
 
     def __init__(self, groups: list[dict[str, Any]], process_group: Any) -> None:
@@ -62,10 +64,11 @@ class Pool:
             found = [self._part(p, name, before) for p, name in zip(group["params"], _names(group), strict=True)]
             spans = self.given is not None and group["buckets"] != "parameter"
             self.spans.append(spans)
-            self.parts.append(found if spans or any(part.over for part in found) else None)
-        self.active = any(found is not None for found in self.parts)
-        self._dtensors = [p for group in groups for p in group["params"] if parts.is_dtensor(p)]
+            meshed = any(map(parts.is_dtensor, group["params"]))
+            self.parts.append(found if spans or meshed or any(part.over for part in found) else None)
+        self.dtensors = [p for group in groups for p in group["params"] if parts.is_dtensor(p)]
         self._lay_out(groups)
+        self.active = bool(self._over) or any(self.spans)
 
     def _part(self, p: Tensor, name: str, before: Any) -> Part:
         if parts.is_dtensor(p):
@@ -106,7 +109,7 @@ class Pool:
     def changed(self) -> None:
         """Let autograd know of DTensors whose local tensors were written."""
         if not torch.compiler.is_compiling():
-            torch.autograd.graph.increment_version([p for p in self._dtensors if p.grad is not None])
+            torch.autograd.graph.increment_version([p for p in self.dtensors if p.grad is not None])
 
     def add(self, steps: Sequence[Any], groups: list[dict[str, Any]]) -> list[Pooled | None]:
         """The complete sums of every group that has something on other ranks, from the local ones of each step."""
