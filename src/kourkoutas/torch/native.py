@@ -41,28 +41,13 @@ kernel: Any = connect()
 
 def pack(hyper: Hyper, maximize: bool, state_dtype: torch.dtype | None) -> bytes | None:
     """The hyper-parameters as the kernel's struct, or None if one of them is a tensor."""
-    values = (
-        hyper.beta1,
-        hyper.beta2_min,
-        hyper.beta2_max,
-        hyper.alpha,
-        hyper.eps,
-        hyper.tiny_spike,
-        hyper.tiny_denom,
-        -1.0 if hyper.leak is None else hyper.leak,
-        -1.0 if hyper.max_ratio is None else hyper.max_ratio,
-        hyper.warmup_steps,
-        hyper.weight_decay,
-        hyper.adaptive_tiny,
-        hyper.bias_correction == "exact",
-        hyper.bias_correction != "none",
-        hyper.nonfinite == "skip",
-        maximize,
-        state_dtype is torch.bfloat16,
-    )
+    names = ("beta1", "beta2_min", "beta2_max", "alpha", "eps", "tiny_spike", "tiny_denom", "leak", "max_ratio")
+    values = [getattr(hyper, name) for name in (*names, "warmup_steps", "weight_decay", "adaptive_tiny")]
+    exact, corrected = hyper.bias_correction == "exact", hyper.bias_correction != "none"
+    values += [exact, corrected, hyper.nonfinite == "skip", maximize, state_dtype is torch.bfloat16]
     if any(isinstance(x, Tensor) for x in values):
         return None
-    return struct.pack(f"{len(values)}d", *values)
+    return struct.pack(f"{len(values)}d", *(-1.0 if x is None else x for x in values))
 
 
 class KernelStep:
@@ -82,7 +67,10 @@ class KernelStep:
     def norms(self) -> list[float] | None:
         return None if self.squares is None else [math.sqrt(x) for x in self.squares]
 
-    def apply(self, ring: Tensor | None, rows: Tensor | None, first: int) -> None:
-        """Move everything; write (sun, β2) of the buckets, which are `first` and on in the trace, into its row."""
-        written = kernel.apply(self.plan, self.lr, self.threads, ring, rows, first, self.squares)
+    def apply(self, ring: Tensor | None, rows: Tensor | None, first: int, last: bool) -> None:
+        """Move everything; write (sun, β2) of the buckets, which are `first` and on in the trace, into its row.
+
+        The last group of a step counts the row.
+        """
+        written = kernel.apply(self.plan, self.lr, self.threads, ring, rows, first, self.squares, last)
         torch.autograd.graph.increment_version(written)

@@ -31,9 +31,14 @@ def rounded(x: Tensor, bits: Tensor) -> Tensor:
     return torch.where(x.isfinite(), up.view(torch.float32), x).bfloat16()
 
 
-def store(targets: list[list[Tensor]], values: list[list[Tensor]], seeds: Sequence[tuple[Tensor, int]]) -> None:
-    """Round m, v and v_max into their places: m takes the low half of the hash, v and v_max the high half."""
-    for i, (step, place) in enumerate(seeds):
+def store(targets: list[list[Tensor]], values: list[list[Tensor]], seeds: Sequence[tuple[Tensor, int]] | None) -> None:
+    """Put m, v and v_max into their places, rounded with noise from steps and places unless `seeds` is None.
+
+    m takes the low half of the hash, v and v_max the high half.
+    """
+    if seeds is None:
+        torch._foreach_copy_([t for ts in targets for t in ts], [x for xs in values for x in xs])
+    for i, (step, place) in enumerate(seeds or ()):
         noise = bits(step, place, targets[0][i])
         for j, (ts, xs) in enumerate(zip(targets, values, strict=True)):
             ts[i].copy_(rounded(xs[i], (noise if j == 0 else noise >> 16) & 0xFFFF))

@@ -9,21 +9,41 @@ from typing import Any, overload
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.autograd import profiler
+from torch.optim.optimizer import (
+    Optimizer,
+    ParamsT,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from kourkoutas import rule
 from kourkoutas.buckets import check_buckets, partition
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient
 from kourkoutas.torch import host, native, routes
-from kourkoutas.torch.lists import ListStep
+from kourkoutas.torch.lists import DeviceStep
 from kourkoutas.torch.work import LOW_PRECISION, Options, Work
 from kourkoutas.trace import WINDOW, Trace
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 _BUCKET_STATE = ("norm_ema", "skipped")
 _SCALAR_STATE = ("step", "log_beta2", *_BUCKET_STATE)
+_STATE = (*_MOMENTS, *_SCALAR_STATE)  # in the order of `Work`
 _IN_GROUP = [name for name in rule.HYPER_NAMES if name not in ("beta1", "beta2_max")]
 _OPTIONS = itemgetter(*_IN_GROUP, "betas", "maximize", "state_dtype")
+
+
+def _dictionary(handle: Any) -> dict[int, Any]:
+    hooks: dict[int, Any] = handle.hooks_dict_ref()
+    handle.remove()
+    return hooks
+
+
+# The dictionaries of hooks for all optimizers, from handles of a hook each that is removed at once.
+_GLOBAL_HOOKS = [
+    _dictionary(register(lambda *_: None))
+    for register in (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
+]
 
 
 class KourkoutasBeta(Optimizer):
@@ -138,6 +158,7 @@ class KourkoutasBeta(Optimizer):
         """What is derived from the state and the groups, and not saved."""
         self._options: dict[int, Options] = {}
         self._plans: dict[int, Any] = {}
+        self._cells: dict[int, tuple[host.Cells, host.Cells, host.Cells]] = {}
         self._shared: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._ring: Tensor | None = None
         self._rows: Tensor | None = None
@@ -187,23 +208,18 @@ class KourkoutasBeta(Optimizer):
             if "beta2_min" not in group:  # an Adam's
                 group["betas"] = old["betas"]
             for key, value in old.items():
-                if key != "betas":
-                    group.setdefault(key, value)
-            _join_betas(group, old["betas"])
+                group.setdefault(key, value)
         saved = [i for g in state_dict["param_groups"] for i in g["params"]]
         params = [(p, g["state_dtype"]) for g in self.param_groups for p in g["params"]]
         for i, (p, dtype) in zip(saved, params, strict=True):
-            for name in _MOMENTS if dtype is not None else ():
-                if name in state_dict["state"].get(i, {}):
-                    value = state_dict["state"][i][name].detach()
-                    self.state[p][name] = value.to(p.device, dtype, copy=True)
-            for name in _SCALAR_STATE:
-                if name in state_dict["state"].get(i, {}):
-                    value = torch.as_tensor(state_dict["state"][i][name])
-                    wide = (
-                        value if name in ("step", "skipped") else value.to(torch.promote_types(value.dtype, _stat(p)))
-                    )
-                    self.state[p][name] = wide.detach().to(p.device, copy=True)
+            for name, value in state_dict["state"].get(i, {}).items():
+                # torch has cast to the parameter's dtype what we keep in another.
+                if name in _MOMENTS and dtype is not None:
+                    self.state[p][name] = value.detach().to(p.device, dtype, copy=True)
+                elif name in _SCALAR_STATE:
+                    value = torch.as_tensor(value).detach()
+                    kept = value.dtype if name in ("step", "skipped") else torch.promote_types(value.dtype, _stat(p))
+                    self.state[p][name] = value.to(p.device, kept, copy=True)
         self._reset()
         self._tie_buckets()
 
@@ -242,69 +258,66 @@ class KourkoutasBeta(Optimizer):
             plain = hyper.bias_correction == "beta2max" and hyper.nonfinite != "skip" and group["state_dtype"] is None
             extras = hyper.adaptive_tiny or hyper.max_ratio is not None or hyper.leak not in (None, 1)
             adam = packed is not None and hyper.fixed and plain and not extras
-            cached = self._options[number] = Options(key, hyper, packed, adam)
+            unused = {"max_exp_avg_sq": hyper.leak is None, "log_beta2": hyper.bias_correction != "exact"}
+            unused["skipped"] = hyper.nonfinite != "skip"
+            needed = tuple(name for name in _STATE if not unused.get(name))
+            cached = self._options[number] = Options(key, hyper, packed, adam, needed)
         return cached
 
     # NOTE: torch.compile runs `_init_group` as plain Python while it traces `step`, and hands the lists that it filled
     # to the graph; so all lazy set-up belongs here, and its arguments are a group, constants and empty lists.
     def _init_group(self, group: dict[str, Any], number: int, *lists: list[Any]) -> None:
-        work, hyper = Work(*lists), self._check(number, group).hyper
+        work, needed = Work(*lists), self._check(number, group).needed
         if group["diagnostics"] and self._ring is None:
             count = sum(len(g["bucket_names"]) for g in self.param_groups)
             device = group["params"][0].device
             self._ring = torch.full((WINDOW, 2, count), torch.nan, dtype=torch.float32, device=device)
             self._rows = torch.zeros((), dtype=torch.int64, device=device)
-        bucket_of = work.bucket_of
-        for i, (p, b) in enumerate(zip(group["params"], group["bucket_index"], strict=True)):
-            if (g := p.grad) is not None:
-                work.params.append(p)
-                work.grads.append(g)
-                work.places.append(i)
-                bucket_of.append(b)
-        exact, skip, leak = hyper.bias_correction == "exact", hyper.nonfinite == "skip", hyper.leak is not None
-        # Every check comes before the first state is made.
-        for p, g in zip(work.params, work.grads, strict=True):
-            _check_tensors(p, g, self.state.get(p, {}), group)
-        states = [self.state[p] for p in work.params]
-        for p, b, state in zip(work.params, bucket_of, states, strict=True):
-            if "norm_ema" not in state:
-                self._init_state(p, state, (number, b), group["state_dtype"])
-            if leak and "max_exp_avg_sq" not in state:
-                state["max_exp_avg_sq"] = _zeros(p, group["state_dtype"])
-            if exact and "log_beta2" not in state:
-                state["log_beta2"] = torch.zeros((), dtype=_stat(p), device=p.device)
-            if skip and "skipped" not in state:
-                state["skipped"] = self._bucket_state(p, (number, b), "skipped", torch.int64)
-        work.exp_avgs.extend([state["exp_avg"] for state in states])
-        work.exp_avg_sqs.extend([state["exp_avg_sq"] for state in states])
-        work.steps.extend([state["step"] for state in states])
-        if leak:
-            work.max_exp_avg_sqs.extend([state["max_exp_avg_sq"] for state in states])
-        if exact:
-            work.log_beta2s.extend([state["log_beta2"] for state in states])
-        # One member speaks for its bucket.
-        leaders = dict(zip(reversed(bucket_of), reversed(states), strict=True))
+        grads: list[Any] = [p.grad for p in group["params"]]
+        work.places.extend([i for i, g in enumerate(grads) if g is not None])
+        work.grads.extend([g for g in grads if g is not None])
+        work.params.extend([group["params"][i] for i in work.places])
+        bucket_of = [group["bucket_index"][i] for i in work.places]
+        for g in work.grads:
+            if g.layout is not torch.strided:
+                raise RuntimeError(
+                    f"KourkoutasBeta does not support sparse gradients; got layout {g.layout}: make the layer dense "
+                    "(sparse=False) or give its parameters to torch.optim.SparseAdam"
+                )
+        states: list[Any] = [self.state.get(p) for p in work.params]
+        try:
+            found = [[state[name] for state in states] for name in needed]
+        except (KeyError, TypeError):
+            for p in work.params:  # every check comes before the first state is made
+                _check_parameter(p, group)
+            for p, b in zip(work.params, bucket_of, strict=True):
+                self._fill_state(p, needed, (number, b), group["state_dtype"])
+            found = [[self.state[p][name] for p in work.params] for name in needed]
         work.present.extend(dict.fromkeys(bucket_of))
-        work.norm_emas.extend([leaders[b]["norm_ema"] for b in work.present])
-        if skip:
-            work.skipped.extend([leaders[b]["skipped"] for b in work.present])
         place = {b: i for i, b in enumerate(work.present)}
-        bucket_of[:] = [place[b] for b in bucket_of]
+        work.bucket_of.extend([place[b] for b in bucket_of])
+        for name, tensors in zip(needed, found, strict=True):
+            if name in _BUCKET_STATE and len(place) < len(tensors):  # its first member speaks for a bucket
+                first = dict(zip(reversed(bucket_of), reversed(tensors), strict=True))
+                tensors = [first[b] for b in work.present]
+            work[2 + _STATE.index(name)].extend(tensors)
 
-    def _init_state(self, p: Tensor, state: dict[str, Any], bucket: tuple[int, int], dtype: torch.dtype | None) -> None:
-        for name in ("exp_avg", "exp_avg_sq"):
-            if name not in state:
-                state[name] = _zeros(p, dtype)
-        if "step" not in state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-        state["norm_ema"] = self._bucket_state(p, bucket, "norm_ema", _stat(p))
-
-    def _bucket_state(self, p: Tensor, bucket: tuple[int, int], name: str, dtype: torch.dtype) -> Tensor:
-        """The bucket's tensor of that name, made if it has none."""
-        shared = self._shared.setdefault(bucket, {})
-        if name not in shared:
-            shared[name] = torch.zeros((), dtype=dtype, device=p.device)
-        return shared[name]
+    def _fill_state(
+        self, p: Tensor, names: tuple[str, ...], bucket: tuple[int, int], state_dtype: torch.dtype | None
+    ) -> None:
+        """Make what is missing; the members of a bucket share its statistics."""
+        state, shared = self.state[p], self._shared.setdefault(bucket, {})
+        for name in names:
+            if name in state:
+                continue
+            if name in _MOMENTS:
+                state[name] = torch.zeros_like(p, dtype=state_dtype, memory_format=torch.preserve_format)
+                continue
+            dtype = {"step": torch.float32, "skipped": torch.int64}.get(name, _stat(p))
+            new = shared.get(name) if name in _BUCKET_STATE else None
+            state[name] = torch.zeros((), dtype=dtype, device=p.device) if new is None else new
+            if name in _BUCKET_STATE:
+                shared[name] = state[name]
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -312,6 +325,15 @@ class KourkoutasBeta(Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Perform one optimization step; `closure` re-evaluates the model and returns the loss."""
+        hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or any(_GLOBAL_HOOKS)
+        return self._watched_step(closure) if hooks or profiler._is_profiler_enabled else self._plain_step(closure)
+
+    # NOTE: torch would wrap `step` to run hooks and tell the profiler. That takes 15 µs, twice as long as the step of a
+    # small model and a quarter of Adam's. `hooked` says that this is taken care of: by torch's wrapper, if anybody
+    # watches.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _plain_step(self, closure: Callable[[], float] | None) -> float | None:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -324,78 +346,87 @@ class KourkoutasBeta(Optimizer):
             raise
         return loss
 
+    _watched_step = Optimizer.profile_hook_step(_plain_step)
+
     def _step(self) -> None:
         self._cursor = 0
         steps = [self._gather(number, group)[1] for number, group in enumerate(self.param_groups)]
-        if all(isinstance(step, native.KernelStep) for step in steps):  # no_grad takes as long as a small step
-            self._move(steps)
+        if {type(step) for step in steps} == {native.KernelStep}:  # no_grad takes as long as a small step
+            self._move(steps, count_row=False)
         else:
             with torch.no_grad():
-                self._move(steps)
+                self._move(steps, count_row=True)
 
-    def _move(self, steps: list[Any]) -> None:
-        """Measure, pool and look; then move everything."""
+    def _move(self, steps: list[Any], count_row: bool) -> None:
+        """Measure, pool and look; then move everything. The kernel counts the row of the trace if it is alone."""
         for step in steps:
             if step is not None:
                 step.measure()
         # Every norm is looked at before the first parameter moves.
         for step, group in zip(steps, self.param_groups, strict=True):
-            if step is not None and (norms := step.norms()) is not None and group["nonfinite"] == "raise":
+            norms = None if step is None else step.norms()
+            if norms is not None and group["nonfinite"] == "raise":
                 bad = np.flatnonzero(~np.isfinite(np.asarray(norms.cpu() if isinstance(norms, Tensor) else norms)))
                 if bad.size:
                     raise NonFiniteGradient(group["bucket_names"][step.present[bad[0]]])
         first = 0
         for step, group in zip(steps, self.param_groups, strict=True):
-            if isinstance(step, native.KernelStep):
-                step.apply(self._ring, self._rows, first)
+            if type(step) is native.KernelStep:
+                step.apply(self._ring, self._rows, first, step is steps[-1] and not count_row)
             else:
                 self._record(first, len(group["bucket_names"]), step, None if step is None else step.apply())
             first += len(group["bucket_names"])
-        if self._rows is not None:
+        if count_row and self._rows is not None:
             self._rows += 1
 
     def _gather(self, number: int, group: dict[str, Any]) -> tuple[routes.Route, Any]:
         """The route of one group, and its step with all tensors at hand: None if there is nothing to do."""
-        work = Work.empty()
         if torch.compiler.is_compiling():
-            self._init_group(group, number, *work)
-            options = self._options[number]
-            return routes.TRACED, ListStep(options, group, work, routes.TRACED) if work.params else None
+            work = self._work(number, group)
+            step = DeviceStep(self._options[number], group, work, routes.TRACED) if work.params else None
+            return routes.TRACED, step
         options = self._check(number, group)
+        found: list[Work] = []
 
         def kernel_takes() -> bool:
             if native.kernel is None:
                 return False
-            fresh = group["diagnostics"] and self._ring is None
-            return (not fresh and self._plan(number, group, options)) or (
-                bool(fill().params) and self._plan(number, group, options)
-            )
+            # The first step finds its state, and the trace, only after they have been made.
+            if not (group["diagnostics"] and self._ring is None) and self._planned(number, group, options):
+                return True
+            found.append(self._work(number, group))
+            return bool(found[0].params) and self._planned(number, group, options)
 
-        def fill() -> Work:
-            if not work.params:
-                self._init_group(group, number, *work)
-            return work
+        def host_takes() -> bool:
+            found.append(found[0] if found else self._work(number, group))
+            return host.takes(found[0])
 
-        route = routes.choose(options, group, kernel_takes, lambda: host.takes(fill()))
+        route = routes.choose(options, group, kernel_takes, host_takes)
         if route is routes.KERNEL:
             return route, native.KernelStep(options, group, self._plans[number])
-        if not fill().params:
+        work = found[0] if found else self._work(number, group)
+        if not work.params:
             return route, None
-        if route is routes.HOST:
-            return route, host.HostStep(options, group, work)
-        return route, ListStep(options, group, work, route)
+        for name, tensors in zip(_MOMENTS, work[2:5], strict=True) if route is not routes.HOST else ():
+            if tensors and [t.shape for t in tensors] != [p.shape for p in work.params]:
+                raise RuntimeError(f"`{name}` in the state has another shape than its parameter: load another state")
+        if route is routes.HOST or (route.on_host and all(p.is_cpu for p in (*work.params, *work.norm_emas))):
+            cells = self._cells.setdefault(number, (host.Cells(), host.Cells(), host.Cells()))
+            return route, host.HostStep(options, group, work, route, cells)
+        return route, DeviceStep(options, group, work, route)
 
-    def _plan(self, number: int, group: dict[str, Any], options: Options) -> bool:
+    def _work(self, number: int, group: dict[str, Any]) -> Work:
+        work = Work([], [], [], [], [], [], [], [], [], [], [], [])
+        self._init_group(group, number, *work)
+        return work
+
+    def _planned(self, number: int, group: dict[str, Any], options: Options) -> bool:
         """Let the kernel gather the group's tensors; False if it does not take one of them, or state is missing."""
-        kernel = native.kernel
-        plan = self._plans.get(number)
-        if plan is None:
-            plan = self._plans[number] = kernel.new_plan()
-        index, buckets = group["bucket_index"], len(group["bucket_names"])
-        cursor = kernel.gather(plan, options.packed, group["params"], index, buckets, self.state, self._cursor)
-        if cursor >= 0:
-            self._cursor = cursor
-        return bool(cursor >= 0)
+        plan = self._plans.get(number) or self._plans.setdefault(number, native.kernel.new_plan())
+        where = group["params"], group["bucket_index"], len(group["bucket_names"]), self.state, self._cursor
+        cursor: int = native.kernel.gather(plan, options.packed, *where)
+        self._cursor = max(cursor, self._cursor)
+        return cursor >= 0
 
     def _record(self, first: int, count: int, step: Any, stats: Any) -> None:
         """Write (sun, β2) of one group into this step's row of the trace; NaN for buckets without a gradient."""
@@ -403,13 +434,14 @@ class KourkoutasBeta(Optimizer):
             return
         block = torch.full((2, count), torch.nan, device=self._ring.device)
         if step is not None:
-            block[:, torch.tensor(step.present, device=block.device)] = torch.as_tensor(stats).to(block)
+            place = torch.tensor(step.present, device=block.device)
+            block[:, place] = torch.stack([torch.as_tensor(x, device=block.device).view(-1) for x in stats]).to(block)
         self._ring.narrow(2, first, count).index_copy_(0, (self._rows % WINDOW).view(1), block[None])
 
 
-def _join_betas(options: dict[str, Any], fallback: Any = (Hyper.beta1, Hyper.beta2_max)) -> None:
+def _join_betas(options: dict[str, Any]) -> None:
     """Put `beta1` and `beta2_max` where torch's schedulers and Adam look for them: options["betas"]."""
-    betas = options.get("betas", fallback)
+    betas = options.get("betas", (Hyper.beta1, Hyper.beta2_max))
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise ValueError(f"`betas` must be a pair (beta1, beta2_max), for example (0.9, 0.999); got {betas!r}")
     options["betas"] = (options.pop("beta1", betas[0]), options.pop("beta2_max", betas[1]))
@@ -428,7 +460,8 @@ def _check_group(options: dict[str, Any]) -> Hyper:
         if isinstance(value, Tensor) and value.numel() != 1:
             raise ValueError(f"`{name}` must be a number or a tensor of one element; got shape {tuple(value.shape)}")
     hyper = Hyper(**{name: _scalar(value) for name, value in values.items()})
-    check_buckets(options["buckets"]) if options["buckets"] != "custom" else None
+    if options["buckets"] != "custom":
+        check_buckets(options["buckets"])
     for name, allowed in (
         ("maximize", (True, False)),
         ("diagnostics", (True, False)),
@@ -449,12 +482,7 @@ def _check_group(options: dict[str, Any]) -> Hyper:
     return hyper
 
 
-def _check_tensors(p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-    if g.layout is not torch.strided:
-        raise RuntimeError(
-            f"KourkoutasBeta does not support sparse gradients; got layout {g.layout}: make the layer dense "
-            "(sparse=False) or give its parameters to torch.optim.SparseAdam"
-        )
+def _check_parameter(p: Tensor, group: dict[str, Any]) -> None:
     if group["fused"] and not (p.device.type in ("cpu", "cuda") and (p.is_floating_point() or p.is_complex())):
         raise RuntimeError(
             f"`fused=True` needs floating-point parameters on a CPU or a GPU; got {p.dtype} on {p.device}: "
@@ -465,12 +493,6 @@ def _check_tensors(p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str,
             f"`state_dtype` needs float32, bfloat16 or float16 parameters; got {p.dtype}: "
             "put this parameter in a group with state_dtype=None"
         )
-    for name in _MOMENTS:
-        if name in state and state[name].shape != p.shape:
-            raise RuntimeError(
-                f"`{name}` has shape {tuple(state[name].shape)} and its parameter {tuple(p.shape)}: "
-                "load a state that was saved for the same model"
-            )
 
 
 def _entries(params: Any) -> list[Any]:
@@ -485,24 +507,15 @@ def _entries(params: Any) -> list[Any]:
 
 def _named(entries: list[Any], first: int) -> tuple[list[str], list[Tensor]]:
     """Names and tensors, each tensor once."""
-    names: list[str] = []
-    tensors: list[Tensor] = []
-    seen: set[int] = set()
+    found: dict[int, tuple[str, Tensor]] = {}
     for i, entry in enumerate(entries):
         name, tensor = entry if isinstance(entry, tuple) and len(entry) == 2 else (f"param_{first + i}", entry)
         if not isinstance(tensor, Tensor):
             raise TypeError(f"`params` must be tensors or (name, tensor) pairs; got {tensor!r} at place {i}")
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            names.append(name)
-            tensors.append(tensor)
-    return names, tensors
+        found.setdefault(id(tensor), (name, tensor))
+    return [name for name, _ in found.values()], [tensor for _, tensor in found.values()]
 
 
 def _stat(p: Tensor) -> torch.dtype:
     """The dtype of norms and moving averages: float64 for float64 parameters, else float32."""
     return torch.float64 if p.dtype in (torch.float64, torch.complex128) else torch.float32
-
-
-def _zeros(p: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)

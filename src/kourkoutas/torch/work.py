@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ class Options(NamedTuple):
     hyper: Hyper
     packed: bytes | None  # for the kernel; None if a hyper-parameter is a tensor
     adam: bool  # a fixed β2 without the extras
+    needed: tuple[str, ...]  # the names of the state
 
 
 class Work(NamedTuple):
@@ -38,32 +38,22 @@ class Work(NamedTuple):
     present: list[int]  # per bucket: its number in the group
     places: list[int]  # per parameter: its number in the group
 
-    @classmethod
-    def empty(cls) -> Work:
-        return cls(*([] for _ in cls._fields))
-
     @property
     def one_each(self) -> bool:
         return len(self.present) == len(self.params)
 
 
 class Members:
-    """Parameters and buckets of a step for `rule.step`, on torch's or NumPy's arrays."""
+    """Parameters and buckets of a step for `rule.step`; `largest` is its function of that name."""
 
     def __init__(self, index: Any, largest: Any) -> None:
         self.index = index
         self.largest = largest
 
-    @classmethod
-    def of(cls, work: Work, like: Tensor) -> Members | None:
-        if work.one_each:
-            return None
-        index = torch.tensor(work.bucket_of, device=like.device)
-        return cls(index, functools.partial(_largest, index, len(work.present)))
-
     def spread(self, x: Any) -> Any:
         return x[self.index]
 
 
-def _largest(index: Tensor, buckets: int, x: Tensor) -> Tensor:
-    return x.new_zeros(buckets).scatter_reduce_(0, index, x, "amax")
+def wide(x: Tensor) -> Tensor:
+    """`x` in the dtype of its arithmetic: float32 for float16 and bfloat16."""
+    return x.float() if x.dtype in LOW_PRECISION else x
