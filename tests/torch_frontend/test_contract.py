@@ -311,12 +311,11 @@ def test_finite_gradients_have_a_finite_norm(route, buckets):
     assert params[0][0].item() < 1
 
 
-@on("plain", "foreach")
+@on("capturable")
 def test_a_device_without_float64_has_finite_norms_too(route, monkeypatch):
     from kourkoutas.torch import lists
 
     monkeypatch.setattr(lists, "NO_FLOAT64", ("cpu",))
-    monkeypatch.setattr(lists.ListStep, "looks", property(lambda self: False, lambda self, value: None), raising=False)
     params = [torch.nn.Parameter(torch.ones(n)) for n in (1_000_000, 3, 0)]
     for buckets in ("parameter", "global"):
         optimizer = KourkoutasBeta(params, buckets=buckets, adaptive_tiny=True, **route)
@@ -385,7 +384,7 @@ def test_a_state_of_another_shape_is_refused_before_anything_moves(route):
     optimizer.step()
     optimizer.state[q]["exp_avg"] = torch.zeros(3)
     before = p.item()
-    with pytest.raises(RuntimeError, match=r"`exp_avg` has shape \(3,\)"):
+    with pytest.raises(RuntimeError, match=r"`exp_avg` in the state has another shape"):
         optimizer.step()
     assert p.item() == before
 
@@ -401,7 +400,7 @@ def test_route_names_the_way_and_the_reason_for_each_group():
         x.grad = torch.ones(1)
     first, second, third = optimizer.route()
     assert first.name == ("host" if native.kernel is None else "kernel")
-    assert second == ("lists", "foreach=True was asked for")
+    assert second[:2] == ("lists", "foreach=True was asked for")
     assert third.name == "adam"
     optimizer.step()
     assert optimizer.state[p]["step"].item() == 1

@@ -20,7 +20,7 @@ def _serve(rank, world, store, pipe):
 
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=JOB)
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=2 * START)
     )
     pipe.send("ready")
     while (job := pipe.recv()) is not None:
@@ -59,12 +59,12 @@ class Ranks:
             raise TimeoutError(f"rank {rank} of {self.world} did not answer within {seconds} s")
         return self._pipes[rank].recv()
 
-    def run(self, function, *args):
+    def run(self, function, *args, seconds=JOB):
         if not self._processes:
             self._start()
         for pipe in self._pipes:
             pipe.send((function, args))
-        answers, end = {}, time.monotonic() + JOB
+        answers, end = {}, time.monotonic() + seconds
         while len(answers) < self.world:
             waiting = {self._pipes[rank]: rank for rank in range(self.world) if rank not in answers}
             ready = wait(list(waiting), timeout=max(0.0, end - time.monotonic()))

@@ -46,9 +46,7 @@ def _whole_fsdp1(made):
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     with FullyShardedDataParallel.summon_full_params(made):
-        return {
-            name.replace("_fsdp_wrapped_module.", ""): p.detach().clone() for name, p in made.named_parameters()
-        }
+        return {name.replace("_fsdp_wrapped_module.", ""): p.detach().clone() for name, p in made.named_parameters()}
 
 
 def _fsdp1(rank, world, options):
@@ -176,9 +174,7 @@ class _ZeRO:
         {},
         {**FULL, "buckets": "shape", "process_group": "world"},
         {"buckets": "global", "nonfinite": "skip", "process_group": "world"},
-        pytest.param(
-            {"buckets": "global", "warmup_steps": 4, "process_group": "world"}, marks=pytest.mark.slow
-        ),
+        pytest.param({"buckets": "global", "warmup_steps": 4, "process_group": "world"}, marks=pytest.mark.slow),
     ],
 )
 def test_zero_redundancy_equals_one_process_and_resumes(options, resume):

@@ -91,7 +91,10 @@ def _compiled(rank, world, layout, options):
 
 @pytest.mark.parametrize(
     ("world", "layout", "options"),
-    [(2, "fsdp2", {}), pytest.param(4, "fsdp2+tp", {"adaptive_tiny": True, "buckets": "module"}, marks=pytest.mark.slow)],
+    [
+        (2, "fsdp2", {}),
+        pytest.param(4, "fsdp2+tp", {"adaptive_tiny": True, "buckets": "module"}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_compiled_step_equals_one_process(world, layout, options):
     made = models.model()
@@ -99,7 +102,7 @@ def test_a_compiled_step_equals_one_process(world, layout, options):
     for number in range(8):
         models.feed(made, number)
         optimizer.step()
-    for answer in ranks(world).run(_compiled, layout, options):
+    for answer in ranks(world).run(_compiled, layout, options, seconds=300):
         for name, p in made.named_parameters():
             torch.testing.assert_close(answer[name], p.detach(), rtol=2e-6, atol=2e-6)
 

@@ -554,15 +554,18 @@ static int read_by_table(PyObject *x, View *view) {
     return 1;
 }
 
-/* 0 if the tensor is a subclass's, has no storage (zero tensors, functional tensors) or is negated lazily. */
+/* 0 if the tensor is a subclass's or has no storage, as zero tensors and functional tensors. */
 static int read_tensor(PyObject *x, View *view) {
     PyObject *type = (PyObject *)Py_TYPE(x);
     if (type != tensor_types[0] && type != tensor_types[1]) return 0;
-    if (!(exchange ? read_by_table(x, view) : read_by_methods(x, view)) || (!view->dl.data && view->n)) return 0;
-    PyObject *negated = PyObject_CallFunctionObjArgs(is_neg, x, NULL);
-    Py_XDECREF(negated);
-    if (!negated) PyErr_Clear();
-    return negated == Py_False;
+    return (exchange ? read_by_table(x, view) : read_by_methods(x, view)) && (view->dl.data || !view->n);
+}
+
+static int negated(PyObject *x) { /* lazily, by a bit that the table does not tell */
+    PyObject *answer = PyObject_CallFunctionObjArgs(is_neg, x, NULL);
+    Py_XDECREF(answer);
+    if (!answer) PyErr_Clear();
+    return answer != Py_False;
 }
 
 /* Whether the tensor fills one stretch of memory without gaps, in any order of its axes. */
@@ -664,8 +667,8 @@ static int gather_item(Plan *plan, PyObject *p, PyObject *g, PyObject *state, in
     PyObject *m_object = entry(state, s_exp_avg), *v_object = entry(state, s_exp_avg_sq);
     PyObject *max_object = h->leak >= 0 ? entry(state, s_max) : NULL;
     if (!m_object || !v_object || (h->leak >= 0 && !max_object)) return 0;
-    if (!read_tensor(p, &theta) || theta.kind == OTHER || !dense(&theta)) return 0;
-    if (!read_tensor(g, &grad) || grad.kind == OTHER || !same_layout(&theta, &grad)) return 0;
+    if (!read_tensor(p, &theta) || theta.kind == OTHER || !dense(&theta) || negated(p)) return 0;
+    if (!read_tensor(g, &grad) || grad.kind == OTHER || !same_layout(&theta, &grad) || negated(g)) return 0;
     if ((theta.kind == F64) != (grad.kind == F64)) return 0;
     if (!read_tensor(m_object, &m) || !same_layout(&theta, &m)) return 0;
     if (m.kind != theta.kind && (theta.kind == F64 || (m.kind != F32 && m.kind != BF16))) return 0;
@@ -827,13 +830,13 @@ static PyObject *sums(PyObject *self, PyObject *const *args, Py_ssize_t n_args) 
     return all;
 }
 
-/* apply(plan, lr, threads, ring, rows, first, squares, means) → the tensors written.
+/* apply(plan, lr, threads, ring, rows, first, squares, last, means) → the tensors written.
 
    `ring` is None, or the trace (window, 2, buckets) whose row number `rows` takes sun and β2 of the group's buckets,
-   which are `first` and on, with NaN for those that had no gradient. `squares` is None, or Σ g² of
-   every bucket of the group; `means` is None, or ⟨|θ|⟩ of every tensor gathered from. */
+   which are `first` and on, with NaN for those that had no gradient; `last` counts the row. `squares` is None, or Σ g²
+   of every bucket of the group; `means` is None, or ⟨|θ|⟩ of every tensor gathered from. */
 static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args != 8) return PyErr_Format(PyExc_TypeError, "apply takes 8 arguments; got %zd", n_args);
+    if (n_args != 9) return PyErr_Format(PyExc_TypeError, "apply takes 9 arguments; got %zd", n_args);
     Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
     double lr = PyFloat_AsDouble(args[1]);
     int threads = (int)PyLong_AsLong(args[2]);
@@ -849,7 +852,9 @@ static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
         width = ring.n / (2 * WINDOW);
         if (first < 0 || first + plan->n_group_buckets > width)
             return PyErr_Format(PyExc_ValueError, "`ring` has %lld buckets; need more", (long long)width);
-        row = (float *)ring.dl.data + *(int64_t *)rows.dl.data % WINDOW * 2 * width + first;
+        int64_t *count = rows.dl.data;
+        row = (float *)ring.dl.data + *count % WINDOW * 2 * width + first;
+        *count += args[7] == Py_True;
     }
     if (args[6] != Py_None) {
         for (int b = 0; b < plan->n_buckets; b++)
@@ -857,9 +862,9 @@ static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
         if (PyErr_Occurred()) return NULL;
         plan->summed = 1;
     }
-    if (args[7] != Py_None) {
+    if (args[8] != Py_None) {
         for (int i = 0; i < plan->n_items; i++)
-            plan->items[i].mean = PyFloat_AsDouble(PyList_GetItem(args[7], plan->items[i].entry));
+            plan->items[i].mean = PyFloat_AsDouble(PyList_GetItem(args[8], plan->items[i].entry));
         if (PyErr_Occurred()) return NULL;
         plan->averaged = 1;
     }

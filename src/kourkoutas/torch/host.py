@@ -1,14 +1,13 @@
-"""The step on plain CPU tensors without the C kernel: scalars in NumPy, the update in torch's fused Adam kernel.
+"""The step on the CPU with its scalars in NumPy, where reading them back is free; a lone parameter has floats.
 
-The kernel computes θ ← (1 - γ'λ')·θ - γ'·m/(√v̂ + ε') once a huge step count has made its own bias correction 1. With
-γ' = rate, ε' = floor and λ' = γλ/rate that is the update of `rule.Coefficients`. It has no clip and takes contiguous
-tensors.
+Three updates share these scalars: torch's fused Adam kernel, here; lists of tensors and torch's own Adam, in lists.py.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,44 +16,66 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kourkoutas import rule
-from kourkoutas.torch.parts import Part
+from kourkoutas.torch import lists
 from kourkoutas.torch.pooling import Pooled
-from kourkoutas.torch.work import LOW_PRECISION, Members, Options, Work
+from kourkoutas.torch.routes import Route
+from kourkoutas.torch.work import LOW_PRECISION, Members, Options, Work, wide
 
 _TYPES = {Tensor, torch.nn.Parameter}
-_DTYPES = (torch.float32, torch.float64, *LOW_PRECISION)
+_DTYPES = {torch.float32, torch.float64, *LOW_PRECISION}
+_WIDE = ({torch.float32}, {torch.float64})
+_SMALL = 65_536
 _LATE = torch.tensor(1e30)  # a step count at which bias correction is 1; the kernel only reads it
 
 
 def takes(work: Work) -> bool:
     """Whether every tensor is plain, stored, contiguous and on the CPU, and those of a parameter share a dtype."""
-    for p, g, m, v in zip(*work[:4], strict=True):
-        dtype = p.dtype
-        if not (dtype is g.dtype is m.dtype is v.dtype and dtype in _DTYPES):
-            return False
-    tensors = [t for ts in work[:9] for t in ts]
-    return set(map(type, tensors)) <= _TYPES and all(map(_plain, tensors))
+    n, seen = len(work.params), [*work.params, *work.grads]
+    tensors = [*seen, *work.exp_avgs, *work.exp_avg_sqs, *work.max_exp_avg_sqs]
+    dtypes = [x.dtype for x in tensors]
+    return (
+        set(map(type, tensors)) <= _TYPES
+        and dtypes == dtypes[:n] * (len(tensors) // n)
+        and set(dtypes) <= _DTYPES
+        and False not in [x.is_cpu for x in (*seen, *work.norm_emas)]
+        and list(map(Tensor.numel, tensors[2 * n :])) == list(map(Tensor.numel, seen[:n])) * (len(tensors) // n - 2)
+        and all(map(Tensor.is_contiguous, tensors))
+        and not any(map(Tensor.is_neg, seen))
+        and (all(map(Tensor.data_ptr, seen)) or all(x.data_ptr() or not x.numel() for x in seen))
+    )
 
 
-def _plain(x: Tensor) -> bool:
-    return x.is_cpu and x.layout is torch.strided and x.is_contiguous() and not x.is_neg() and _stored(x)
+class Cells:
+    """The numbers in a list of 0-dim tensors, through NumPy views: a tenth of the time of torch's calls.
 
+    Views are kept from step to step, and made anew when an address has changed.
+    """
 
-def _stored(x: Tensor) -> bool:
-    return not x.numel() or x.data_ptr() != 0
+    def __init__(self) -> None:
+        self._at: list[int] = []
+        self._views: list[NDArray[Any]] = []
+
+    def read(self, tensors: list[Tensor]) -> list[float]:
+        at = list(map(Tensor.data_ptr, tensors))
+        if at != self._at:
+            self._at, self._views = at, [t.detach().numpy() for t in tensors]
+        return [view.item() for view in self._views]
+
+    def write(self, values: Any) -> None:
+        for view, x in zip(self._views, listed(values, len(self._views)), strict=True):
+            view[()] = x
 
 
 class HostStep:
-    """One group's step, in the stages that `kourkoutas.torch` lists."""
+    """One group's step, in the stages that `kourkoutas.torch` lists; `cells` are those of r, t and Σ log β2."""
 
     device = torch.device("cpu")
 
-    def __init__(self, options: Options, group: dict[str, Any], work: Work, parts: list[Part] | None) -> None:
-        self.hyper, self.group, self.work = options.hyper, group, work
-        self.places = work.places
-        self.sizes = [p.numel() for p in work.params] if parts is None else [parts[i].size for i in work.places]
-        self.lr, self.present = float(group["lr"]), work.present
-        self.lone = len(work.params) == 1
+    def __init__(
+        self, options: Options, group: dict[str, Any], work: Work, route: Route, cells: tuple[Cells, Cells, Cells]
+    ) -> None:
+        self.hyper, self.group, self.work, self.route, self.cells = options.hyper, group, work, route, cells
+        self.lr, self.present, self.lone = float(group["lr"]), work.present, len(work.params) == 1
         self.pooled: list[float] | None = None
         self.members = None
         if not work.one_each:
@@ -63,11 +84,11 @@ class HostStep:
 
     def measure(self) -> None:
         """||g||² of each parameter, and ⟨|θ|⟩ where it is needed."""
-        self.local = [square_sum(g) for g in self.work.grads]
+        self.local = square_sums(self.work.grads, self.route.name == "host")
         self.mean_abs: Any = None
         if self.hyper.adaptive_tiny:
-            sums = [torch.linalg.vector_norm(_wide(p), 1).item() for p in self.work.params]
-            self.mean_abs = self._vector([x / max(size, 1) for x, size in zip(sums, self.sizes, strict=True)])
+            sums = [torch.linalg.vector_norm(wide(lists.real(p)), 1).item() for p in self.work.params]
+            self.mean_abs = self._vector([x / n for x, n in zip(sums, self.work.sizes, strict=True)])
 
     def sums(self) -> Tensor:
         """This rank's part of Σ g² and ⟨|θ|⟩ of each parameter with a gradient, for `pooling`."""
@@ -76,10 +97,9 @@ class HostStep:
 
     def take(self, pooled: Pooled) -> None:
         """Use complete sums instead."""
-        squares = pooled.squares[self.work.present].tolist()
-        self.pooled = squares
+        self.pooled = pooled.squares[self.present].tolist()
         if pooled.means is not None:
-            self.mean_abs = self._vector(pooled.means[self.places].tolist())
+            self.mean_abs = self._vector(pooled.means[self.work.places].tolist())
 
     def norms(self) -> Any:
         """n = √Σ ||g||² of each bucket."""
@@ -91,67 +111,98 @@ class HostStep:
             self.norm = math.sqrt(self.local[0]) if self.lone else np.sqrt(self.local)
         return self.norm
 
-    def apply(self) -> NDArray[Any]:
-        """Move the scalar state and the tensors; returns (sun, β2), shape (2, buckets with gradients)."""
-        work = self.work
-        steps = [t.item() for t in work.steps]
+    def apply(self) -> tuple[Any, Any]:
+        """Move the scalar state and the tensors; returns sun and β2 of the buckets that have a gradient."""
+        work, (ema, count, log) = self.work, self.cells
+        steps = count.read(work.steps)
         # Mostly all have taken the same number of steps, and share their bias corrections.
-        shared = steps.count(steps[0]) == len(steps)
         state = rule.State(
-            self._vector([t.item() for t in work.norm_emas]),
-            steps[0] if shared else np.array(steps),
-            self._vector([t.item() for t in work.log_beta2s]) if work.log_beta2s else None,
+            self._vector(ema.read(work.norm_emas)),
+            steps[0] if steps.count(steps[0]) == len(steps) else np.array(steps),
+            self._vector(log.read(work.log_beta2s)) if work.log_beta2s else None,
         )
-        xp = rule.Floats if self.lone else np
-        with np.errstate(all="ignore"):  # a NaN norm is the caller's to see
-            new = rule.step(self.hyper, self.lr, self.norm, state, xp, members=self.members, mean_abs=self.mean_abs)
+        arguments = (self.hyper, self.lr, self.norm, state)
+        if self.lone:
+            new = rule.step(*arguments, rule.Floats, mean_abs=self.mean_abs)
+        else:
+            with np.errstate(all="ignore"):  # a NaN norm is the caller's to see
+                new = rule.step(*arguments, np, members=self.members, mean_abs=self.mean_abs)
         going: Sequence[int] = range(len(steps))
         if new.fine is not None:
             going = np.flatnonzero(np.broadcast_to(new.fine_each, len(steps))).tolist()
             for t, fine in zip(work.skipped, np.atleast_1d(new.fine).tolist(), strict=True):
                 t.add_(not fine)
-        if going:
-            torch._foreach_add_([work.steps[i] for i in going], 1)
-        _write(work.norm_emas, new.state.ema)
+        if self.route.name != "adam":  # which counts by itself
+            count.write(new.state.step)
+        ema.write(new.state.ema)
         if work.log_beta2s:
-            _write(work.log_beta2s, new.state.log_beta2)
-        self._update(new.k, going)
-        return np.array([new.sun, new.beta2]).reshape(2, -1)
+            log.write(new.state.log_beta2)
+        updates: dict[str, Callable[..., None]] = {"host": _update, "lists": lists.update, "adam": lists.update_by_adam}
+        updates[self.route.name](self.hyper, self.group, work, work.grads, new.k, going)
+        return new.sun, new.beta2
 
     def _vector(self, xs: list[float]) -> Any:
         """An array, or a float for a lone parameter."""
         return xs[0] if self.lone else np.array(xs)
 
-    def _update(self, k: rule.Coefficients, going: Sequence[int]) -> None:
-        work, hyper, maximize = self.work, self.hyper, self.group["maximize"]
-        n = len(work.params)
-        beta2s, rates, floors = _listed(1 - k.c2, n), _listed(k.rate, n), _listed(k.floor, n)
-        decay, leak, v_max = self.lr * hyper.weight_decay, hyper.leak, list[Tensor]()
-        late, beta1, amsgrad = [_LATE], hyper.beta1, leak is not None
-        params, grads, ms, vs, v_maxs = work[:5]
-        for i in going:
-            if not params[i].numel():
-                continue
-            if leak is not None:
-                v_max = [v_maxs[i]]
-                if leak != 1:
-                    v_max[0].mul_(leak)
-            rate = rates[i]
-            torch._fused_adamw_(
-                [params[i]],
-                [grads[i]],
-                [ms[i]],
-                [vs[i]],
-                v_max,
-                late,
-                amsgrad=amsgrad,
-                lr=rate,
-                beta1=beta1,
-                beta2=beta2s[i],
-                weight_decay=decay / rate if decay else 0.0,
-                eps=floors[i],
-                maximize=maximize,
-            )
+
+def _update(
+    hyper: rule.Hyper,
+    group: dict[str, Any],
+    work: Work,
+    grads: list[Tensor],
+    k: rule.Coefficients,
+    going: Sequence[int],
+) -> None:
+    """The update by torch's fused Adam kernel.
+
+    It computes θ ← (1 - γ'λ')·θ - γ'·m/(√v̂ + ε') once a huge step count has made its own bias correction 1. With
+    γ' = rate, ε' = floor and λ' = γλ/rate that is the update of `rule.Coefficients`, apart from the clip.
+    """
+    n, leak, v_max, late = len(grads), hyper.leak, list[Tensor](), [_LATE]
+    beta2s, rates, floors = listed(1 - k.c2, n), listed(k.rate, n), listed(k.floor, n)
+    shrinks = [1.0] * n if k.shrink is None else listed(k.shrink, n)
+    params, ms, vs, v_maxs = work.params, work.exp_avgs, work.exp_avg_sqs, work.max_exp_avg_sqs
+    fused: Any = functools.partial(
+        torch._fused_adamw_, beta1=hyper.beta1, amsgrad=leak is not None, maximize=group["maximize"]
+    )
+    for i in going:
+        if not params[i].numel():
+            continue
+        if leak is not None:
+            v_max = [v_maxs[i]]
+            if leak != 1:
+                v_max[0].mul_(leak)
+        rate = rates[i]
+        fade = (1 - shrinks[i]) / rate if rate else 0.0
+        tensors = ([params[i]], [grads[i]], [ms[i]], [vs[i]], v_max, late)
+        fused(*tensors, lr=rate, beta2=beta2s[i], eps=floors[i], weight_decay=fade)
+
+
+def square_sums(grads: list[Tensor], plain: bool) -> list[float]:
+    """||g||² of each gradient; `plain` ones may go together.
+
+    One call is faster for many small tensors, and dot products for large ones. A float32 sum that has overflowed is
+    formed once more from g / max|g|: see the note on norms in `kourkoutas.rule`.
+    """
+    small = len(grads) > 1 and sum(map(Tensor.numel, grads)) < _SMALL * len(grads)
+    if plain and small and {g.dtype for g in grads} in _WIDE:
+        squares: list[float] = [norm.item() ** 2 for norm in torch._foreach_norm(grads)]
+        if math.isfinite(sum(squares)):
+            return squares
+    return [_square_sum(g) for g in grads]
+
+
+def _square_sum(g: Tensor) -> float:
+    g = wide(lists.real(g.resolve_conj())) if g.dtype is not torch.float32 else g
+    flat = g.view(-1) if g.is_contiguous() else g.reshape(-1)
+    square: float = flat.dot(flat).item()
+    if not math.isfinite(square):
+        largest = flat.abs().amax().item()
+        if math.isfinite(largest):
+            flat = flat / largest
+            square = largest * largest * flat.dot(flat).item()
+    return square
 
 
 def _largest(index: NDArray[Any], buckets: int, x: Any) -> Any:
@@ -162,30 +213,6 @@ def _largest(index: NDArray[Any], buckets: int, x: Any) -> Any:
     return out
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in LOW_PRECISION else x
-
-
-def square_sum(g: Tensor) -> float:
-    """||g||² of a contiguous tensor as a float; a dot product is several times faster than a norm.
-
-    A float32 sum that has overflowed is formed once more from g / max|g|: see the note on norms in `kourkoutas.rule`.
-    """
-    flat = _wide(g).view(-1)
-    square: float = flat.dot(flat).item()
-    if not math.isfinite(square):
-        largest = flat.abs().amax().item()
-        if math.isfinite(largest):
-            flat = flat / largest
-            square = largest * largest * flat.dot(flat).item()
-    return square
-
-
-def _listed(x: Any, n: int) -> list[float]:
+def listed(x: Any, n: int) -> list[float]:
     """One float per entry of an array, or a number n times."""
-    return x.tolist() if isinstance(x, np.ndarray) and x.ndim else [float(x)] * n
-
-
-def _write(targets: list[Tensor], values: Any) -> None:
-    for t, x in zip(targets, _listed(values, len(targets)), strict=True):
-        t.fill_(x)
+    return x.tolist() if isinstance(x, np.ndarray) else [x] * n

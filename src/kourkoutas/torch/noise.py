@@ -42,13 +42,15 @@ def rounded(x: Tensor, bits: Tensor) -> Tensor:
 
 
 def store(
-    targets: list[list[Tensor]],
-    values: list[list[Tensor]],
-    seeds: Sequence[tuple[Tensor, int]],
-    parts: Sequence[Part] | None = None,
+    targets: list[list[Tensor]], values: list[list[Tensor]], seeds: Sequence[tuple[Tensor, int, Part | None]] | None
 ) -> None:
-    """Round m, v and v_max into their places: m takes the low half of the hash, v and v_max the high half."""
-    for i, (step, place) in enumerate(seeds):
-        noise = bits(step, place, targets[0][i], None if parts is None else parts[i])
+    """Put m, v and v_max into their places, rounded with noise from steps, places and parts unless `seeds` is None.
+
+    m takes the low half of the hash, v and v_max the high half.
+    """
+    if seeds is None:
+        torch._foreach_copy_([t for ts in targets for t in ts], [x for xs in values for x in xs])
+    for i, (step, place, part) in enumerate(seeds or ()):
+        noise = bits(step, place, targets[0][i], part)
         for j, (ts, xs) in enumerate(zip(targets, values, strict=True)):
             ts[i].copy_(rounded(xs[i], (noise if j == 0 else noise >> 16) & 0xFFFF))

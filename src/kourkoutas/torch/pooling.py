@@ -100,12 +100,6 @@ class Pool:
         self._bucket_places = [[place.get((i, name), -1) for name in g["bucket_names"]] for i, g in enumerate(groups)]
         self._bucket_count = len(place)
 
-    def local(self, work: Any) -> None:
-        """Put the plain tensors of this rank in place of DTensors, and gradients where their parameters are."""
-        work.grads[:] = [parts.local_gradient(p, g) for p, g in zip(work.params, work.grads, strict=True)]
-        for tensors in (work.params, work.exp_avgs, work.exp_avg_sqs, work.max_exp_avg_sqs):
-            tensors[:] = [parts.local_tensor(x) for x in tensors]
-
     def changed(self) -> None:
         """Let autograd know of DTensors whose local tensors were written."""
         if not torch.compiler.is_compiling():
@@ -118,8 +112,8 @@ class Pool:
         rows = 2 if any(g["adaptive_tiny"] for g in groups) else 1
         sums = torch.zeros((rows, self._first[-1]), dtype=torch.float64, device=device)
         for first, step in zip(self._first, going, strict=False):
-            if step is not None and step.places:
-                at = torch.tensor([first + i for i in step.places], device=device)
+            if step is not None and step.work.places:
+                at = torch.tensor([first + i for i in step.work.places], device=device)
                 local = step.sums()
                 sums[: len(local)] = sums[: len(local)].index_copy(1, at, local.to(sums))
         for name, index in self._over.items():
@@ -156,11 +150,19 @@ class Pool:
             for at, spans, one in zip(places, self.spans, pooled, strict=True)
         ]
 
-    def anywhere(self, here: bool) -> bool:
-        """Whether something holds on any rank of `process_group`; on this rank if there is no such group."""
+    def first_of(self, bucket: str | None) -> str | None:
+        """The bucket found to be bad here, or else a name that tells of one on another rank of `process_group`."""
         if self.given is None:
-            return here
-        return bool(_reduced(torch.tensor([float(here)]), "max", self.given.group_name).item())
+            return bucket
+        anywhere = _reduced(torch.tensor([float(bucket is not None)]), "max", self.given.group_name).item()
+        return "(on another rank)" if bucket is None and anywhere else bucket
+
+
+def local(work: Any) -> None:
+    """Put the plain tensors of this rank in place of DTensors, and gradients where their parameters are."""
+    work.grads[:] = [parts.local_gradient(p, g) for p, g in zip(work.params, work.grads, strict=True)]
+    for tensors in (work.params, work.exp_avgs, work.exp_avg_sqs, work.max_exp_avg_sqs):
+        tensors[:] = [parts.local_tensor(x) for x in tensors]
 
 
 def ranks() -> int:
@@ -231,5 +233,6 @@ def _reduced(x: Tensor, how: str, group_name: str) -> Tensor:
     """`x` reduced over a process group."""
     device = x.device if torch.compiler.is_compiling() else _device(group_name, x)
     from torch.distributed import _functional_collectives as collectives
+
     out = collectives.all_reduce(x.to(device), how, group_name)  # type: ignore[arg-type]
     return collectives.wait_tensor(out).to(x.device)  # type: ignore[no-any-return]

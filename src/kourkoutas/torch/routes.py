@@ -16,13 +16,14 @@ class Route(NamedTuple):
 
     name: str
     reason: str
+    on_host: bool = True  # whether scalars may be numbers, if all tensors are on the CPU
 
 
-TRACED = Route("lists", "the step is being traced by torch.compile, or a torch mode or transform watches it")
-CAPTURABLE = Route("lists", "capturable=True: scalars stay on the device")
-TENSORS = Route("lists", "a hyper-parameter is a tensor")
+TRACED = Route("lists", "the step is being traced by torch.compile, or a torch mode or transform watches it", False)
+CAPTURABLE = Route("lists", "capturable=True: scalars stay on the device", False)
+TENSORS = Route("lists", "a hyper-parameter is a tensor", False)
 ADAM = Route("adam", "β2 is fixed and the extras are off: torch's own Adam")
-SPANS = Route("lists", "buckets have members on other ranks of `process_group`")
+SPANS = Route("lists", "buckets have members on other ranks of `process_group`", False)
 FOREACH = Route("lists", "foreach=True was asked for")
 NOT_FUSED = Route("lists", "fused=False was asked for")
 KERNEL = Route("kernel", "the C kernel takes every tensor")
@@ -62,22 +63,16 @@ def choose(
     # fmt: on
 
 
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_transform = torch._C._functorch.peek_interpreter_stack
+
+
 def watched() -> bool:
     """Whether somebody must see every operation: torch.compile, a dispatch or function mode, a functorch transform.
 
     A default device is a function mode too, but only concerns the making of tensors.
     """
-    return bool(
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or (torch._C._len_torch_function_stack() and not all(map(_default_device, _function_modes())))
-    )
-
-
-def _function_modes() -> list[Any]:
-    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
-
-
-def _default_device(mode: Any) -> bool:
-    return isinstance(mode, DeviceContext)
+    if torch.compiler.is_compiling() or _dispatch_modes() or _transform() is not None:
+        return True
+    count = _function_modes()
+    return count > 0 and not all(isinstance(torch._C._get_function_stack_at(i), DeviceContext) for i in range(count))

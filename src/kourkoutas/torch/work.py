@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kourkoutas.rule import Hyper
+from kourkoutas.torch.parts import Part
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 
@@ -20,6 +20,8 @@ class Options(NamedTuple):
     hyper: Hyper
     packed: bytes | None  # for the kernel; None if a hyper-parameter is a tensor
     adam: bool  # a fixed β2 without the extras
+    needed: tuple[str, ...]  # the names of the state
+    noisy: bool  # whether state is rounded with noise
 
 
 class Work(NamedTuple):
@@ -37,34 +39,30 @@ class Work(NamedTuple):
     bucket_of: list[int]  # per parameter: the place of its bucket in `norm_emas`
     present: list[int]  # per bucket: its number in the group
     places: list[int]  # per parameter: its number in the group
-
-    @classmethod
-    def empty(cls) -> Work:
-        return cls(*([] for _ in cls._fields))
+    parts: list[Part]  # per parameter: what lies on this rank; empty if all of it
 
     @property
     def one_each(self) -> bool:
         return len(self.present) == len(self.params) and self.bucket_of == list(range(len(self.params)))
 
+    @property
+    def sizes(self) -> list[int]:
+        """Real numbers in each parameter, wherever they lie."""
+        counts = [part.size for part in self.parts] if self.parts else [p.numel() for p in self.params]
+        return [max(n * (2 if p.is_complex() else 1), 1) for n, p in zip(counts, self.params, strict=True)]
+
 
 class Members:
-    """Parameters and buckets of a step for `rule.step`, on torch's or NumPy's arrays."""
+    """Parameters and buckets of a step for `rule.step`; `largest` is its function of that name."""
 
     def __init__(self, index: Any, largest: Any) -> None:
         self.index = index
         self.largest = largest
 
-    @classmethod
-    def of(cls, work: Work, like: Tensor) -> Members | None:
-        if work.one_each:
-            return None
-        index = torch.tensor(work.bucket_of, device=like.device)
-        return cls(index, functools.partial(largest, index, len(work.present)))
-
     def spread(self, x: Any) -> Any:
         return x[self.index]
 
 
-def largest(index: Tensor, buckets: int, x: Tensor) -> Tensor:
-    """From an entry per parameter to one per bucket: the largest of its members, 0 without any."""
-    return x.new_zeros(buckets).scatter_reduce_(0, index, x, "amax")
+def wide(x: Tensor) -> Tensor:
+    """`x` in the dtype of its arithmetic: float32 for float16 and bfloat16."""
+    return x.float() if x.dtype in LOW_PRECISION else x
