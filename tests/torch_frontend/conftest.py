@@ -1,8 +1,9 @@
-"""Routes that differ in more than options: "fused-adam" without the native kernel, "triton" in Triton's interpreter."""
+"""The route of a test, set up as `tests.torch_frontend.routes` names it."""
 
 import pytest
 
-from kourkoutas.torch import general, native
+from kourkoutas.torch import lists, native
+from tests.torch_frontend.routes import ROUTES
 
 
 @pytest.fixture
@@ -12,13 +13,22 @@ def interpreted(monkeypatch):
     pytest.importorskip("triton")
     from kourkoutas.torch import gpu
 
-    monkeypatch.setattr(general, "GPUS", ("cpu",))
+    monkeypatch.setattr(lists, "GPUS", ("cpu",))
     monkeypatch.setattr(gpu, "SMALL", 1)
 
 
-@pytest.fixture(autouse=True)
-def _route(request, monkeypatch):
-    if "fused-adam" in request.node.name:
-        monkeypatch.setattr(native, "kernel", None)
-    if "triton" in request.node.name:
+@pytest.fixture
+def no_kernel(monkeypatch):
+    monkeypatch.setattr(native, "kernel", None)
+
+
+@pytest.fixture
+def route(request):
+    """The options that ask for the route named by the parameter."""
+    if request.param == "kernel" and native.kernel is None:
+        pytest.skip("the native kernel was not built")
+    if request.param == "host":
+        request.getfixturevalue("no_kernel")
+    if request.param == "triton":
         request.getfixturevalue("interpreted")
+    return ROUTES[request.param]

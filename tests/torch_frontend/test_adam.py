@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kourkoutas.torch import KourkoutasBeta
-from tests.torch_frontend.test_conformance import ROUTES
+from tests.torch_frontend.routes import on
 
 BUCKETS = {kind: kind for kind in ("parameter", "module", "shape", "global")} | {"custom": lambda name, p: p.ndim}
 
@@ -69,12 +69,12 @@ def adam(bias_correction: bool = True) -> torch.Tensor:
 def each_route_and_each_bucket_kind(*routes):
     """Every route with one bucket per parameter and with one for all, and every kind of bucket on the first route."""
     pairs = [*itertools.product(routes, ("parameter", "global")), *((routes[0], kind) for kind in BUCKETS)]
-    return pytest.mark.parametrize(("route", "buckets"), list(dict.fromkeys(pairs)))
+    return pytest.mark.parametrize(("route", "buckets"), list(dict.fromkeys(pairs)), indirect=["route"])
 
 
-@each_route_and_each_bucket_kind("plain", "foreach", "fused", "fused-adam", "capturable")
+@each_route_and_each_bucket_kind("plain", "foreach", "kernel", "host", "capturable")
 def test_fixed_beta2_equals_torch_adam_with_any_buckets(route, buckets):
-    got = train(lambda m: fixed(m, buckets=BUCKETS[buckets], **ROUTES[route]), least_squares)
+    got = train(lambda m: fixed(m, buckets=BUCKETS[buckets], **route), least_squares)
     torch.testing.assert_close(got, adam(), rtol=0, atol=1e-6)
 
 
@@ -93,14 +93,14 @@ def test_the_fused_route_gives_the_bits_of_fused_amsgrad():
     assert torch.equal(train(lambda m: fixed(m, decay=1, fused=True), mlp, 100), want)
 
 
-@pytest.mark.parametrize("route", ["plain", "foreach"])
+@on("plain", "foreach")
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}], ids=["adam", "adamw"])
 def test_the_plain_and_foreach_routes_give_the_bits_of_adam(route, options):
-    foreach = route == "foreach"
+    foreach = bool(route["foreach"])
     want = train(
         lambda m: torch.optim.AdamW(m.parameters(), 1e-3, foreach=foreach, **{"weight_decay": 0.0, **options}), mlp
     )
-    assert torch.equal(train(lambda m: fixed(m, **options, **ROUTES[route]), mlp), want)
+    assert torch.equal(train(lambda m: fixed(m, **options, **route), mlp), want)
 
 
 @pytest.mark.parametrize("bias_correction", ["beta2max", "exact"])
@@ -110,9 +110,9 @@ def test_exact_and_beta2max_agree_when_beta2_is_fixed(bias_correction):
     torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
 
 
-@each_route_and_each_bucket_kind("plain", "foreach", "fused", "fused-adam")
+@each_route_and_each_bucket_kind("plain", "foreach", "kernel", "host")
 def test_without_bias_correction_it_is_adam_without_bias_correction(route, buckets):
-    got = train(lambda m: fixed(m, bias_correction="none", buckets=BUCKETS[buckets], **ROUTES[route]), least_squares)
+    got = train(lambda m: fixed(m, bias_correction="none", buckets=BUCKETS[buckets], **route), least_squares)
     torch.testing.assert_close(got, adam(bias_correction=False), rtol=0, atol=1e-6)
 
 

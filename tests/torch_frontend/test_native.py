@@ -1,6 +1,5 @@
 """The native kernel: where it runs, and what it promises beyond the conformance table."""
 
-import copy
 import os
 import subprocess
 import sys
@@ -127,21 +126,7 @@ def test_a_torch_without_the_dlpack_table_gives_the_same_bits(kernel, restored):
 
 
 @needs_kernel
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_carried_mean_of_parameters_is_the_one_summed_anew(dtype):
-    options = {**FULL, "tiny_denom": 0.1}
-
-    def forget(t, params, optimizer):
-        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-
-    ours, theirs = parameters(dtype=dtype), parameters(dtype=dtype)
-    carried = run(ours, **options)
-    fresh = run(theirs, between=forget, **options)
-    assert_same_bits(everything(ours, carried), everything(theirs, fresh))
-
-
-@needs_kernel
-@pytest.mark.parametrize("edit", ["in place", "p.data", "replaced", "numpy"])
+@pytest.mark.parametrize("edit", ["in place", "p.data", "replaced", "numpy", "one element"])
 def test_a_parameter_changed_between_steps_has_its_mean_summed_anew(kernel, edit):
     (p,) = parameters([(130, 257)])
     options = {"adaptive_tiny": True, "tiny_denom": 0.1}
@@ -151,6 +136,10 @@ def test_a_parameter_changed_between_steps_has_its_mean_summed_anew(kernel, edit
         set_grads([p], t)
         optimizer.step()
         oracle.step({"p": p.grad.numpy()})
+        if edit == "one element":  # which is one of many, and p.data counts no version
+            p.data.view(-1)[1000] = 1e5
+            oracle.params["p"].reshape(-1)[1000] = 1e5
+            continue
         oracle.params["p"] *= 4
         if edit == "in place":
             with torch.no_grad():

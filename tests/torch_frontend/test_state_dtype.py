@@ -7,18 +7,13 @@ import pytest
 import torch
 
 from kourkoutas.torch import KourkoutasBeta, native
-from kourkoutas.torch.update import Noise, round_noisily
+from kourkoutas.torch.noise import bits, rounded
+from tests.torch_frontend.routes import on
 
 BF16 = torch.bfloat16
 FULL = {"decay": 0.98, "max_ratio": 3, "adaptive_tiny": True}
 SIZES = [(3,), (130, 257), (), (9000,), (0, 4)]
-ROUTES = {
-    "native": {},
-    "fused": {"fused": True},
-    "plain": {"fused": False},
-    "foreach": {"foreach": True},
-    "capturable": {"capturable": True},
-}
+PLAIN = {"fused": False}
 
 
 def parameters(sizes=SIZES, dtype=torch.float32):
@@ -36,31 +31,22 @@ def moments(optimizer, p):
     return {name: x for name, x in optimizer.state[p].items() if name.startswith(("exp_", "max_"))}
 
 
-def train(params, steps, route="native", **options):
-    optimizer = KourkoutasBeta(params, lr=1e-2, **ROUTES[route], **options)
+def train(params, steps, **options):
+    optimizer = KourkoutasBeta(params, lr=1e-2, **options)
     for t in range(steps):
         set_grads(params, t)
         optimizer.step()
     return optimizer
 
 
-@pytest.fixture
-def route(request, monkeypatch):
-    if request.param != "native":
-        monkeypatch.setattr(native, "kernel", None)
-    elif native.kernel is None:
-        pytest.skip("the native kernel was not built")
-    return request.param
-
-
-every_route = pytest.mark.parametrize("route", ROUTES, indirect=True)
+every_route = on("kernel", "host", "plain", "foreach", "capturable")
 
 
 @every_route
 @pytest.mark.parametrize("options", [{}, FULL], ids=["default", "full"])
 def test_bfloat16_states_take_4_or_6_bytes_a_parameter(route, options):
     params = parameters()
-    optimizer = train(params, 2, route, state_dtype=BF16, **options)
+    optimizer = train(params, 2, **route, state_dtype=BF16, **options)
     for p in params:
         assert {x.dtype for x in moments(optimizer, p).values()} == {BF16}
         assert sum(x.nbytes for x in moments(optimizer, p).values()) == (6 if options else 4) * p.numel()
@@ -71,8 +57,8 @@ def test_bfloat16_states_take_4_or_6_bytes_a_parameter(route, options):
 @pytest.mark.parametrize("dtype", [torch.float32, BF16], ids=str)
 def test_every_route_rounds_one_step_alike(route, options, dtype):
     ours, plain = parameters(dtype=dtype), parameters(dtype=dtype)
-    a = train(ours, 1, route, state_dtype=BF16, **options)
-    b = train(plain, 1, "plain", state_dtype=BF16, **options)
+    a = train(ours, 1, **route, state_dtype=BF16, **options)
+    b = train(plain, 1, **PLAIN, state_dtype=BF16, **options)
     for p, q in zip(ours, plain, strict=True):
         for name, x in moments(a, p).items():
             # Routes differ in the last bit of a float32, which moves the rounding of one element in some ten thousand.
@@ -97,18 +83,18 @@ def test_a_transposed_parameter_is_rounded_alike_natively_and_not():
 
 def test_rounding_is_right_on_average_and_leaves_bfloat16_numbers_and_what_is_not_finite_alone():
     x = torch.full((200_000,), 1.0 + 0.3 * 2**-7)
-    rounded = round_noisily(x, Noise([torch.tensor(1.0)], [0]).bits(0, x) & 0xFFFF)
-    assert set(rounded.tolist()) == {1.0, 1.0 + 2**-7}
-    share = (rounded > 1).float().mean().item()
+    y = rounded(x, bits(torch.tensor(1.0), 0, x) & 0xFFFF)
+    assert set(y.tolist()) == {1.0, 1.0 + 2**-7}
+    share = (y > 1).float().mean().item()
     assert abs(share - 0.3) < 5 * (0.3 * 0.7 / len(x)) ** 0.5
     kept = torch.tensor([0.0, -0.0, 1.5, -(2.0**-130), torch.inf, -torch.inf])
-    assert torch.equal(round_noisily(kept, torch.full_like(kept, 0xFFFF, dtype=torch.int64)).float(), kept)
-    assert round_noisily(torch.tensor([torch.nan]), torch.tensor([0xFFFF])).isnan().all()
+    assert torch.equal(rounded(kept, torch.full_like(kept, 0xFFFF, dtype=torch.int64)).float(), kept)
+    assert rounded(torch.tensor([torch.nan]), torch.tensor([0xFFFF])).isnan().all()
 
 
 def test_the_noise_of_a_step_is_not_that_of_another_step_place_or_moment():
     like = torch.zeros(100_000)
-    one, step, place = (Noise([torch.tensor(t)], [i]).bits(0, like) for t, i in ((1.0, 0), (2.0, 0), (1.0, 1)))
+    one, step, place = (bits(torch.tensor(t), i, like) for t, i in ((1.0, 0), (2.0, 0), (1.0, 1)))
     columns = torch.stack([one & 0xFFFF, one >> 16, step & 0xFFFF, place & 0xFFFF]).double()
     correlation = torch.corrcoef(columns) - torch.eye(4)
     assert correlation.abs().max() < 5 / len(like) ** 0.5
@@ -119,7 +105,7 @@ def test_the_noise_of_a_step_is_not_that_of_another_step_place_or_moment():
 def test_a_second_moment_that_changes_by_less_than_a_bfloat16_still_moves(route):
     # 1 - β2 = 0.001 of the way per step: rounding to nearest would stay where it is.
     params = parameters([(20_000,)])
-    optimizer = KourkoutasBeta(params, lr=0.0, beta2_min=0.999, **ROUTES[route], state_dtype=BF16)
+    optimizer = KourkoutasBeta(params, lr=0.0, beta2_min=0.999, **route, state_dtype=BF16)
     params[0].grad = torch.ones_like(params[0])
     for _ in range(100):
         optimizer.step()
@@ -130,7 +116,7 @@ def test_a_second_moment_that_changes_by_less_than_a_bfloat16_still_moves(route)
 @every_route
 def test_a_skipped_bucket_keeps_every_bit(route):
     params = parameters()
-    optimizer = train(params, 3, route, state_dtype=BF16, nonfinite="skip")
+    optimizer = train(params, 3, **route, state_dtype=BF16, nonfinite="skip")
     before = copy.deepcopy([moments(optimizer, p) for p in params])
     set_grads(params, 9)
     params[1].grad[0, 0] = torch.nan
@@ -178,7 +164,7 @@ def test_an_adam_checkpoint_loads_into_bfloat16_states():
 def test_float32_states_of_bfloat16_parameters_are_those_of_float32_arithmetic(route):
     low = parameters(dtype=BF16)
     high = [torch.nn.Parameter(p.detach().float()) for p in low]
-    a = KourkoutasBeta(low, lr=0.0, state_dtype=torch.float32, **ROUTES[route])
+    a = KourkoutasBeta(low, lr=0.0, state_dtype=torch.float32, **route)
     b = KourkoutasBeta(high, lr=0.0, fused=False)
     for t in range(5):
         set_grads(low, t)

@@ -1,15 +1,12 @@
 /* The Kourkoutas-β step on the CPU: all tensors of a param group in one call, two passes over memory.
 
-   Pass 1 sums g² per bucket; the scalar rule of kourkoutas/rule.py turns each pooled norm into β2; pass 2 updates m, v,
-   v_max and θ. Nothing of the framework is included: tensors are read through DLPack's C exchange table where the
+   Pass 1 sums g² per bucket, and |θ| for adaptive_tiny; the scalar rule of kourkoutas/rule.py turns each pooled norm into
+   β2; pass 2 updates m, v, v_max and θ. Nothing of the framework is included: tensors are read through DLPack's C exchange table where the
    framework has one, else through `data_ptr()`, and written through raw pointers.
 
    NOTE: same bits whatever the number of threads and the CPU. Tensors are cut into blocks of fixed size, a block is
    summed in double in a fixed order by whichever thread takes it, and the sums of blocks are added in order. Products
-   are not contracted (-ffp-contract=off), so that machines with and without fused multiply-add agree.
-
-   NOTE: ⟨|θ|⟩ for adaptive_tiny is summed while θ is written and kept for the next step, with θ's address, size and
-   version and a few of its elements; if any of these differs at the next step it is summed anew. */
+   are not contracted (-ffp-contract=off), so that machines with and without fused multiply-add agree. */
 
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030b0000
@@ -32,7 +29,7 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-enum { BLOCK = 8192, PIECE = 1024, LANES = 32, SAMPLES = 8 };
+enum { BLOCK = 8192, PIECE = 1024, LANES = 32 };
 enum { WINDOW = 1024 }; /* rows of a trace, as in kourkoutas/trace.py */
 /* Buckets are taken together until their gradients fill this much, so that pass 2 finds them in cache. */
 enum { WAVE_BYTES = 4 << 20, SERIAL_WORK = 16384 };
@@ -84,7 +81,7 @@ CLONES static void narrow(void *out, const float *restrict in, Kind kind, long n
         for (long i = 0; i < n; i++) h[i] = to_f16(in[i]);
 }
 
-/* A hash of 32 bits; kourkoutas/torch/update.py has the same. */
+/* A hash of 32 bits; kourkoutas/torch/noise.py has the same. */
 INLINE uint32_t mixed(uint32_t h) {
     h ^= h >> 16;
     h *= 0x45d9f3b5u;
@@ -112,10 +109,10 @@ CLONES static void narrow_noisy(void *m, void *v, void *v_max, const float *rest
 }
 
 
-typedef struct {
+typedef struct { /* as in kourkoutas/rule.py */
     double beta1, c1, beta2, c2; /* c = 1 - β */
-    double rate, eps;            /* γ√b2/a1 and ε√b2: Δ = rate·m/(√v̂ + eps) */
-    double limit, keep, leak;    /* γ·max_ratio, 1 - γλ, δ */
+    double rate, floor;          /* γ√b2/a1 and ε√b2: Δ = rate·m/(√v̂ + floor) */
+    double limit, shrink, leak;  /* γ·max_ratio, 1 - γλ, δ */
     double sign;                 /* -1 to maximize */
 } Coefficients;
 
@@ -141,7 +138,7 @@ typedef struct {
     INLINE void body_##T(T *restrict theta, const T *restrict grad, T *restrict m, T *restrict v,                     \
                          T *restrict v_max, long n, const Coefficients *k, int kept, int clipped) {                   \
         const T beta1 = (T)k->beta1, c1 = (T)k->c1, beta2 = (T)k->beta2, c2 = (T)k->c2, rate = (T)k->rate;            \
-        const T eps = (T)k->eps, limit = (T)k->limit, keep = (T)k->keep, leak = (T)k->leak, sign = (T)k->sign;        \
+        const T floor = (T)k->floor, limit = (T)k->limit, shrink = (T)k->shrink, leak = (T)k->leak, sign = (T)k->sign;\
         for (long i = 0; i < n; i++) {                                                                                \
             T g = sign * grad[i];                                                                                     \
             /* m ← β1·m + (1-β1)·g,  v ← β2·v + (1-β2)·g² */                                                          \
@@ -155,12 +152,12 @@ typedef struct {
                 v_max[i] = v_hat;                                                                                     \
             }                                                                                                         \
             /* θ ← (1-γλ)·θ - Δ */                                                                                    \
-            T delta = rate * m_t / (ROOT(v_hat) + eps);                                                               \
+            T delta = rate * m_t / (ROOT(v_hat) + floor);                                                             \
             if (clipped) {                                                                                            \
                 delta = delta > limit ? limit : delta;                                                                \
                 delta = delta < -limit ? -limit : delta;                                                              \
             }                                                                                                         \
-            theta[i] = keep * theta[i] - delta;                                                                       \
+            theta[i] = shrink * theta[i] - delta;                                                                     \
         }                                                                                                             \
     }                                                                                                                 \
     CLONES static void plain_##T(T *p, const T *g, T *m, T *v, T *x, long n, const Coefficients *k) {                 \
@@ -210,9 +207,10 @@ typedef struct {
     int64_t block; /* the first of its blocks */
     Kind kind, g_kind, s_kind; /* of θ, of the gradient, of m, v and v_max */
     uint32_t seed;             /* of the noise, where states are rounded with noise */
+    uint32_t first;            /* number of its first element in the whole tensor, of which it may be a part */
+    double mean;               /* ⟨|θ|⟩, where it was given */
     Scalar step, log_beta2;
-    int bucket, place; /* place: its number in the group */
-    int64_t version;
+    int bucket, place, entry; /* place: its number in the group; entry: among the tensors that were gathered from */
     Coefficients k;
 } Item;
 
@@ -220,15 +218,9 @@ typedef struct {
     Scalar ema;
     int64_t *skipped;
     int number, items; /* number: in the group */
-    double norm, sun, beta2;
+    double square, sun, beta2; /* square: Σ g² */
     int fine;
 } Bucket;
-
-typedef struct { /* ⟨|θ|⟩ of a parameter as its last update left it */
-    char *theta;
-    int64_t n, version;
-    double sum, sample[SAMPLES];
-} Carried;
 
 typedef struct {
     Hyper h;
@@ -236,26 +228,15 @@ typedef struct {
     Item *unsorted;
     Bucket *buckets;
     int *bucket_at; /* per bucket of the group: its place in `buckets`, or -1 */
-    double *sums;   /* per block */
-    Carried *carried;
+    double *sums;   /* per block: Σ g² and Σ |θ| */
     PyObject **held, **grads; /* owned while the step runs: what is written, and the gradients */
-    int n_items, n_buckets, n_held, n_grads, n_group_buckets;
+    int n_items, n_buckets, n_held, n_grads, n_group_buckets, n_entries;
     int64_t n_blocks;
-    size_t room[7], room_sums;
-    int busy, have_norms;
+    size_t room[6], room_sums;
+    int busy, summed, averaged; /* summed: Σ g² is known; averaged: ⟨|θ|⟩ is */
 } Plan;
 
-static double sample(const Item *it, int j) {
-    int64_t i = it->n > 1 ? (it->n - 1) * j / (SAMPLES - 1) : 0;
-    switch (it->kind) {
-    case F32: return ((float *)it->theta)[i];
-    case F64: return ((double *)it->theta)[i];
-    case BF16: return from_bf16(((uint16_t *)it->theta)[i]);
-    default: return from_f16(((uint16_t *)it->theta)[i]);
-    }
-}
-
-typedef enum { NORMS, MEANS, UPDATE } Pass;
+typedef enum { MEASURE, UPDATE } Pass;
 
 static double square_block(const Item *it, int64_t first, long n) {
     float wide[PIECE];
@@ -273,13 +254,20 @@ static double square_block(const Item *it, int64_t first, long n) {
     return sum;
 }
 
-static double abs_piece(const Item *it, int64_t first, long n) {
+static double abs_block(const Item *it, int64_t first, long n) {
     float wide[PIECE];
-    const char *theta = it->theta + first * KIND_BYTES[it->kind];
-    if (it->kind == F32) return abs_sum_float((const float *)theta, n);
-    if (it->kind == F64) return abs_sum_double((const double *)theta, n);
-    widen(wide, theta, it->kind, n);
-    return abs_sum_float(wide, n);
+    double sum = 0;
+    for (long i = 0; i < n; i += PIECE) {
+        long piece = n - i < PIECE ? n - i : PIECE;
+        const char *theta = it->theta + (first + i) * KIND_BYTES[it->kind];
+        if (it->kind == F32) sum += abs_sum_float((const float *)theta, piece);
+        else if (it->kind == F64) sum += abs_sum_double((const double *)theta, piece);
+        else {
+            widen(wide, theta, it->kind, piece);
+            sum += abs_sum_float(wide, piece);
+        }
+    }
+    return sum;
 }
 
 static void update_piece(const Item *it, int64_t first, long n, int clipped, int noisy) {
@@ -314,7 +302,7 @@ static void update_piece(const Item *it, int64_t first, long n, int clipped, int
     if (it->kind != F32) narrow(theta, wide_theta, it->kind, n);
     if (it->s_kind == F32) return;
     if (noisy && it->s_kind == BF16) {
-        narrow_noisy(m, v, v_max, wide_m, wide_v, wide_max, it->seed, (uint32_t)first, n);
+        narrow_noisy(m, v, v_max, wide_m, wide_v, wide_max, it->seed, it->first + (uint32_t)first, n);
         return;
     }
     narrow(m, wide_m, it->s_kind, n);
@@ -334,24 +322,14 @@ static void do_block(const Job *job, const Item *it, int64_t block) {
     Plan *plan = job->plan;
     int64_t start = (block - it->block) * BLOCK;
     long n = it->n - start < BLOCK ? (long)(it->n - start) : BLOCK;
-    double sum = 0;
-    if (job->pass == NORMS) {
-        plan->sums[block] = square_block(it, start, n);
-        return;
-    }
-    for (long i = 0; i < n; i += PIECE) {
-        long piece = n - i < PIECE ? n - i : PIECE;
-        if (job->pass == UPDATE) update_piece(it, start + i, piece, plan->h.max_ratio > 0, plan->h.noisy > 0);
-        if (job->pass == MEANS || plan->h.adaptive_tiny) sum += abs_piece(it, start + i, piece);
-    }
-    plan->sums[block] = sum;
+    if (job->pass == MEASURE && !plan->summed) plan->sums[2 * block] = square_block(it, start, n);
+    if (job->pass == MEASURE && plan->h.adaptive_tiny && !plan->averaged) plan->sums[2 * block + 1] = abs_block(it, start, n);
+    for (long i = 0; job->pass == UPDATE && i < n; i += PIECE)
+        update_piece(it, start + i, n - i < PIECE ? n - i : PIECE, plan->h.max_ratio > 0, plan->h.noisy > 0);
 }
 
 static int has_work(const Job *job, const Item *it) {
-    const Plan *plan = job->plan;
-    if (job->pass == UPDATE) return plan->buckets[it->bucket].fine;
-    if (job->pass == MEANS) return plan->carried[it->place].theta == NULL;
-    return 1;
+    return job->pass == MEASURE || job->plan->buckets[it->bucket].fine;
 }
 
 static void work(void *argument) {
@@ -402,19 +380,20 @@ static void run_pass(Plan *plan, Pass pass, int first_item, int last_item, int t
     parallel(work, &job, threads);
 }
 
-static double total(const Plan *plan, const Item *it) {
+/* Σ g² of an item (which = 0) or Σ |θ| (which = 1). */
+static double total(const Plan *plan, const Item *it, int which) {
     double sum = 0;
-    for (int64_t b = it->block, end = b + (it->n + BLOCK - 1) / BLOCK; b < end; b++) sum += plan->sums[b];
+    for (int64_t b = it->block, end = b + (it->n + BLOCK - 1) / BLOCK; b < end; b++) sum += plan->sums[2 * b + which];
     return sum;
 }
 
-static void pooled_norms(Plan *plan, int first_item, int last_item, int threads) {
-    run_pass(plan, NORMS, first_item, last_item, threads);
-    for (int i = first_item; i < last_item;) {
+static void measure(Plan *plan, int first_item, int last_item, int threads) {
+    if (plan->summed && (plan->averaged || !plan->h.adaptive_tiny)) return;
+    run_pass(plan, MEASURE, first_item, last_item, threads);
+    for (int i = first_item; i < last_item && !plan->summed;) {
         Bucket *bucket = &plan->buckets[plan->items[i].bucket];
-        double sum = 0;
-        for (int end = i + bucket->items; i < end; i++) sum += total(plan, &plan->items[i]);
-        bucket->norm = sqrt(sum);
+        bucket->square = 0;
+        for (int end = i + bucket->items; i < end; i++) bucket->square += total(plan, &plan->items[i], 0);
     }
 }
 
@@ -424,7 +403,7 @@ static void scalars(Plan *plan, int first_item, int last_item, double lr) {
     for (int i = first_item; i < last_item;) {
         Bucket *bucket = &plan->buckets[plan->items[i].bucket];
         int end = i + bucket->items;
-        double n = bucket->norm, step = 0;
+        double n = sqrt(bucket->square), step = 0;
         bucket->sun = bucket->beta2 = NAN;
         bucket->fine = !h->skip || isfinite(n);
         if (!bucket->fine) {
@@ -464,46 +443,20 @@ static void scalars(Plan *plan, int first_item, int last_item, double lr) {
             }
             double root = sqrt(b2), eps = h->eps;
             if (h->adaptive_tiny) { /* ε + tiny_denom·max(⟨|θ|⟩, 1) */
-                double mean = it->n ? plan->carried[it->place].sum / (double)it->n : 0;
+                double mean = plan->averaged ? it->mean : it->n ? total(plan, it, 1) / (double)it->n : 0;
                 eps += h->tiny_denom * (mean < 1 ? 1 : mean);
             }
             k->beta1 = h->beta1;
             k->c1 = 1 - h->beta1;
             k->beta2 = 1 - c2;
             k->c2 = c2;
-            k->rate = lr / a1 * root;
-            k->eps = eps * root;
+            k->rate = lr * root / a1;
+            k->floor = eps * root;
             k->limit = lr * h->max_ratio;
-            k->keep = 1 - lr * h->weight_decay;
+            k->shrink = 1 - lr * h->weight_decay;
             k->leak = h->leak;
             k->sign = h->maximize ? -1 : 1;
         }
-    }
-}
-
-static void fill_carried(Plan *plan, const Item *it) {
-    Carried *c = &plan->carried[it->place];
-    c->theta = it->theta;
-    c->n = it->n;
-    c->sum = total(plan, it);
-}
-
-static void step_wave(Plan *plan, int first_item, int last_item, double lr, int threads) {
-    if (!plan->have_norms) pooled_norms(plan, first_item, last_item, threads);
-    if (plan->h.adaptive_tiny) {
-        run_pass(plan, MEANS, first_item, last_item, threads);
-        for (int i = first_item; i < last_item; i++)
-            if (!plan->carried[plan->items[i].place].theta) fill_carried(plan, &plan->items[i]);
-    }
-    scalars(plan, first_item, last_item, lr);
-    run_pass(plan, UPDATE, first_item, last_item, threads);
-    if (!plan->h.adaptive_tiny) return;
-    for (int i = first_item; i < last_item; i++) {
-        const Item *it = &plan->items[i];
-        Carried *c = &plan->carried[it->place];
-        if (plan->buckets[it->bucket].fine) fill_carried(plan, it);
-        c->version = it->version + 1; /* the caller counts the write */
-        for (int j = 0; j < SAMPLES && it->n; j++) c->sample[j] = sample(it, j);
     }
 }
 
@@ -515,7 +468,9 @@ static void step_group(Plan *plan, double lr, int threads) {
             int end = last + plan->buckets[plan->items[last].bucket].items;
             for (; last < end; last++) bytes += plan->items[last].n * KIND_BYTES[plan->items[last].g_kind];
         } while (last < plan->n_items && bytes < WAVE_BYTES);
-        step_wave(plan, i, last, lr, threads);
+        measure(plan, i, last, threads);
+        scalars(plan, i, last, lr);
+        run_pass(plan, UPDATE, i, last, threads);
         i = last;
     }
 }
@@ -538,8 +493,8 @@ typedef struct { /* DLPack's DLPackExchangeAPI, major version 1 */
 } Exchange;
 
 static const Exchange *exchange;
-static PyObject *tensor_types[2], *dtypes[4];
-static PyObject *s_grad, *s_version, *s_step, *s_exp_avg, *s_exp_avg_sq, *s_max, *s_log_beta2, *s_ema, *s_skipped;
+static PyObject *tensor_types[2], *dtypes[4], *is_neg;
+static PyObject *s_grad, *s_step, *s_exp_avg, *s_exp_avg_sq, *s_max, *s_log_beta2, *s_ema, *s_skipped;
 
 typedef struct {
     DLTensor dl;
@@ -559,7 +514,7 @@ static int true_method(PyObject *x, const char *name) {
 static int read_by_methods(PyObject *x, View *view) {
     PyObject *cpu = PyObject_GetAttrString(x, "is_cpu"), *dtype = PyObject_GetAttrString(x, "dtype");
     PyObject *address = NULL, *count = NULL;
-    int ok = cpu && dtype && PyObject_IsTrue(cpu) == 1 && true_method(x, "is_contiguous") && !true_method(x, "is_neg");
+    int ok = cpu && dtype && PyObject_IsTrue(cpu) == 1 && true_method(x, "is_contiguous");
     if (ok) {
         address = PyObject_CallMethod(x, "data_ptr", NULL);
         count = PyObject_CallMethod(x, "numel", NULL);
@@ -583,10 +538,7 @@ static int read_by_methods(PyObject *x, View *view) {
     return ok;
 }
 
-static int read_tensor(PyObject *x, View *view) {
-    PyObject *type = (PyObject *)Py_TYPE(x);
-    if (type != tensor_types[0] && type != tensor_types[1]) return 0;
-    if (!exchange) return read_by_methods(x, view);
+static int read_by_table(PyObject *x, View *view) {
     DLTensor *dl = &view->dl;
     if (exchange->tensor_from(x, dl)) {
         PyErr_Clear();
@@ -600,6 +552,20 @@ static int read_tensor(PyObject *x, View *view) {
     view->kind = dl->code == 2 ? (dl->bits == 32 ? F32 : dl->bits == 64 ? F64 : dl->bits == 16 ? F16 : OTHER)
                  : dl->code == 4 && dl->bits == 16 ? BF16 : OTHER;
     return 1;
+}
+
+/* 0 if the tensor is a subclass's or has no storage, as zero tensors and functional tensors. */
+static int read_tensor(PyObject *x, View *view) {
+    PyObject *type = (PyObject *)Py_TYPE(x);
+    if (type != tensor_types[0] && type != tensor_types[1]) return 0;
+    return (exchange ? read_by_table(x, view) : read_by_methods(x, view)) && (view->dl.data || !view->n);
+}
+
+static int negated(PyObject *x) { /* lazily, by a bit that the table does not tell */
+    PyObject *answer = PyObject_CallFunctionObjArgs(is_neg, x, NULL);
+    Py_XDECREF(answer);
+    if (!answer) PyErr_Clear();
+    return answer != Py_False;
 }
 
 /* Whether the tensor fills one stretch of memory without gaps, in any order of its axes. */
@@ -646,7 +612,6 @@ static void destroy(PyObject *capsule) {
     free(plan->buckets);
     free(plan->bucket_at);
     free(plan->sums);
-    free(plan->carried);
     free(plan->held);
     free(plan->grads);
     free(plan);
@@ -677,11 +642,10 @@ static int make_room(Plan *plan, size_t params, size_t buckets) {
     size_t *room = plan->room;
     return grow((void **)&plan->items, &room[0], params, sizeof(Item)) &&
            grow((void **)&plan->unsorted, &room[1], params, sizeof(Item)) &&
-           grow((void **)&plan->carried, &room[2], params, sizeof(Carried)) &&
-           grow((void **)&plan->held, &room[3], params * HELD, sizeof(PyObject *)) &&
-           grow((void **)&plan->grads, &room[4], params, sizeof(PyObject *)) &&
-           grow((void **)&plan->bucket_at, &room[5], buckets, sizeof(int)) &&
-           grow((void **)&plan->buckets, &room[6], buckets, sizeof(Bucket));
+           grow((void **)&plan->held, &room[2], params * HELD, sizeof(PyObject *)) &&
+           grow((void **)&plan->grads, &room[3], params, sizeof(PyObject *)) &&
+           grow((void **)&plan->bucket_at, &room[4], buckets, sizeof(int)) &&
+           grow((void **)&plan->buckets, &room[5], buckets, sizeof(Bucket));
 }
 
 static PyObject *entry(PyObject *state, PyObject *name) { return PyDict_GetItemWithError(state, name); }
@@ -696,15 +660,15 @@ static int read_scalar(Plan *plan, PyObject *x, Scalar *s) {
 }
 
 /* 1: gathered; 0: not for this kernel (or state is missing). */
-static int gather_item(Plan *plan, PyObject *p, PyObject *g, PyObject *state, int place, int bucket_number) {
+static int gather_item(Plan *plan, PyObject *p, PyObject *g, PyObject *state, int entry_number, int bucket_number) {
     const Hyper *h = &plan->h;
     Item *it = &plan->unsorted[plan->n_items];
     View theta, grad, m, v, v_max;
     PyObject *m_object = entry(state, s_exp_avg), *v_object = entry(state, s_exp_avg_sq);
     PyObject *max_object = h->leak >= 0 ? entry(state, s_max) : NULL;
     if (!m_object || !v_object || (h->leak >= 0 && !max_object)) return 0;
-    if (!read_tensor(p, &theta) || theta.kind == OTHER || !dense(&theta)) return 0;
-    if (!read_tensor(g, &grad) || grad.kind == OTHER || !same_layout(&theta, &grad)) return 0;
+    if (!read_tensor(p, &theta) || theta.kind == OTHER || !dense(&theta) || negated(p)) return 0;
+    if (!read_tensor(g, &grad) || grad.kind == OTHER || !same_layout(&theta, &grad) || negated(g)) return 0;
     if ((theta.kind == F64) != (grad.kind == F64)) return 0;
     if (!read_tensor(m_object, &m) || !same_layout(&theta, &m)) return 0;
     if (m.kind != theta.kind && (theta.kind == F64 || (m.kind != F32 && m.kind != BF16))) return 0;
@@ -739,18 +703,7 @@ static int gather_item(Plan *plan, PyObject *p, PyObject *g, PyObject *state, in
     it->g_kind = grad.kind;
     it->s_kind = m.kind;
     it->bucket = b;
-    it->place = place;
-    it->version = -1;
-    if (h->adaptive_tiny) {
-        Carried *c = &plan->carried[place];
-        PyObject *version = PyObject_GetAttr(p, s_version);
-        it->version = version ? PyLong_AsLongLong(version) : -1; /* inference tensors have none */
-        Py_XDECREF(version);
-        PyErr_Clear();
-        int fresh = c->theta == it->theta && c->n == it->n && c->version == it->version && it->version >= 0;
-        for (int j = 0; fresh && j < SAMPLES && it->n; j++) fresh = c->sample[j] == sample(it, j);
-        if (!fresh) c->theta = NULL;
-    }
+    it->entry = entry_number;
     hold(plan, p);
     Py_INCREF(g);
     plan->grads[plan->n_grads++] = g;
@@ -776,15 +729,18 @@ static void sort_by_bucket(Plan *plan) {
     }
 }
 
-/* gather(plan, hyper, params, bucket_index, n_buckets, state, cursor) → next cursor, or -1 when a torch route must run.
+/* gather(plan, hyper, params, bucket_index, n_buckets, state, cursor, parts) → next cursor, or -1 when a torch route
+   must run.
 
-   `cursor` is a place in `state`, which is usually in the order of the parameters: walking it saves the hash. */
+   `cursor` is a place in `state`, which is usually in the order of the parameters: walking it saves the hash. `parts`
+   is None, or for each tensor of `params`, which may be a part of its parameter, (its gradient, the parameter's number
+   in the group, the number of its first element in the whole parameter). */
 static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args != 7) return PyErr_Format(PyExc_TypeError, "gather takes 7 arguments; got %zd", n_args);
+    if (n_args != 8) return PyErr_Format(PyExc_TypeError, "gather takes 8 arguments; got %zd", n_args);
     Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
     char *packed;
     Py_ssize_t size;
-    PyObject *params = args[2], *index = args[3], *state = args[5];
+    PyObject *params = args[2], *index = args[3], *state = args[5], *parts = args[7] == Py_None ? NULL : args[7];
     if (!plan || PyBytes_AsStringAndSize(args[1], &packed, &size)) return NULL;
     if (size != sizeof(Hyper)) return PyErr_Format(PyExc_ValueError, "`hyper` must have %zu bytes", sizeof(Hyper));
     int n_buckets = (int)PyLong_AsLong(args[4]);
@@ -793,10 +749,13 @@ static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args
     if (plan->busy || !PyList_Check(params) || !PyList_Check(index) || !PyDict_Check(state)) return PyLong_FromLong(-1);
     Py_ssize_t n_params = PyList_Size(params);
     if (PyList_Size(index) != n_params || n_params > INT32_MAX / 16) return PyLong_FromLong(-1);
+    if (parts && (!PyList_Check(parts) || PyList_Size(parts) != n_params))
+        return PyErr_Format(PyExc_ValueError, "`parts` must be a list as long as `params`");
 
     release_held(plan);
     memcpy(&plan->h, packed, sizeof(Hyper));
-    plan->have_norms = 0;
+    plan->summed = plan->averaged = 0;
+    plan->n_entries = (int)n_params;
     if (!make_room(plan, (size_t)n_params, (size_t)n_buckets)) return NULL;
     plan->n_group_buckets = n_buckets;
     for (int b = 0; b < n_buckets; b++) plan->bucket_at[b] = -1;
@@ -806,7 +765,11 @@ static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args
         Py_ssize_t next = cursor;
         if (PyDict_Next(state, &next, &key, &inner) && key == p) cursor = next;
         else inner = NULL;
-        PyObject *g = PyObject_GetAttr(p, s_grad);
+        PyObject *g = NULL;
+        int place = (int)i;
+        unsigned long long first = 0;
+        if (!parts) g = PyObject_GetAttr(p, s_grad);
+        else if (PyArg_ParseTuple(PyList_GetItem(parts, i), "OiK", &g, &place, &first)) Py_INCREF(g);
         if (!g) goto refuse;
         int ok = 1;
         if (g != Py_None) {
@@ -814,12 +777,17 @@ static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args
             long bucket = PyLong_AsLong(PyList_GetItem(index, i));
             ok = inner && PyDict_Check(inner) && bucket >= 0 && bucket < n_buckets &&
                  gather_item(plan, p, g, inner, (int)i, (int)bucket);
+            if (ok) {
+                Item *it = &plan->unsorted[plan->n_items - 1];
+                it->place = place;
+                it->first = (uint32_t)first;
+            }
         }
         Py_DECREF(g);
         if (!ok) goto refuse;
     }
     sort_by_bucket(plan);
-    if (!grow((void **)&plan->sums, &plan->room_sums, (size_t)plan->n_blocks, sizeof(double))) return NULL;
+    if (!grow((void **)&plan->sums, &plan->room_sums, 2 * (size_t)plan->n_blocks, sizeof(double))) return NULL;
     return PyLong_FromSsize_t(cursor);
 
 refuse:
@@ -828,29 +796,47 @@ refuse:
     return PyLong_FromLong(-1);
 }
 
-/* norms(plan, threads) → the number of the first bucket in the group whose norm is not finite, or -1. */
-static PyObject *norms(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args != 2) return PyErr_Format(PyExc_TypeError, "norms takes 2 arguments; got %zd", n_args);
+static PyObject *zeros(int n) {
+    PyObject *list = PyList_New(n);
+    for (int i = 0; list && i < n; i++) PyList_SetItem(list, i, PyFloat_FromDouble(0));
+    return list;
+}
+
+/* sums(plan, threads) → Σ g² of every bucket of the group, then Σ g² and Σ |θ| of every tensor gathered from; 0 where
+   there is no gradient, and where |θ| is not needed. */
+static PyObject *sums(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    if (n_args != 2) return PyErr_Format(PyExc_TypeError, "sums takes 2 arguments; got %zd", n_args);
     Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
     int threads = (int)PyLong_AsLong(args[1]);
     if (!plan || PyErr_Occurred()) return NULL;
     plan->busy = 1;
     Py_BEGIN_ALLOW_THREADS
-    if (plan->n_items) pooled_norms(plan, 0, plan->n_items, threads);
+    if (plan->n_items) measure(plan, 0, plan->n_items, threads);
     Py_END_ALLOW_THREADS
     plan->busy = 0;
-    plan->have_norms = 1;
-    for (int b = 0; b < plan->n_buckets; b++)
-        if (!isfinite(plan->buckets[b].norm)) return PyLong_FromLong(plan->buckets[b].number);
-    return PyLong_FromLong(-1);
+    PyObject *buckets = zeros(plan->n_group_buckets), *squares = zeros(plan->n_entries), *sizes = zeros(plan->n_entries);
+    int ok = buckets && squares && sizes;
+    for (int b = 0; ok && b < plan->n_buckets; b++)
+        PyList_SetItem(buckets, plan->buckets[b].number, PyFloat_FromDouble(plan->buckets[b].square));
+    for (int i = 0; ok && i < plan->n_items; i++) {
+        const Item *it = &plan->items[i];
+        PyList_SetItem(squares, it->entry, PyFloat_FromDouble(total(plan, it, 0)));
+        if (plan->h.adaptive_tiny) PyList_SetItem(sizes, it->entry, PyFloat_FromDouble(total(plan, it, 1)));
+    }
+    PyObject *all = ok ? PyTuple_Pack(3, buckets, squares, sizes) : NULL;
+    Py_XDECREF(buckets);
+    Py_XDECREF(squares);
+    Py_XDECREF(sizes);
+    return all;
 }
 
-/* apply(plan, lr, threads, ring, rows, first) → the tensors written.
+/* apply(plan, lr, threads, ring, rows, first, squares, last, means) → the tensors written.
 
    `ring` is None, or the trace (window, 2, buckets) whose row number `rows` takes sun and β2 of the group's buckets,
-   which are `first` and on, with NaN for those that had no gradient. The last group of a step counts the row. */
+   which are `first` and on, with NaN for those that had no gradient; `last` counts the row. `squares` is None, or Σ g²
+   of every bucket of the group; `means` is None, or ⟨|θ|⟩ of every tensor gathered from. */
 static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args != 6) return PyErr_Format(PyExc_TypeError, "apply takes 6 arguments; got %zd", n_args);
+    if (n_args != 9) return PyErr_Format(PyExc_TypeError, "apply takes 9 arguments; got %zd", n_args);
     Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
     double lr = PyFloat_AsDouble(args[1]);
     int threads = (int)PyLong_AsLong(args[2]);
@@ -863,12 +849,24 @@ static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
         View ring, rows;
         if (!read_tensor(args[3], &ring) || ring.kind != F32 || !read_tensor(args[4], &rows) || rows.n != 1)
             return PyErr_Format(PyExc_ValueError, "`ring` must be a float32 and `rows` an int64 tensor");
-        int64_t *count = rows.dl.data;
         width = ring.n / (2 * WINDOW);
         if (first < 0 || first + plan->n_group_buckets > width)
             return PyErr_Format(PyExc_ValueError, "`ring` has %lld buckets; need more", (long long)width);
+        int64_t *count = rows.dl.data;
         row = (float *)ring.dl.data + *count % WINDOW * 2 * width + first;
-        if (plan->n_group_buckets && first + plan->n_group_buckets == width) ++*count;
+        *count += args[7] == Py_True;
+    }
+    if (args[6] != Py_None) {
+        for (int b = 0; b < plan->n_buckets; b++)
+            plan->buckets[b].square = PyFloat_AsDouble(PyList_GetItem(args[6], plan->buckets[b].number));
+        if (PyErr_Occurred()) return NULL;
+        plan->summed = 1;
+    }
+    if (args[8] != Py_None) {
+        for (int i = 0; i < plan->n_items; i++)
+            plan->items[i].mean = PyFloat_AsDouble(PyList_GetItem(args[8], plan->items[i].entry));
+        if (PyErr_Occurred()) return NULL;
+        plan->averaged = 1;
     }
 
     plan->busy = 1;
@@ -926,6 +924,9 @@ static PyObject *connect(PyObject *self, PyObject *args) {
     for (int i = 0; i < 2; i++) keep(&tensor_types[i], PyTuple_GetItem(types, i));
     for (int i = 0; i < 4; i++) keep(&dtypes[i], PyTuple_GetItem(kinds, i));
     find_pool(pool);
+    Py_XDECREF(is_neg);
+    is_neg = PyObject_GetAttrString(tensor_types[0], "is_neg");
+    if (!is_neg) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -933,7 +934,7 @@ static PyMethodDef methods[] = {
     {"connect", connect, METH_VARARGS, "Meet the framework: its exchange table, tensor types and dtypes."},
     {"new_plan", new_plan, METH_NOARGS, "Working memory for one param group."},
     {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, "Collect a group's tensors; -1 if not possible."},
-    {"norms", (PyCFunction)(void (*)(void))norms, METH_FASTCALL, "Pool the norms; a non-finite bucket or -1."},
+    {"sums", (PyCFunction)(void (*)(void))sums, METH_FASTCALL, "Sum the squares of each bucket's gradients."},
     {"apply", (PyCFunction)(void (*)(void))apply, METH_FASTCALL, "Update everything gathered."},
     {"release", release, METH_O, "Let go of what was gathered."},
     {NULL, NULL, 0, NULL},
@@ -943,7 +944,6 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "kourkoutas._native._
 
 PyMODINIT_FUNC PyInit__step(void) {
     s_grad = PyUnicode_InternFromString("grad");
-    s_version = PyUnicode_InternFromString("_version");
     s_step = PyUnicode_InternFromString("step");
     s_exp_avg = PyUnicode_InternFromString("exp_avg");
     s_exp_avg_sq = PyUnicode_InternFromString("exp_avg_sq");

@@ -59,11 +59,7 @@ def contestants(shapes: list[Shape], threads: int) -> dict[str, Contestant]:
     }
     if native.kernel is not None:
         out["K-β"] = contestant(KourkoutasBeta(names), base)
-        # Its ⟨|p|⟩ is carried from step to step, so nobody else may write these.
-        own = [torch.nn.Parameter(p.detach().clone()) for p in params]
-        for q, p in zip(own, params, strict=True):
-            q.grad = p.grad
-        out["K-β full"] = contestant(KourkoutasBeta(own, **FULL), base)
+        out["K-β full"] = contestant(KourkoutasBeta(names, **FULL), base)
         out["K-β traced"] = contestant(KourkoutasBeta(names, diagnostics=True), "K-β")
     out["K-β, no kernel"] = contestant(KourkoutasBeta(names), base, kernel=False)
     return out

@@ -1,29 +1,23 @@
-"""The update on a GPU in one pass over memory, by Triton.
+"""The update on a GPU in one pass over memory, by Triton: on request, with `fused=True`.
 
-The update of `kourkoutas.torch.update.single_tensor`, with its coefficients read on the device: no sync, and fit for
-CUDA graphs. One launch per tensor, so that small tensors are left to torch's lists of tensors.
+Coefficients are read on the device: no sync, and fit for CUDA graphs. One launch per tensor, so that small tensors are
+left to torch's lists of tensors.
 
-NOTE: this module needs Triton and is imported when a step first finds its tensors on a GPU.
+NOTE: this module needs Triton. It was tested in Triton's interpreter and, so far, on no GPU.
 """
 
 from __future__ import annotations
-
-import warnings
-from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kourkoutas.rule import Hyper
-from kourkoutas.torch.update import Tensors
+from kourkoutas.rule import Coefficients
 
 SMALL = 1 << 16
 BLOCK = 1024
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-_works = True
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -39,7 +33,7 @@ def _update(  # type: ignore[no-untyped-def]
     n,
     LEAK: tl.constexpr,
     CLIP: tl.constexpr,
-    DECAY: tl.constexpr,
+    SHRINK: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -48,33 +42,32 @@ def _update(  # type: ignore[no-untyped-def]
     here = at < n
     c1 = tl.load(k_at + i)
     c2 = tl.load(k_at + count + i)
-    root = tl.load(k_at + 2 * count + i)
-    eps = tl.load(k_at + 3 * count + i)
-    gain = tl.load(k_at + 4 * count + i)
+    rate = tl.load(k_at + 2 * count + i)
+    floor = tl.load(k_at + 3 * count + i)
     theta = tl.load(theta_at + at, mask=here, other=0.0).to(tl.float32)
     g = tl.load(g_at + at, mask=here, other=0.0).to(tl.float32)
     m = tl.load(m_at + at, mask=here, other=0.0).to(tl.float32)
     v = tl.load(v_at + at, mask=here, other=0.0).to(tl.float32)
     if MAXIMIZE:
         g = -g
-    # m ← β1·m + (1-β1)·g,  v ← β2·v + (1-β2)·g²
+    # m ← m + c1·(g - m),  v ← (1 - c2)·v + c2·g²
     m = m + c1 * (g - m)
-    v = v + c2 * (g * g - v)
+    v = (1 - c2) * v + c2 * (g * g)
     tl.store(m_at + at, m, mask=here)
     tl.store(v_at + at, v, mask=here)
     if LEAK:
-        # v̂ = v_max ← max(δ·v_max, v), NaN if either is
-        leak = tl.load(k_at + 7 * count + i)
+        # v̂ = v_max ← max(leak·v_max, v), NaN if either is
+        leak = tl.load(k_at + 6 * count + i)
         old = leak * tl.load(v_max_at + at, mask=here, other=0.0).to(tl.float32)
         v = tl.where((old > v) | (old != old), old, v)
         tl.store(v_max_at + at, v, mask=here)
-    # θ ← θ - Δ with Δ = γ/a1 · m / (√(v̂/b2) + ε), clipped to ±γ·max_ratio
-    delta = tl.div_rn(m, tl.div_rn(tl.sqrt_rn(v), root) + eps) * gain
+    # θ ← shrink·θ - Δ with Δ = rate·m / (√v̂ + floor), clipped to ±limit
+    delta = tl.div_rn(m, tl.sqrt_rn(v) + floor) * rate
     if CLIP:
-        limit = tl.load(k_at + 5 * count + i)
+        limit = tl.load(k_at + 4 * count + i)
         delta = tl.where(delta > limit, limit, tl.where(delta < -limit, -limit, delta))
-    if DECAY:
-        theta = theta * tl.load(k_at + 6 * count + i)
+    if SHRINK:
+        theta = theta * tl.load(k_at + 5 * count + i)
     tl.store(theta_at + at, theta - delta, mask=here)
 
 
@@ -89,46 +82,34 @@ def _suits(tensors: tuple[Tensor, ...], k: Tensor) -> bool:
     )
 
 
-def update(x: Tensors, vectors: Sequence[Tensor], hyper: Hyper, maximize: bool) -> list[int]:
+def update(tensors: list[list[Tensor]], k: Coefficients, maximize: bool) -> list[int]:
     """Update what the kernel can; returns the numbers of the other parameters.
 
     Args:
-      vectors: `kourkoutas.torch.update.Coefficients`, with one entry per parameter.
+      tensors: θ, g, m, v and, if it is kept, v_max.
     """
-    global _works
-    k = torch.stack([vector.float() for vector in vectors])
+    zero = torch.zeros_like(k.c2, dtype=torch.float32)
+    rows = torch.stack([zero if x is None else zero + x for x in k])
     rest, written = [], []
-    for i, tensors in enumerate(zip(*(ts for ts in x if ts), strict=True)):
-        if not (_works and _suits(tensors, k)):
+    for i, (theta, *others) in enumerate(zip(*tensors, strict=True)):
+        if not _suits((theta, *others), rows):
             rest.append(i)
             continue
-        theta, g, m, v = tensors[:4]
-        n = theta.numel()
-        try:
-            with torch.cuda.device_of(theta):
-                _update[(triton.cdiv(n, BLOCK),)](
-                    theta,
-                    g,
-                    m,
-                    v,
-                    tensors[-1],
-                    k,
-                    i,
-                    k.shape[1],
-                    n,
-                    LEAK=hyper.leak is not None,
-                    CLIP=hyper.max_ratio is not None,
-                    DECAY=bool(hyper.weight_decay),
-                    MAXIMIZE=maximize,
-                    BLOCK=BLOCK,
-                )
-        except Exception as error:  # whatever a compiler for an unknown device may raise; nothing was launched
-            _works = False
-            warnings.warn(
-                f"Triton cannot build the update here ({error!r}); torch's own kernels are used", stacklevel=2
+        with torch.cuda.device_of(theta):
+            _update[(triton.cdiv(theta.numel(), BLOCK),)](
+                theta,
+                *others[:3],
+                others[-1],
+                rows,
+                i,
+                len(zero),
+                theta.numel(),
+                LEAK=k.leak is not None,
+                CLIP=k.limit is not None,
+                SHRINK=k.shrink is not None,
+                MAXIMIZE=maximize,
+                BLOCK=BLOCK,
             )
-            rest.append(i)
-            continue
-        written += [theta, m, v, *x.v_max[i : i + 1]]
+        written += [theta, *others[1:]]
     torch.autograd.graph.increment_version(written)
     return rest

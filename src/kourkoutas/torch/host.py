@@ -1,205 +1,216 @@
-"""The scalars of a step on the CPU, where reading them back is free: NumPy, or floats for a lone parameter."""
+"""The step on the CPU with its scalars in NumPy, where reading them back is free; a lone parameter has floats.
+
+Three updates share these scalars: torch's fused Adam kernel, here; lists of tensors and torch's own Adam, in lists.py.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from kourkoutas import rule
-from kourkoutas.rule import Hyper
-from kourkoutas.torch.update import Coefficients
+from kourkoutas.torch import lists
+from kourkoutas.torch.pooling import Pooled
+from kourkoutas.torch.routes import Route
+from kourkoutas.torch.work import LOW_PRECISION, Members, Options, Work, wide
+
+_TYPES = {Tensor, torch.nn.Parameter}
+_DTYPES = {torch.float32, torch.float64, *LOW_PRECISION}
+_WIDE = ({torch.float32}, {torch.float64})
+_SMALL = 65_536
+_LATE = torch.tensor(1e30)  # a step count at which bias correction is 1; the kernel only reads it
 
 
-class _Floats:
-    """The calls that `kourkoutas.rule` makes of an array namespace, on floats: faster than arrays of one entry."""
-
-    expm1 = staticmethod(math.expm1)
-    log1p = staticmethod(math.log1p)
-
-    @staticmethod
-    def where(chosen: bool, a: float, b: float) -> float:
-        return a if chosen else b
-
-    @staticmethod
-    def zeros_like(x: float) -> float:
-        return 0.0
+def takes(work: Work) -> bool:
+    """Whether every tensor is plain, stored, contiguous and on the CPU, and those of a parameter share a dtype."""
+    n, seen = len(work.params), [*work.params, *work.grads]
+    tensors = [*seen, *work.exp_avgs, *work.exp_avg_sqs, *work.max_exp_avg_sqs]
+    dtypes = [x.dtype for x in tensors]
+    return (
+        set(map(type, tensors)) <= _TYPES
+        and dtypes == dtypes[:n] * (len(tensors) // n)
+        and set(dtypes) <= _DTYPES
+        and False not in [x.is_cpu for x in (*seen, *work.norm_emas)]
+        and list(map(Tensor.numel, tensors[2 * n :])) == list(map(Tensor.numel, seen[:n])) * (len(tensors) // n - 2)
+        and all(map(Tensor.is_contiguous, tensors))
+        and not any(map(Tensor.is_neg, seen))
+        and (all(map(Tensor.data_ptr, seen)) or all(x.data_ptr() or not x.numel() for x in seen))
+    )
 
 
 class Cells:
-    """The numbers in a list of 0-dim tensors, through NumPy views of them: a tenth of the time of torch's calls.
+    """The numbers in a list of 0-dim tensors, through NumPy views: a tenth of the time of torch's calls.
 
-    NOTE: views are kept from step to step, and made anew when an address has changed.
+    Views are kept from step to step, and made anew when an address has changed.
     """
 
     def __init__(self) -> None:
         self._at: list[int] = []
         self._views: list[NDArray[Any]] = []
 
-    def look(self, tensors: list[Tensor]) -> bool:
-        """Turn to these tensors; False if one is not on the CPU."""
+    def read(self, tensors: list[Tensor]) -> list[float]:
         at = list(map(Tensor.data_ptr, tensors))
         if at != self._at:
-            self._at = []
-            if not all(t.is_cpu for t in tensors):
-                return False
-            self._views = [t.detach().numpy() for t in tensors]
-            self._at = at
-        return True
-
-    def read(self) -> list[float]:
+            self._at, self._views = at, [t.detach().numpy() for t in tensors]
         return [view.item() for view in self._views]
 
-    def write(self, values: Sequence[float]) -> None:
-        for view, x in zip(self._views, values, strict=True):
+    def write(self, values: Any) -> None:
+        for view, x in zip(self._views, listed(values, len(self._views)), strict=True):
             view[()] = x
 
-    def write_where(self, chosen: Sequence[bool], values: Sequence[float]) -> None:
-        for view, ok, x in zip(self._views, chosen, values, strict=True):
-            if ok:
-                view[()] = x
 
+class HostStep:
+    """One group's step, in the stages that `kourkoutas.torch` lists; `cells` are those of r, t and Σ log β2."""
 
-class Advance(NamedTuple):
-    """What a step makes of the scalars: numbers where all share one, else arrays."""
+    device = torch.device("cpu")
 
-    r: Any  # per bucket
-    step: Any  # per parameter
-    log_beta2: Any  # per parameter, or None
-    sun: Any  # per bucket
-    bucket_c2: Any
-    c2: Any  # per parameter
-    a1: Any
-    b2: Any
+    def __init__(
+        self, options: Options, group: dict[str, Any], work: Work, route: Route, cells: tuple[Cells, Cells, Cells]
+    ) -> None:
+        self.hyper, self.group, self.work, self.route, self.cells = options.hyper, group, work, route, cells
+        self.lr, self.present, self.lone = float(group["lr"]), work.present, len(work.params) == 1
+        self.pooled: list[float] | None = None
+        self.members = None
+        if not work.one_each:
+            index, buckets = np.asarray(work.bucket_of), len(work.present)
+            self.members = Members(index, lambda x: _largest(index, buckets, x))
 
+    def measure(self) -> None:
+        """||g||² of each parameter, and ⟨|θ|⟩ where it is needed."""
+        self.local = square_sums(self.work.grads, self.route.name == "host")
+        self.mean_abs: Any = None
+        if self.hyper.adaptive_tiny:
+            sums = [torch.linalg.vector_norm(wide(lists.real(p)), 1).item() for p in self.work.params]
+            self.mean_abs = self._vector([x / n for x, n in zip(sums, self.work.sizes, strict=True)])
 
-class Scalars:
-    """What one group's steps need: read from its state, moved by the rule, written back."""
+    def sums(self) -> Tensor:
+        """This rank's part of Σ g² and ⟨|θ|⟩ of each parameter with a gradient, for `pooling`."""
+        rows = [self.local] if self.mean_abs is None else [self.local, np.atleast_1d(self.mean_abs).tolist()]
+        return torch.tensor(rows, dtype=torch.float64)
 
-    def __init__(self) -> None:
-        self._emas, self._steps, self._logs = Cells(), Cells(), Cells()
+    def take(self, pooled: Pooled) -> None:
+        """Use complete sums instead."""
+        self.pooled = pooled.squares[self.present].tolist()
+        if pooled.means is not None:
+            self.mean_abs = self._vector(pooled.means[self.work.places].tolist())
 
-    def look(
-        self,
-        bucket_of: Sequence[int],
-        emas: list[Tensor],
-        steps: list[Tensor],
-        log_beta2s: list[Tensor],
-    ) -> bool:
-        """Turn to the state of one step; False if part of it is not on the CPU.
+    def norms(self) -> Any:
+        """n = √Σ ||g||² of each bucket."""
+        if self.pooled is not None:
+            self.norm: Any = math.sqrt(self.pooled[0]) if self.lone else np.sqrt(self.pooled)
+        elif self.members is not None:
+            self.norm = np.sqrt(np.bincount(self.members.index, self.local, len(self.work.present)))
+        else:
+            self.norm = math.sqrt(self.local[0]) if self.lone else np.sqrt(self.local)
+        return self.norm
 
-        Args:
-          bucket_of: per parameter, the place of its bucket in `emas`.
-          emas, steps, log_beta2s: 0-dim tensors per bucket, per parameter, and per parameter or none.
-        """
-        self.exact = bool(log_beta2s)
-        self.buckets, self.parameters = len(emas), len(steps)
-        self.lone = len(steps) == 1
-        self.index = None if self.buckets == len(steps) else np.asarray(bucket_of)
-        self.xp: Any = _Floats if self.lone else np
-        return self._emas.look(emas) and self._steps.look(steps) and self._logs.look(log_beta2s)
-
-    def pool(self, squares: list[float]) -> Any:
-        """n = √Σ of the squares in each bucket."""
-        if self.lone:
-            return math.sqrt(squares[0])
-        if self.index is None:
-            return np.sqrt(squares)
-        return np.sqrt(np.bincount(self.index, squares, self.buckets))
-
-    def _largest(self, x: Any) -> Any:
-        """Per bucket, the largest of its members' entries."""
-        if self.index is None:
-            return x
-        out = np.zeros(self.buckets)
-        np.maximum.at(out, self.index, x)
-        return out
-
-    def advance(self, hyper: Hyper, norm: Any) -> Advance:
-        """One step of the rule; nothing is written yet."""
-        if self.lone:
-            return self._advance(hyper, norm)
-        # A NaN norm is the caller's to see, not a warning; floats give none.
-        with np.errstate(all="ignore"):
-            return self._advance(hyper, norm)
-
-    def _advance(self, hyper: Hyper, norm: Any) -> Advance:
-        steps, emas = self._steps.read(), self._emas.read()
+    def apply(self) -> tuple[Any, Any]:
+        """Move the scalar state and the tensors; returns sun and β2 of the buckets that have a gradient."""
+        work, (ema, count, log) = self.work, self.cells
+        steps = count.read(work.steps)
         # Mostly all have taken the same number of steps, and share their bias corrections.
-        same = not self.exact and steps.count(steps[0]) == len(steps)
-        step: Any = steps[0] + 1 if same else np.array(steps) + 1
-        bucket_step = step if same or not hyper.warmup_steps else self._largest(step)
-        c2, sun, r = rule._memory(hyper, norm, emas[0] if self.lone else np.array(emas), bucket_step, self.xp)
-        spread = c2 if self.index is None else c2[self.index]
-        log_beta2 = np.array(self._logs.read()) + np.log1p(-spread) if self.exact else None
-        a1, b2 = rule.bias_corrections(hyper, step, log_beta2, _Floats if same else np)
-        return Advance(r, step, log_beta2, sun, c2, spread, a1, b2)
-
-    def write(self, new: Advance) -> None:
-        n = self.parameters
-        self._emas.write(listed(new.r, self.buckets))
-        self._steps.write(listed(new.step, n))
-        if new.log_beta2 is not None:
-            self._logs.write(listed(new.log_beta2, n))
-
-    def move(
-        self, hyper: Hyper, lr: float, norm: Any, skipped: list[Tensor], mean_abs: list[float], traced: bool
-    ) -> tuple[Coefficients, NDArray[Any] | None, list[bool] | None]:
-        """Move the bucket statistics and step counts by one step.
-
-        Returns:
-          The coefficients of each parameter, (sun, β2) of each bucket if `traced`, and which parameters go on (None:
-          all).
-        """
-        new, n = self.advance(hyper, norm), self.parameters
-        stats = np.array([new.sun, 1 - new.bucket_c2]).reshape(2, self.buckets) if traced else None
-        eps: Any = hyper.eps
-        if hyper.adaptive_tiny:
-            eps = hyper.eps + hyper.tiny_denom * np.maximum(mean_abs, 1.0)
-        k = Coefficients(
-            c1=[1 - hyper.beta1] * n,
-            c2=listed(new.c2, n),
-            root=listed(new.b2**0.5, n),
-            eps=listed(eps, n),
-            gain=listed(lr / new.a1, n),
-            limit=[lr * (hyper.max_ratio or 0.0)] * n,
-            keep=[1 - lr * hyper.weight_decay] * n,
-            leak=[1.0 if hyper.leak is None else hyper.leak] * n,
+        state = rule.State(
+            self._vector(ema.read(work.norm_emas)),
+            steps[0] if steps.count(steps[0]) == len(steps) else np.array(steps),
+            self._vector(log.read(work.log_beta2s)) if work.log_beta2s else None,
         )
-        if hyper.nonfinite == "skip" and not np.all(fine := np.isfinite(norm)):
-            return self._skip(np.atleast_1d(fine), k, stats, new, skipped)
-        self.write(new)
-        return k, stats, None
+        arguments = (self.hyper, self.lr, self.norm, state)
+        if self.lone:
+            new = rule.step(*arguments, rule.Floats, mean_abs=self.mean_abs)
+        else:
+            with np.errstate(all="ignore"):  # a NaN norm is the caller's to see
+                new = rule.step(*arguments, np, members=self.members, mean_abs=self.mean_abs)
+        going: Sequence[int] = range(len(steps))
+        if new.fine is not None:
+            going = np.flatnonzero(np.broadcast_to(new.fine_each, len(steps))).tolist()
+            for t, fine in zip(work.skipped, np.atleast_1d(new.fine).tolist(), strict=True):
+                t.add_(not fine)
+        if self.route.name != "adam":  # which counts by itself
+            count.write(new.state.step)
+        ema.write(new.state.ema)
+        if work.log_beta2s:
+            log.write(new.state.log_beta2)
+        updates: dict[str, Callable[..., None]] = {"host": _update, "lists": lists.update, "adam": lists.update_by_adam}
+        updates[self.route.name](self.hyper, self.group, work, work.grads, new.k, going)
+        return new.sun, new.beta2
 
-    def _skip(
-        self,
-        fine: NDArray[np.bool_],
-        k: Coefficients,
-        stats: NDArray[Any] | None,
-        new: Advance,
-        skipped: list[Tensor],
-    ) -> tuple[Coefficients, NDArray[Any] | None, list[bool]]:
-        """The end of `move` when some buckets must stay as they are."""
-        for t, ok in zip(skipped, fine, strict=True):
-            if not ok:
-                t.add_(1)
-        # A skipped bucket has zero rates, which leaves every bit of m, v and θ as it was.
-        good: list[bool] = (fine if self.index is None else fine[self.index]).tolist()
-        n = len(good)
-        ones, zeros = [1.0] * n, [0.0] * n
-        still = Coefficients(zeros, zeros, ones, k.eps, zeros, k.limit, ones, ones)
-        k = Coefficients(
-            *([a if ok else b for ok, a, b in zip(good, x, y, strict=True)] for x, y in zip(k, still, strict=True))
-        )
-        self._emas.write_where(fine.tolist(), listed(new.r, self.buckets))
-        self._steps.write_where(good, listed(new.step, n))
-        if new.log_beta2 is not None:
-            self._logs.write_where(good, listed(new.log_beta2, n))
-        return k, np.where(fine, stats, np.nan) if stats is not None else None, good
+    def _vector(self, xs: list[float]) -> Any:
+        """An array, or a float for a lone parameter."""
+        return xs[0] if self.lone else np.array(xs)
+
+
+def _update(
+    hyper: rule.Hyper,
+    group: dict[str, Any],
+    work: Work,
+    grads: list[Tensor],
+    k: rule.Coefficients,
+    going: Sequence[int],
+) -> None:
+    """The update by torch's fused Adam kernel.
+
+    It computes θ ← (1 - γ'λ')·θ - γ'·m/(√v̂ + ε') once a huge step count has made its own bias correction 1. With
+    γ' = rate, ε' = floor and λ' = γλ/rate that is the update of `rule.Coefficients`, apart from the clip.
+    """
+    n, leak, v_max, late = len(grads), hyper.leak, list[Tensor](), [_LATE]
+    beta2s, rates, floors = listed(1 - k.c2, n), listed(k.rate, n), listed(k.floor, n)
+    shrinks = [1.0] * n if k.shrink is None else listed(k.shrink, n)
+    params, ms, vs, v_maxs = work.params, work.exp_avgs, work.exp_avg_sqs, work.max_exp_avg_sqs
+    fused: Any = functools.partial(
+        torch._fused_adamw_, beta1=hyper.beta1, amsgrad=leak is not None, maximize=group["maximize"]
+    )
+    for i in going:
+        if not params[i].numel():
+            continue
+        if leak is not None:
+            v_max = [v_maxs[i]]
+            if leak != 1:
+                v_max[0].mul_(leak)
+        rate = rates[i]
+        fade = (1 - shrinks[i]) / rate if rate else 0.0
+        tensors = ([params[i]], [grads[i]], [ms[i]], [vs[i]], v_max, late)
+        fused(*tensors, lr=rate, beta2=beta2s[i], eps=floors[i], weight_decay=fade)
+
+
+def square_sums(grads: list[Tensor], plain: bool) -> list[float]:
+    """||g||² of each gradient; `plain` ones may go together.
+
+    One call is faster for many small tensors, and dot products for large ones. A float32 sum that has overflowed is
+    formed once more from g / max|g|: see the note on norms in `kourkoutas.rule`.
+    """
+    small = len(grads) > 1 and sum(map(Tensor.numel, grads)) < _SMALL * len(grads)
+    if plain and small and {g.dtype for g in grads} in _WIDE:
+        squares: list[float] = [norm.item() ** 2 for norm in torch._foreach_norm(grads)]
+        if math.isfinite(sum(squares)):
+            return squares
+    return [_square_sum(g) for g in grads]
+
+
+def _square_sum(g: Tensor) -> float:
+    g = wide(lists.real(g.resolve_conj())) if g.dtype is not torch.float32 else g
+    flat = g.view(-1) if g.is_contiguous() else g.reshape(-1)
+    square: float = flat.dot(flat).item()
+    if not math.isfinite(square):
+        largest = flat.abs().amax().item()
+        if math.isfinite(largest):
+            flat = flat / largest
+            square = largest * largest * flat.dot(flat).item()
+    return square
+
+
+def _largest(index: NDArray[Any], buckets: int, x: Any) -> Any:
+    if not isinstance(x, np.ndarray):
+        return x
+    out = np.zeros(buckets)
+    np.maximum.at(out, index, x)
+    return out
 
 
 def listed(x: Any, n: int) -> list[float]:

@@ -1,8 +1,7 @@
 """The step through the C kernel: every tensor of a param group in one call.
 
-A fourth way through the same update, taken where `fused` is, if the kernel was built (`kourkoutas._native`) and every
-tensor of the step suits it: float32, float64, bfloat16 or float16 on the CPU, without gaps in memory, gradient and
-state laid out as the parameter. If one tensor does not, the whole step goes the torch way.
+It takes plain tensors with storage: float32, float64, bfloat16 or float16 on the CPU, without gaps in memory, gradient
+and state laid out as the parameter, none lazily negated. A group with any other tensor goes another way.
 
 NOTE: nothing about a tensor is remembered from step to step. Its address, dtype and layout are read each time, so that
 gradients set to None, replaced `p.data` and state that moved or was swapped are seen.
@@ -10,6 +9,7 @@ gradients set to None, replaced `p.data` and state that moved or was swapped are
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Any
 
@@ -18,6 +18,8 @@ from torch import Tensor
 
 from kourkoutas import _native
 from kourkoutas.rule import Hyper
+from kourkoutas.torch.pooling import Pooled
+from kourkoutas.torch.work import Options, Work
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -39,32 +41,68 @@ kernel: Any = connect()
 
 
 def pack(hyper: Hyper, maximize: bool, state_dtype: torch.dtype | None) -> bytes | None:
-    """The hyper-parameters as the kernel's struct, or None if one is an array or the update is plain Adam.
-
-    A fixed β2 without the extras goes to torch's own kernel, whose bits it shares.
-    """
-    extras = hyper.adaptive_tiny or hyper.max_ratio is not None or state_dtype is not None
-    if hyper.fixed and hyper.bias_correction == "beta2max" and not extras:
-        return None
-    values = (
-        hyper.beta1,
-        hyper.beta2_min,
-        hyper.beta2_max,
-        hyper.alpha,
-        hyper.eps,
-        hyper.tiny_spike,
-        hyper.tiny_denom,
-        -1.0 if hyper.leak is None else hyper.leak,
-        -1.0 if hyper.max_ratio is None else hyper.max_ratio,
-        hyper.warmup_steps,
-        hyper.weight_decay,
-        hyper.adaptive_tiny,
-        hyper.bias_correction == "exact",
-        hyper.bias_correction != "none",
-        hyper.nonfinite == "skip",
-        maximize,
-        state_dtype is torch.bfloat16,
-    )
+    """The hyper-parameters as the kernel's struct, or None if one of them is a tensor."""
+    names = ("beta1", "beta2_min", "beta2_max", "alpha", "eps", "tiny_spike", "tiny_denom", "leak", "max_ratio")
+    values = [getattr(hyper, name) for name in (*names, "warmup_steps", "weight_decay", "adaptive_tiny")]
+    exact, corrected = hyper.bias_correction == "exact", hyper.bias_correction != "none"
+    values += [exact, corrected, hyper.nonfinite == "skip", maximize, state_dtype is torch.bfloat16]
     if any(isinstance(x, Tensor) for x in values):
         return None
-    return struct.pack(f"{len(values)}d", *values)
+    return struct.pack(f"{len(values)}d", *(-1.0 if x is None else x for x in values))
+
+
+def plan_parts(
+    plan: Any, options: Options, bucket_index: list[int], buckets: int, states: dict[Tensor, Any], work: Work
+) -> bool:
+    """Let the kernel gather the parts of parameters that lie on this rank; False if it does not take one of them."""
+    if options.noisy and any(part.strides is not None for part in work.parts):
+        return False  # the kernel numbers the elements of a part one after the other, for the noise of their rounding
+    index = [bucket_index[i] for i in work.places]
+    state = {p: dict(states[p]) for p in work.params}
+    for name, tensors in zip(("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), work[2:5], strict=True):
+        for p, x in zip(work.params, tensors, strict=False):
+            state[p][name] = x
+    told = [(g, i, part.first) for g, i, part in zip(work.grads, work.places, work.parts, strict=True)]
+    return bool(kernel.gather(plan, options.packed, work.params, index, buckets, state, 0, told) >= 0)
+
+
+class KernelStep:
+    """One group's gathered step, in the stages that `kourkoutas.torch` lists; the rule and the update are one call."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, options: Options, group: dict[str, Any], plan: Any, work: Work | None) -> None:
+        self.hyper, self.plan, self.work = options.hyper, plan, work  # work: of tensors that are parts
+        self.lr, self.threads = float(group["lr"]), torch.get_num_threads()
+        self.present = range(len(group["bucket_names"]))
+        self.squares: list[float] | None = None
+        self.means: list[float] | None = None
+
+    def measure(self) -> None:
+        """Σ g² of each bucket of the group, if somebody wants to see it; otherwise `apply` sums."""
+        if self.work is not None or self.hyper.nonfinite == "raise":
+            self.squares, self.local, self.abs_sums = kernel.sums(self.plan, self.threads)
+
+    def sums(self) -> Tensor:
+        """This rank's part of Σ g² and ⟨|θ|⟩ of each parameter with a gradient, for `pooling`."""
+        rows = [self.local]
+        if self.hyper.adaptive_tiny and self.work is not None:
+            rows.append([x / n for x, n in zip(self.abs_sums, self.work.sizes, strict=True)])
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def take(self, pooled: Pooled) -> None:
+        """Use complete sums instead."""
+        self.squares = pooled.squares.tolist()
+        if pooled.means is not None and self.work is not None:
+            self.means = pooled.means[self.work.places].tolist()
+
+    def norms(self) -> list[float] | None:
+        return None if self.squares is None else [math.sqrt(x) for x in self.squares]
+
+    def apply(self, ring: Tensor | None, rows: Tensor | None, first: int, last: bool) -> None:
+        """Move everything; write (sun, β2) of the buckets, which are `first` and on in the trace, into its row.
+
+        The last group of a step counts the row.
+        """
+        written = kernel.apply(self.plan, self.lr, self.threads, ring, rows, first, self.squares, last, self.means)
+        torch.autograd.graph.increment_version(written)

@@ -1,4 +1,4 @@
-"""The optimizer class: checks, state, and the scalars of a step."""
+"""The optimizer class: its options and state, and the stages of a step."""
 
 from __future__ import annotations
 
@@ -6,27 +6,46 @@ from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import profiler
 from torch.optim.optimizer import (
     Optimizer,
     ParamsT,
-    _global_optimizer_post_hooks,
-    _global_optimizer_pre_hooks,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
 )
 
 from kourkoutas import rule
 from kourkoutas.buckets import check_buckets, partition
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient
-from kourkoutas.torch import folded, general, host, native
-from kourkoutas.torch.update import LOW_PRECISION
+from kourkoutas.torch import host, native, pooling, routes
+from kourkoutas.torch.lists import DeviceStep
+from kourkoutas.torch.parts import same_layout
+from kourkoutas.torch.pooling import Pool, check_process_group
+from kourkoutas.torch.work import LOW_PRECISION, Options, Work
 from kourkoutas.trace import WINDOW, Trace
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 _BUCKET_STATE = ("norm_ema", "skipped")
 _SCALAR_STATE = ("step", "log_beta2", *_BUCKET_STATE)
-_OPTIONS = itemgetter(*rule.HYPER_NAMES, "maximize", "foreach", "fused", "capturable", "diagnostics", "state_dtype")
+_STATE = (*_MOMENTS, *_SCALAR_STATE)  # in the order of `Work`
+_IN_GROUP = [name for name in rule.HYPER_NAMES if name not in ("beta1", "beta2_max")]
+_OPTIONS = itemgetter(*_IN_GROUP, "betas", "maximize", "state_dtype")
+
+
+def _dictionary(handle: Any) -> dict[int, Any]:
+    hooks: dict[int, Any] = handle.hooks_dict_ref()
+    handle.remove()
+    return hooks
+
+
+# The dictionaries of hooks for all optimizers, from handles of a hook each that is removed at once.
+_GLOBAL_HOOKS = [
+    _dictionary(register(lambda *_: None))
+    for register in (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
+]
 
 
 class KourkoutasBeta(Optimizer):
@@ -65,7 +84,12 @@ class KourkoutasBeta(Optimizer):
         parameters: arithmetic stays float32, and results are rounded stochastically, so that small changes are kept on
         average. torch.float32 gives float32 state to bfloat16 and float16 parameters.
       foreach, fused, capturable: as in `torch.optim.Adam`. By default the fastest that applies: `fused` on the CPU
-        (this package's own kernel if it was built, else torch's fused Adam kernel), `foreach` elsewhere.
+        (this package's own kernel if it was built, else torch's fused Adam kernel), `foreach` elsewhere. `fused=True`
+        on a GPU is a Triton kernel.
+      process_group: over whom buckets are pooled where tensors carry no mesh. A torch.distributed process group whose
+        ranks hold other parts (FSDP1 with use_orig_params=True) or other members (ZeroRedundancyOptimizer, pipeline
+        stages) of this rank's buckets; "local" if there are none, as under DistributedDataParallel. None is enough for
+        DTensors, and where buckets are single parameters or modules.
 
     Example:
       >>> import torch
@@ -76,17 +100,24 @@ class KourkoutasBeta(Optimizer):
       >>> optimizer.bucket_names
       ['weight', 'bias']
 
+    NOTE: β1 and β2_max stand in a group as Adam's `betas`, where schedulers such as OneCycleLR write them. A `beta1` or
+    `beta2_max` written into a group later is taken over at the next step.
+
     NOTE: state. Per parameter, with Adam's names: `step`, `exp_avg` (m), `exp_avg_sq` (v), `max_exp_avg_sq` (v_max, if
     `Hyper.leak` is set), `log_beta2` (Σ log β2, for "exact"). Per bucket, one tensor shared by its members: `norm_ema`
-    (r), `skipped` (for nonfinite="skip"). An Adam checkpoint loads: r then starts afresh.
+    (r), `skipped` (for nonfinite="skip"). An Adam checkpoint loads: r then starts afresh. AdamW loads this state, too.
+
+    NOTE: sharded parameters. A bucket's norm is that of the whole tensors: DTensors (FSDP2, HSDP, tensor parallel) are
+    updated where they lie, after one small all-reduce over each mesh dimension that shards any of them, so all ranks
+    must step together. Where it cannot be known what lies on other ranks, `step` raises: see `process_group`.
 
     NOTE: dtypes. m and v have the parameter's dtype, as in Adam, unless `state_dtype` is set; r, Σ log β2 and the norms
     are float32, or float64 for float64 parameters. float16 and bfloat16 parameters are updated in float32 arithmetic
     and rounded once.
 
-    NOTE: where scalars live. On the CPU the coefficients of a step are Python floats. With `capturable=True`, under
-    `torch.compile` and on accelerators they stay 0-dim tensors, so that nothing waits for the device and nothing is
-    compiled again when β2 or a tensor lr changes. `nonfinite="raise"` must read the norms, and so does wait.
+    NOTE: routes. `route()` says which way a step goes, and why; `kourkoutas.torch` has the list. On the CPU the scalars
+    of a step are numbers; otherwise they stay on the device, so that nothing waits for it and nothing is compiled again
+    when β2, betas or a tensor lr change. `nonfinite="raise"` must read the norms, and so does wait.
 
     Reference: S. C. Kassinos, "Kourkoutas-β: A Sunspike-Driven Adam Optimizer with Desert Flair".
     """
@@ -117,25 +148,39 @@ class KourkoutasBeta(Optimizer):
         foreach: bool | None = None,
         fused: bool | None = None,
         capturable: bool = False,
+        process_group: Any = None,
     ) -> None:
-        defaults = {k: v for k, v in locals().items() if k not in ("self", "params", "__class__")}
+        defaults = {k: v for k, v in locals().items() if k not in ("self", "params", "process_group", "__class__")}
+        check_process_group(process_group)
+        _join_betas(defaults)
         _check_group(defaults)
         if isinstance(params, Tensor):
             raise TypeError("`params` must be an iterable of tensors or groups; got one tensor: pass [tensor]")
+        self._process_group = process_group
+        self._buckets: list[tuple[list[str], list[int]]] = []
         self._reset()
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        for options in (self.defaults, *self.param_groups):
+            _join_betas(options)
+        self._process_group = getattr(self, "_process_group", None)  # torch loads a state through here, too
+        self._own_buckets()
         self._reset()
         self._tie_buckets()
 
+    def _own_buckets(self) -> None:
+        """Take the buckets that stand in the groups for this optimizer's own."""
+        self._buckets = [(g["bucket_names"], g["bucket_index"]) for g in self.param_groups if "bucket_index" in g]
+
     def _reset(self) -> None:
         """What is derived from the state and the groups, and not saved."""
-        self._hypers: dict[int, tuple[tuple[Any, ...], Hyper, bytes | None, folded.Folded | None]] = {}
+        self._options: dict[int, Options] = {}
         self._plans: dict[int, Any] = {}
-        self._scalars: dict[int, host.Scalars] = {}
+        self._cells: dict[int, tuple[host.Cells, host.Cells, host.Cells]] = {}
         self._shared: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._pool: Pool | None = None
         self._ring: Tensor | None = None
         self._rows: Tensor | None = None
 
@@ -154,7 +199,8 @@ class KourkoutasBeta(Optimizer):
         if not isinstance(param_group, dict) or "params" not in param_group:
             raise TypeError(f"`param_group` must be a dict with the key 'params'; got {param_group!r}")
         options = {**self.defaults, **{k: v for k, v in param_group.items() if k != "params"}}
-        _check_group(options)
+        _join_betas(options)
+        hyper = _check_group(options)
         entries = _entries(param_group["params"])
         names, tensors = _named(entries, sum(len(g["params"]) for g in self.param_groups))
         if options["buckets"] == "module" and not any(isinstance(e, tuple) for e in entries):
@@ -163,41 +209,54 @@ class KourkoutasBeta(Optimizer):
                 "or, where a tool dropped the names, buckets=kourkoutas.buckets.by_module(model)"
             )
         parts = partition(options["buckets"], names, tensors)
-        super().add_param_group(
-            {
-                **param_group,
-                "params": entries,
-                # A function cannot be saved, but its answers can: from here on `bucket_index` is what counts.
-                "buckets": options["buckets"] if isinstance(options["buckets"], str) else "custom",
-                "bucket_names": list(parts.names),
-                "bucket_index": list(parts.index),
-            }
-        )
-        self._ring = None
+        super().add_param_group({**options, "params": entries})  # which warns of a parameter given twice
+        group = self.param_groups[-1]
+        if len(tensors) < len(entries):
+            group["params"] = tensors
+            if "param_names" in group:
+                group["param_names"] = names
+        # A function cannot be saved, but its answers can: from here on `bucket_index` is what counts.
+        group["buckets"] = options["buckets"] if isinstance(options["buckets"], str) else "custom"
+        group["bucket_names"], group["bucket_index"] = list(parts.names), list(parts.index)
+        group["amsgrad"] = hyper.leak is not None  # for an Adam that loads this state
+        self._own_buckets()
+        self._ring = self._pool = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a K-β or an Adam state; scalars keep their dtype, whatever the parameters' dtype."""
         before = [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
         super().load_state_dict(state_dict)
         for group, old in zip(self.param_groups, before, strict=True):
+            if "beta2_min" not in group:  # an Adam's
+                group["betas"] = old["betas"]
             for key, value in old.items():
                 group.setdefault(key, value)
+            if len(group["bucket_index"]) != len(group["params"]):  # saved by a rank that held other parameters
+                group["bucket_names"], group["bucket_index"] = old["bucket_names"], old["bucket_index"]
+        self._own_buckets()
         saved = [i for g in state_dict["param_groups"] for i in g["params"]]
         params = [(p, g["state_dtype"]) for g in self.param_groups for p in g["params"]]
         for i, (p, dtype) in zip(saved, params, strict=True):
-            for name in _MOMENTS if dtype is not None else ():
-                if name in state_dict["state"].get(i, {}):
-                    value = state_dict["state"][i][name].detach()
-                    self.state[p][name] = value.to(p.device, dtype, copy=True)
-            for name in _SCALAR_STATE:
-                if name in state_dict["state"].get(i, {}):
-                    value = torch.as_tensor(state_dict["state"][i][name])
-                    wide = (
-                        value if name in ("step", "skipped") else value.to(torch.promote_types(value.dtype, _stat(p)))
-                    )
-                    self.state[p][name] = wide.detach().to(p.device, copy=True)
+            for name, value in state_dict["state"].get(i, {}).items():
+                # torch has cast to the parameter's dtype what we keep in another.
+                if name in _MOMENTS and dtype is not None:
+                    self.state[p][name] = value.detach().to(p.device, dtype, copy=True)
+                elif name in _SCALAR_STATE:
+                    value = torch.as_tensor(value).detach()
+                    kept = value.dtype if name in ("step", "skipped") else torch.promote_types(value.dtype, _stat(p))
+                    self.state[p][name] = value.to(p.device, kept, copy=True)
         self._reset()
         self._tie_buckets()
+
+    @property
+    def process_group(self) -> Any:
+        """Over whom buckets are pooled; it is not saved with the optimizer, and can be set."""
+        return self._process_group
+
+    @process_group.setter
+    def process_group(self, process_group: Any) -> None:
+        check_process_group(process_group)
+        self._process_group, self._pool = process_group, None
 
     @property
     def bucket_names(self) -> list[str]:
@@ -213,108 +272,118 @@ class KourkoutasBeta(Optimizer):
         if self._ring is not None and self._rows is not None:
             trace.pull(self._ring.cpu().numpy(), int(self._rows))
 
-    def _hyper(self, number: int, group: dict[str, Any]) -> Hyper:
-        """The group's checked hyper-parameters, built again only when an entry of the group has changed."""
+    def route(self) -> list[routes.Route]:
+        """Which way the next step of each group goes, and why; this makes the state that the step would make."""
+        self._cursor = 0
+        chosen = [self._gather(number, group)[0] for number, group in enumerate(self.param_groups)]
+        for plan in self._plans.values():
+            native.kernel.release(plan)
+        return chosen
+
+    def _check(self, number: int, group: dict[str, Any]) -> Options:
+        """The group's checked options, made again only when an entry of the group has changed."""
+        if "beta1" in group or "beta2_max" in group:
+            _join_betas(group)
+        if group["bucket_index"] is not self._buckets[number][1]:
+            # ZeroRedundancyOptimizer copies the entries of another rank's group, and puts loaded state in place.
+            group["bucket_names"], group["bucket_index"] = self._buckets[number]
+            self._shared.clear()
+            self._tie_buckets()
         key = _OPTIONS(group)
-        cached = self._hypers.get(number)
-        if cached is None or cached[0] != key:
-            hyper = Hyper.pick(group)
-            elsewhere = group["foreach"] or group["fused"] is False or group["capturable"]
-            packed = None if elsewhere else native.pack(hyper, group["maximize"], group["state_dtype"])
-            work = folded.Folded() if folded.suits(hyper, group) else None
-            cached = self._hypers[number] = (key, hyper, packed, work)
-        return cached[1]
+        cached = self._options.get(number)
+        if cached is None or cached.key != key:
+            hyper = _check_group(group)
+            group["amsgrad"] = hyper.leak is not None
+            packed = native.pack(hyper, group["maximize"], group["state_dtype"])
+            plain = hyper.bias_correction == "beta2max" and hyper.nonfinite != "skip" and group["state_dtype"] is None
+            extras = hyper.adaptive_tiny or hyper.max_ratio is not None or hyper.leak not in (None, 1)
+            adam = packed is not None and hyper.fixed and plain and not extras
+            unused = {"max_exp_avg_sq": hyper.leak is None, "log_beta2": hyper.bias_correction != "exact"}
+            unused["skipped"] = hyper.nonfinite != "skip"
+            needed = tuple(name for name in _STATE if not unused.get(name))
+            cached = self._options[number] = Options(
+                key, hyper, packed, adam, needed, group["state_dtype"] is torch.bfloat16
+            )
+        return cached
+
+    def _meet(self) -> Pool:
+        """Where parts of parameters and members of buckets are; ranks ask each other once, before the first step."""
+        if self._pool is None:
+            for number, group in enumerate(self.param_groups):
+                self._check(number, group)
+            self._pool = Pool(self.param_groups, self._process_group)
+        return self._pool
 
     # NOTE: torch.compile runs `_init_group` as plain Python while it traces `step`, and hands the lists that it filled
     # to the graph; so all lazy set-up belongs here, and its arguments are a group, constants and empty lists.
-    def _init_group(
-        self,
-        group: dict[str, Any],
-        number: int,
-        params: list[Tensor],
-        grads: list[Tensor],
-        exp_avgs: list[Tensor],
-        exp_avg_sqs: list[Tensor],
-        max_exp_avg_sqs: list[Tensor],
-        steps: list[Tensor],
-        log_beta2s: list[Tensor],
-        norm_emas: list[Tensor],
-        skipped: list[Tensor],
-        bucket_of: list[int],
-        present: list[int],
-        places: list[int],
-    ) -> None:
-        hyper = self._hyper(number, group)
+    def _init_group(self, group: dict[str, Any], number: int, *lists: list[Any]) -> None:
+        work, needed, pool = Work(*lists), self._check(number, group).needed, self._meet()
         if group["diagnostics"] and self._ring is None:
             count = sum(len(g["bucket_names"]) for g in self.param_groups)
-            device = group["params"][0].device
+            device = group["params"][0].device if group["params"] else None
             self._ring = torch.full((WINDOW, 2, count), torch.nan, dtype=torch.float32, device=device)
-            self._rows = torch.zeros((), dtype=torch.int64, device=self._ring.device)
-        for i, (p, b) in enumerate(zip(group["params"], group["bucket_index"], strict=True)):
-            if (g := p.grad) is not None:
-                params.append(p)
-                grads.append(g)
-                bucket_of.append(b)
-                places.append(i)
-        for g in grads:
+            self._rows = torch.zeros((), dtype=torch.int64, device=device)
+        grads: list[Any] = [p.grad for p in group["params"]]
+        work.places.extend([i for i, g in enumerate(grads) if g is not None])
+        work.grads.extend([g for g in grads if g is not None])
+        work.params.extend([group["params"][i] for i in work.places])
+        bucket_of = [group["bucket_index"][i] for i in work.places]
+        for g in work.grads:
             if g.layout is not torch.strided:
                 raise RuntimeError(
                     f"KourkoutasBeta does not support sparse gradients; got layout {g.layout}: make the layer dense "
                     "(sparse=False) or give its parameters to torch.optim.SparseAdam"
                 )
-        exact, skip, leak = hyper.bias_correction == "exact", hyper.nonfinite == "skip", hyper.leak is not None
-        states = [self.state[p] for p in params]
-        for p, b, state in zip(params, bucket_of, states, strict=True):
-            if "norm_ema" not in state:
-                self._init_state(p, (number, b), group)
-            if leak and "max_exp_avg_sq" not in state:
-                state["max_exp_avg_sq"] = _zeros(p, group["state_dtype"])
-            if exact and "log_beta2" not in state:
-                state["log_beta2"] = torch.zeros((), dtype=_stat(p), device=p.device)
-            if skip and "skipped" not in state:
-                self._shared_state(p, (number, b), "skipped", torch.int64)
-        exp_avgs += [state["exp_avg"] for state in states]
-        exp_avg_sqs += [state["exp_avg_sq"] for state in states]
-        steps += [state["step"] for state in states]
-        if leak:
-            max_exp_avg_sqs += [state["max_exp_avg_sq"] for state in states]
-        if exact:
-            log_beta2s += [state["log_beta2"] for state in states]
-        # One member speaks for its bucket.
-        leaders = dict(zip(reversed(bucket_of), reversed(states), strict=True))
-        present += dict.fromkeys(bucket_of)
-        norm_emas += [leaders[b]["norm_ema"] for b in present]
-        if skip:
-            skipped += [leaders[b]["skipped"] for b in present]
-        if len(present) < len(params):
-            place = {b: i for i, b in enumerate(present)}
-            bucket_of[:] = [place[b] for b in bucket_of]
+        states: list[Any] = [self.state.get(p) for p in work.params]
+        try:
+            found = [[state[name] for state in states] for name in needed]
+        except (KeyError, TypeError):
+            for p in work.params:  # every check comes before the first state is made
+                _check_parameter(p, group)
+            for p, b in zip(work.params, bucket_of, strict=True):
+                self._fill_state(p, needed, (number, b), group["state_dtype"])
+            found = [[self.state[p][name] for p in work.params] for name in needed]
+        # A gradient on another rank moves the statistics of a bucket that has none here.
+        work.present.extend(range(len(group["bucket_names"])) if pool.spans[number] else dict.fromkeys(bucket_of))
+        place = {b: i for i, b in enumerate(work.present)}
+        work.bucket_of.extend([place[b] for b in bucket_of])
+        for name, tensors in zip(needed, found, strict=True):
+            if name in _BUCKET_STATE and work.bucket_of != list(range(len(place))):  # a bucket's first member speaks
+                first = dict(zip(reversed(bucket_of), reversed(tensors), strict=True))
+                tensors = [first[b] if b in first else self._bucket_state(name, number, b) for b in work.present]
+            work[2 + _STATE.index(name)].extend(tensors)
+        parts = pool.parts[number]
+        if parts is not None:
+            work.parts.extend([parts[i] for i in work.places])
+            for name, tensors in zip(_MOMENTS, work[2:5], strict=True):
+                if not all(same_layout(p, x) for p, x in zip(work.params, tensors, strict=False)):
+                    raise RuntimeError(
+                        f"`{name}` in the state does not lie on the ranks as its parameter does: load it with "
+                        "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which spreads a state"
+                    )
 
-    def _init_state(self, p: Tensor, bucket: tuple[int, int], group: dict[str, Any]) -> None:
-        state = self.state[p]
-        if group["fused"] and not _fusable(p):
-            raise RuntimeError(
-                f"`fused=True` needs floating-point parameters on the CPU; got {p.dtype} on {p.device}: "
-                "use foreach=True"
-            )
-        if group["state_dtype"] is not None and p.dtype not in (torch.float32, *LOW_PRECISION):
-            raise RuntimeError(
-                f"`state_dtype` needs float32, bfloat16 or float16 parameters; got {p.dtype}: "
-                "put this parameter in a group with state_dtype=None"
-            )
-        for name in ("exp_avg", "exp_avg_sq"):
-            if name not in state:
-                state[name] = _zeros(p, group["state_dtype"])
-        if "step" not in state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-        self._shared_state(p, bucket, "norm_ema", _stat(p))
+    def _fill_state(
+        self, p: Tensor, names: tuple[str, ...], bucket: tuple[int, int], state_dtype: torch.dtype | None
+    ) -> None:
+        """Make what is missing; the members of a bucket share its statistics."""
+        state, shared = self.state[p], self._shared.setdefault(bucket, {})
+        for name in names:
+            if name in state:
+                continue
+            if name in _MOMENTS:
+                state[name] = torch.zeros_like(p, dtype=state_dtype, memory_format=torch.preserve_format)
+                continue
+            new = shared.get(name) if name in _BUCKET_STATE else None
+            state[name] = torch.zeros((), dtype=_dtype(name, p), device=p.device) if new is None else new
+            if name in _BUCKET_STATE:
+                shared[name] = state[name]
 
-    def _shared_state(self, p: Tensor, bucket: tuple[int, int], name: str, dtype: torch.dtype) -> Tensor:
-        """The bucket's tensor of that name, entered into the state of `p`."""
-        shared = self._shared.setdefault(bucket, {})
+    def _bucket_state(self, name: str, number: int, bucket: int) -> Tensor:
+        """A statistic of a bucket of which no member here has a gradient, made if it has none."""
+        group, shared = self.param_groups[number], self._shared.setdefault((number, bucket), {})
         if name not in shared:
-            shared[name] = torch.zeros((), dtype=dtype, device=p.device)
-        self.state[p][name] = shared[name]
+            p = group["params"][group["bucket_index"].index(bucket)]
+            shared[name] = torch.zeros((), dtype=_dtype(name, p), device=p.device)
         return shared[name]
 
     @overload
@@ -323,146 +392,169 @@ class KourkoutasBeta(Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Perform one optimization step; `closure` re-evaluates the model and returns the loss."""
-        return self._watched_step(closure) if self._watched() else self._plain_step(closure)
+        hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or any(_GLOBAL_HOOKS)
+        return self._watched_step(closure) if hooks or profiler._is_profiler_enabled else self._plain_step(closure)
 
-    # NOTE: torch would wrap `step` to run hooks and tell the profiler, which costs a small model as much as the step.
-    # `hooked` says that this is taken care of: the wrapper is gone through when somebody watches.
+    # NOTE: torch would wrap `step` to run hooks and tell the profiler. That takes 15 µs, twice as long as the step of a
+    # small model and a quarter of Adam's. `hooked` says that this is taken care of: by torch's wrapper, if anybody
+    # watches.
     step.hooked = True  # type: ignore[attr-defined]
-
-    def _watched(self) -> bool:
-        return bool(
-            profiler._is_profiler_enabled
-            or self._optimizer_step_pre_hooks
-            or self._optimizer_step_post_hooks
-            or _global_optimizer_pre_hooks
-            or _global_optimizer_post_hooks
-        )
 
     def _plain_step(self, closure: Callable[[], float] | None) -> float | None:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not self._native_step():
-            with torch.no_grad():
-                if not self._folded_step():
-                    self._step()
+        try:
+            self._step()
+        except BaseException:
+            for plan in self._plans.values():
+                native.kernel.release(plan)
+            raise
         return loss
 
     _watched_step = Optimizer.profile_hook_step(_plain_step)
 
-    def _native_step(self) -> bool:
-        """The step through the C kernel; False, with nothing changed, if it must go another way."""
-        kernel = native.kernel
-        if kernel is None or torch.compiler.is_compiling():
-            return False
-        place = 0
-        plans: list[Any] = []
-        raises = False
-        for number, group in enumerate(self.param_groups):
-            hyper = self._hyper(number, group)
-            packed = self._hypers[number][2]
-            if packed is None or (group["diagnostics"] and self._ring is None):
-                return False
-            plan = self._plans.get(number)
-            if plan is None:
-                plan = self._plans[number] = kernel.new_plan()
-            buckets = len(group["bucket_names"])
-            place = kernel.gather(plan, packed, group["params"], group["bucket_index"], buckets, self.state, place)
-            if place < 0:
-                for earlier in plans:
-                    kernel.release(earlier)
-                return False
-            plans.append(plan)
-            raises |= hyper.nonfinite == "raise"
-
-        threads = torch.get_num_threads()
-        for number, plan in enumerate(plans) if raises else ():
-            if self._hypers[number][1].nonfinite == "raise":
-                bad = kernel.norms(plan, threads)
-                if bad >= 0:
-                    for gathered in plans:
-                        kernel.release(gathered)
-                    raise NonFiniteGradient(self.param_groups[number]["bucket_names"][bad])
-
-        first = 0
-        for plan, group in zip(plans, self.param_groups, strict=True):
-            written = kernel.apply(plan, float(group["lr"]), threads, self._ring, self._rows, first)
-            torch.autograd.graph.increment_version(written)
-            first += len(group["bucket_names"])
-        return True
-
-    def _folded_step(self) -> bool:
-        """The usual step through torch's fused Adam kernel; False, with nothing changed, if it must go another way."""
-        if torch.compiler.is_compiling():
-            return False
-        works = []
-        for number, group in enumerate(self.param_groups):
-            hyper = self._hyper(number, group)
-            work = self._hypers[number][3]
-            gathered = work.gather(group, self.state) if work is not None and group["params"] else None
-            if work is None or gathered is None:
-                return False
-            works.append((work, gathered, hyper, float(group["lr"]), group["maximize"]))
-        for work, *arguments in works:
-            work.apply(*arguments)
-        return True
-
     def _step(self) -> None:
-        gathered = []
-        for number, group in enumerate(self.param_groups):
-            work = general.Work([], [], [], [], [], [], [], [], [], [], [], [])
-            self._init_group(group, number, *work)
-            if work.params:
-                gathered.append((number, work))
-        # The first step goes the native way as soon as its state exists.
-        if self._native_step():
-            return
-        works = []
-        compiling = torch.compiler.is_compiling()
-        for number, work in gathered:
-            scalars = None
-            if not (compiling or self.param_groups[number]["capturable"]):
-                scalars = self._scalars.get(number) or self._scalars.setdefault(number, host.Scalars())
-                if not scalars.look(work.bucket_of, work.norm_emas, work.steps, work.log_beta2s):
-                    scalars = None
-            norm = (
-                general.pooled_norms(work)
-                if scalars is None
-                else scalars.pool([general.square_sum(g).item() for g in work.grads])
-            )
-            works.append((number, work, scalars, norm))
+        self._cursor = 0
+        if not torch.compiler.is_compiling():  # `_init_group` does it then
+            self._meet()
+        steps = [self._gather(number, group)[1] for number, group in enumerate(self.param_groups)]
+        if {type(step) for step in steps} == {native.KernelStep}:  # no_grad takes as long as a small step
+            self._move(steps, count_row=False)
+        else:
+            with torch.no_grad():
+                self._move(steps, count_row=True)
 
+    def _move(self, steps: list[Any], count_row: bool) -> None:
+        """Measure, pool and look; then move everything. The kernel counts the row of the trace if it is alone."""
+        for step in steps:
+            if step is not None:
+                step.measure()
+        pool = self._pool
+        if pool is not None and pool.active:
+            for step, pooled in zip(steps, pool.add(steps, self.param_groups), strict=True):
+                if step is not None and pooled is not None:
+                    step.take(pooled)
         # Every norm is looked at before the first parameter moves.
-        for number, work, _, norm in works:
-            if self._hypers[number][1].nonfinite == "raise":
-                fine = torch.isfinite(torch.as_tensor(norm)).view(-1)
-                if not bool(fine.all()):
-                    bad = work.present[int((~fine).nonzero()[0])]
-                    raise NonFiniteGradient(self.param_groups[number]["bucket_names"][bad])
-
-        stats: list[Tensor | None] = []
-        traced = self._ring is not None
-        for number, work, scalars, norm in works:
-            group, hyper = self.param_groups[number], self._hypers[number][1]
-            if scalars is None:
-                stats.append(general.on_device(group, hyper, work, norm))
+        bad_bucket = None
+        for step, group in zip(steps, self.param_groups, strict=True):
+            norms = None if step is None else step.norms()
+            if norms is not None and group["nonfinite"] == "raise":
+                bad = np.flatnonzero(~np.isfinite(np.asarray(norms.cpu() if isinstance(norms, Tensor) else norms)))
+                if bad.size and bad_bucket is None:
+                    bad_bucket = group["bucket_names"][step.present[bad[0]]]
+        if pool is not None and any(group["nonfinite"] == "raise" for group in self.param_groups):
+            bad_bucket = pool.first_of(bad_bucket)
+        if bad_bucket is not None:
+            raise NonFiniteGradient(bad_bucket)
+        first = 0
+        for step, group in zip(steps, self.param_groups, strict=True):
+            if type(step) is native.KernelStep:
+                step.apply(self._ring, self._rows, first, step is steps[-1] and not count_row)
             else:
-                stats.append(general.on_host(group, hyper, work, scalars, norm, traced))
-        if self._ring is not None and self._rows is not None:
-            row = torch.full_like(self._ring[0], torch.nan)
-            for (number, work, *_), stat in zip(works, stats, strict=True):
-                offset = sum(len(g["bucket_names"]) for g in self.param_groups[:number])
-                if stat is not None:
-                    row[:, torch.tensor(work.present, device=row.device) + offset] = stat.to(row)
-            self._ring.index_copy_(0, (self._rows % WINDOW).view(1), row[None])
+                self._record(first, len(group["bucket_names"]), step, None if step is None else step.apply())
+            first += len(group["bucket_names"])
+        if count_row and self._rows is not None:
             self._rows += 1
+        if pool is not None and pool.dtensors:
+            pool.changed()
+
+    def _gather(self, number: int, group: dict[str, Any]) -> tuple[routes.Route, Any]:
+        """The route of one group, and its step with all tensors at hand: None if there is nothing to do."""
+        if torch.compiler.is_compiling():
+            work = self._work(number, group)
+            step = DeviceStep(self._options[number], group, work, routes.TRACED) if work.present else None
+            return routes.TRACED, step
+        options, pool = self._check(number, group), self._meet()
+        found: list[Work] = []
+
+        def kernel_takes() -> bool:
+            if native.kernel is None:
+                return False
+            # The first step finds its state, and the trace, only after they have been made.
+            whole = pool.parts[number] is None
+            if whole and not (group["diagnostics"] and self._ring is None) and self._planned(number, group, options):
+                return True
+            found.append(self._work(number, group))
+            return bool(found[0].params) and self._planned(number, group, options, None if whole else found[0])
+
+        def host_takes() -> bool:
+            found.append(found[0] if found else self._work(number, group))
+            return bool(found[0].params) and host.takes(found[0])
+
+        route = routes.choose(options, group, pool.spans[number], kernel_takes, host_takes)
+        if route is routes.KERNEL:
+            parts = None if pool.parts[number] is None else found[0]
+            return route, native.KernelStep(options, group, self._plans[number], parts)
+        work = found[0] if found else self._work(number, group)
+        if not work.present:
+            return route, None
+        for name, tensors in zip(_MOMENTS, work[2:5], strict=True) if route is not routes.HOST else ():
+            if tensors and [t.shape for t in tensors] != [p.shape for p in work.params]:
+                raise RuntimeError(f"`{name}` in the state has another shape than its parameter: load another state")
+        if route is routes.HOST or (route.on_host and all(p.is_cpu for p in (*work.params, *work.norm_emas))):
+            cells = self._cells.setdefault(number, (host.Cells(), host.Cells(), host.Cells()))
+            return route, host.HostStep(options, group, work, route, cells)
+        return route, DeviceStep(options, group, work, route)
+
+    def _work(self, number: int, group: dict[str, Any]) -> Work:
+        """The tensors of one step; of those that are spread over ranks, what lies here."""
+        work = Work([], [], [], [], [], [], [], [], [], [], [], [], [])
+        self._init_group(group, number, *work)
+        if work.parts:
+            pooling.local(work)
+        return work
+
+    def _planned(self, number: int, group: dict[str, Any], options: Options, work: Work | None = None) -> bool:
+        """Let the kernel gather the group's tensors; False if it does not take one of them, or state is missing.
+
+        `work` is None, or has the parts of parameters that lie on this rank.
+        """
+        plan = self._plans.get(number) or self._plans.setdefault(number, native.kernel.new_plan())
+        buckets = len(group["bucket_names"])
+        if work is not None:
+            state = {p: self.state[group["params"][i]] for p, i in zip(work.params, work.places, strict=True)}
+            return native.plan_parts(plan, options, group["bucket_index"], buckets, state, work)
+        where = group["params"], group["bucket_index"], buckets, self.state, self._cursor
+        cursor: int = native.kernel.gather(plan, options.packed, *where, None)
+        self._cursor = max(cursor, self._cursor)
+        return cursor >= 0
+
+    def _record(self, first: int, count: int, step: Any, stats: Any) -> None:
+        """Write (sun, β2) of one group into this step's row of the trace; NaN for buckets without a gradient."""
+        if self._ring is None or self._rows is None:
+            return
+        block = torch.full((2, count), torch.nan, device=self._ring.device)
+        if step is not None:
+            place = torch.tensor(step.present, device=block.device)
+            block[:, place] = torch.stack([torch.as_tensor(x, device=block.device).view(-1) for x in stats]).to(block)
+        self._ring.narrow(2, first, count).index_copy_(0, (self._rows % WINDOW).view(1), block[None])
 
 
-def _check_group(options: dict[str, Any]) -> None:
+def _join_betas(options: dict[str, Any]) -> None:
+    """Put `beta1` and `beta2_max` where torch's schedulers and Adam look for them: options["betas"]."""
+    betas = options.get("betas", (Hyper.beta1, Hyper.beta2_max))
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise ValueError(f"`betas` must be a pair (beta1, beta2_max), for example (0.9, 0.999); got {betas!r}")
+    options["betas"] = (options.pop("beta1", betas[0]), options.pop("beta2_max", betas[1]))
+
+
+def _scalar(x: Any) -> Any:
+    return x.reshape(()) if isinstance(x, Tensor) and x.numel() == 1 else x
+
+
+def _check_group(options: dict[str, Any]) -> Hyper:
+    """The hyper-parameters of a group's options, all of which are checked."""
     rule.check_learning_rate(options["lr"])
-    hyper = Hyper.pick(options)
-    check_buckets(options["buckets"])
+    values = {name: options[name] for name in _IN_GROUP}
+    values["beta1"], values["beta2_max"] = options["betas"]
+    for name, value in {"lr": options["lr"], **values}.items():
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(f"`{name}` must be a number or a tensor of one element; got shape {tuple(value.shape)}")
+    hyper = Hyper(**{name: _scalar(value) for name, value in values.items()})
+    if options["buckets"] != "custom":
+        check_buckets(options["buckets"])
     for name, allowed in (
         ("maximize", (True, False)),
         ("diagnostics", (True, False)),
@@ -480,9 +572,20 @@ def _check_group(options: dict[str, Any]) -> None:
         )
     if not any(options["state_dtype"] is x for x in (None, torch.float32, torch.bfloat16)):
         raise ValueError(f"`state_dtype` must be None, torch.bfloat16 or torch.float32; got {options['state_dtype']!r}")
-    lr = options["lr"]
-    if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise ValueError(f"`lr` must be a float or a tensor of one element; got shape {tuple(lr.shape)}")
+    return hyper
+
+
+def _check_parameter(p: Tensor, group: dict[str, Any]) -> None:
+    if group["fused"] and not (p.device.type in ("cpu", "cuda") and (p.is_floating_point() or p.is_complex())):
+        raise RuntimeError(
+            f"`fused=True` needs floating-point parameters on a CPU or a GPU; got {p.dtype} on {p.device}: "
+            "use foreach=True"
+        )
+    if group["state_dtype"] is not None and p.dtype not in (torch.float32, *LOW_PRECISION):
+        raise RuntimeError(
+            f"`state_dtype` needs float32, bfloat16 or float16 parameters; got {p.dtype}: "
+            "put this parameter in a group with state_dtype=None"
+        )
 
 
 def _entries(params: Any) -> list[Any]:
@@ -496,27 +599,21 @@ def _entries(params: Any) -> list[Any]:
 
 
 def _named(entries: list[Any], first: int) -> tuple[list[str], list[Tensor]]:
-    names: list[str] = []
-    tensors: list[Tensor] = []
+    """Names and tensors, each tensor once."""
+    found: dict[int, tuple[str, Tensor]] = {}
     for i, entry in enumerate(entries):
         name, tensor = entry if isinstance(entry, tuple) and len(entry) == 2 else (f"param_{first + i}", entry)
         if not isinstance(tensor, Tensor):
             raise TypeError(f"`params` must be tensors or (name, tensor) pairs; got {tensor!r} at place {i}")
-        if any(tensor is other for other in tensors):
-            raise ValueError(f"`params` holds parameter {name!r} twice: pass each parameter once")
-        names.append(name)
-        tensors.append(tensor)
-    return names, tensors
+        found.setdefault(id(tensor), (name, tensor))
+    return [name for name, _ in found.values()], [tensor for _, tensor in found.values()]
+
+
+def _dtype(name: str, p: Tensor) -> torch.dtype:
+    """The dtype of a scalar of the state."""
+    return {"step": torch.float32, "skipped": torch.int64}.get(name, _stat(p))
 
 
 def _stat(p: Tensor) -> torch.dtype:
     """The dtype of norms and moving averages: float64 for float64 parameters, else float32."""
     return torch.float64 if p.dtype in (torch.float64, torch.complex128) else torch.float32
-
-
-def _zeros(p: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
-
-
-def _fusable(p: Tensor) -> bool:
-    return p.device.type == "cpu" and (p.is_floating_point() or p.is_complex())

@@ -1,0 +1,26 @@
+"""The ways through the PyTorch front end, by name; the fixture `route` of conftest.py takes one of them."""
+
+import pytest
+
+# name → the options that ask for it. "kernel" and "host" differ in whether the C kernel is there; "triton" is
+# interpreted on the CPU.
+ROUTES = {
+    "kernel": {"fused": True},
+    "host": {"fused": True},
+    "plain": {"foreach": False, "fused": False},
+    "foreach": {"foreach": True},
+    "capturable": {"capturable": True, "fused": False},
+    "capturable-foreach": {"capturable": True, "foreach": True},
+    "triton": {"capturable": True, "fused": True},
+}
+# The scalars of "capturable-foreach" are those of "capturable", its update that of "foreach"; "triton" takes its time.
+SLOW = ("capturable-foreach", "triton")
+
+
+def on(*names):
+    """Run a test on these routes, which it receives as the options that ask for them."""
+    marked = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in names]
+    return pytest.mark.parametrize("route", marked, indirect=True)
+
+
+on_every_route = on(*ROUTES)

@@ -1,0 +1,467 @@
+"""Adam's contract: what the framework's own optimizer suites ask, and nothing half done when a step raises."""
+
+import copy
+import math
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kourkoutas.torch import KourkoutasBeta, native
+from tests.torch_frontend.routes import on, on_every_route
+
+BY_NAME = on("kernel", "host", "plain", "foreach", "capturable")
+
+
+def parameter(*values):
+    return torch.nn.Parameter(torch.tensor(values))
+
+
+def everything(params, optimizer):
+    return [x.detach().clone() for p in params for x in (p, *optimizer.state.get(p, {}).values())]
+
+
+class Watch(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+# Tensors without storage
+
+
+@on_every_route
+def test_a_zero_tensor_without_storage_is_a_gradient_of_zeros(route):
+    p, q = parameter(1.0, 2.0), parameter(1.0, 2.0)
+    ours, theirs = KourkoutasBeta([p], **route), KourkoutasBeta([q], fused=False)
+    for gradient in (torch.ones(2), torch._efficientzerotensor(2), torch._efficientzerotensor(2)):
+        p.grad = gradient
+        q.grad = torch.zeros(2) if gradient._is_zerotensor() else gradient.clone()
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+
+
+@BY_NAME
+def test_a_functionalized_step_changes_what_it_should(route):
+    start = torch.tensor([1.0, 2.0])
+
+    def step(value, grad):
+        p = torch.nn.Parameter(value.clone())
+        p.grad = grad
+        KourkoutasBeta([p], lr=0.1, **route).step()
+        return p.detach()
+
+    want = step(start, torch.ones(2))
+    got = torch.func.functionalize(step)(start, torch.ones(2))
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
+
+
+def test_a_functional_tensor_that_outlives_its_transform_does_not_crash_the_process():
+    script = """
+    import torch
+    from kourkoutas.torch import KourkoutasBeta
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch._to_functional_tensor(torch.ones(3))
+    try:
+        KourkoutasBeta([p], lr=0.1).step()
+    except RuntimeError:
+        pass
+    print("alive")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "alive", done.stderr
+
+
+# Lazy views
+
+
+@on_every_route
+def test_a_negated_view_is_a_gradient_with_its_sign(route):
+    p, q = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+    p.grad = torch.full((1,), 100j).conj().imag  # -100, held as +100 and a bit
+    assert p.grad.is_neg()
+    q.grad = torch.full((1,), -100.0)
+    for x in (p, q):
+        KourkoutasBeta([x], lr=0.1, **route).step()
+    assert p.item() > 0
+    torch.testing.assert_close(p, q, rtol=1e-6, atol=0)
+
+
+@on("plain", "foreach", "kernel")
+def test_a_conjugated_view_is_a_gradient_with_its_sign(route):
+    z = torch.nn.Parameter(torch.zeros(1, dtype=torch.complex64))
+    z.grad = torch.full((1,), 3 + 4j).conj()
+    KourkoutasBeta([z], lr=0.1, **route).step()
+    assert z.real.item() < 0 < z.imag.item()
+
+
+# Modes and tracers
+
+
+def test_a_dispatch_mode_sees_the_step():
+    p = parameter(1.0, 2.0)
+    p.grad = torch.ones(2)
+    optimizer = KourkoutasBeta([p])
+    optimizer.step()
+    with Watch() as watch:
+        optimizer.step()
+    assert any("foreach" in name for name in watch.seen)
+    assert p[0].item() < 1
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": False}, {"foreach": True}, {"beta2_min": 0.999}], ids=str)
+def test_a_step_of_fake_tensors_runs_and_changes_nothing_real(options):
+    with FakeTensorMode():
+        p = torch.nn.Parameter(torch.empty(3, 4))
+        optimizer = KourkoutasBeta([p], buckets="global", **options)
+        for _ in range(2):
+            p.grad = torch.empty(3, 4)
+            optimizer.step()
+        assert optimizer.state[p]["exp_avg"].shape == (3, 4)
+
+
+def test_real_parameters_stay_as_they_are_under_a_fake_mode():
+    p = parameter(1.0, 2.0)
+    p.grad = torch.ones(2)
+    optimizer = KourkoutasBeta([p], lr=0.1)
+    optimizer.step()
+    before = everything([p], optimizer)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        try:
+            optimizer.step()
+        except Exception as error:  # which one is the mode's business
+            print(error)
+    assert all(torch.equal(a, b) for a, b in zip(before, everything([p], optimizer), strict=True))
+
+
+def test_a_step_traced_by_make_fx_trains():
+    p, q = parameter(1.0, 2.0), parameter(1.0, 2.0)
+    optimizer, twin = KourkoutasBeta([p], lr=0.1), KourkoutasBeta([q], lr=0.1)
+    for x, o in ((p, optimizer), (q, twin)):
+        x.grad = torch.ones(2)
+        o.step()
+
+    def step(grad):
+        p.grad = grad
+        optimizer.step()
+
+    graph = make_fx(step)(torch.full((2,), 2.0))  # which also takes the step
+    with torch.no_grad():
+        graph(torch.full((2,), 3.0))
+    for scale in (2.0, 3.0):
+        q.grad = torch.full((2,), scale)
+        twin.step()
+    torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+    assert optimizer.state[p]["step"].item() == 3
+
+
+# Schedulers that move β1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=20),
+        lambda o: torch.optim.lr_scheduler.CyclicLR(o, base_lr=0.01, max_lr=0.1, step_size_up=4),
+    ],
+    ids=["one-cycle", "cyclic"],
+)
+@BY_NAME
+def test_schedulers_that_cycle_momentum_drive_beta1_as_they_drive_adams(make, route):
+    p, q = parameter(1.0, 2.0), parameter(1.0, 2.0)
+    ours = KourkoutasBeta([p], lr=0.01, beta2_min=0.999, bias_correction="exact", **route)
+    adam = torch.optim.Adam([q], lr=0.01)
+    pair = [make(ours), make(adam)]
+    seen = set()
+    for t in range(12):
+        p.grad = torch.tensor([math.sin(t), 1.0])
+        q.grad = p.grad.clone()
+        for optimizer, scheduler in zip((ours, adam), pair, strict=True):
+            optimizer.step()
+            scheduler.step()
+        assert ours.param_groups[0]["betas"] == adam.param_groups[0]["betas"]
+        seen.add(ours.param_groups[0]["betas"][0])
+    assert len(seen) > 3
+    torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+
+
+def test_a_beta1_written_into_a_group_is_taken_over():
+    p, q = parameter(1.0), parameter(1.0)
+    one, other = KourkoutasBeta([p], beta1=0.5, beta2_max=0.99), KourkoutasBeta([q])
+    other.param_groups[0]["beta1"] = 0.5
+    other.param_groups[0]["beta2_max"] = 0.99
+    for t in range(3):
+        p.grad = q.grad = torch.tensor([1.0 + t])
+        one.step()
+        other.step()
+    assert other.param_groups[0]["betas"] == (0.5, 0.99)
+    assert torch.equal(p, q)
+
+
+# State
+
+
+@BY_NAME
+def test_parameters_without_gradients_get_no_state(route):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    model[0].requires_grad_(False)
+    optimizer = KourkoutasBeta(model.parameters(), **route)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert len(optimizer.state) == 2
+    assert len(optimizer.state_dict()["state"]) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"decay": 1}], ids=["adam", "amsgrad"])
+def test_adamw_goes_on_from_our_state(options):
+    p = parameter(1.0, 2.0)
+    optimizer = KourkoutasBeta([p], lr=0.1, beta2_min=0.999, weight_decay=0.1, **options)
+    adam = torch.optim.AdamW([p], lr=0.5)
+    p.grad = torch.ones(2)
+    optimizer.step()
+    adam.load_state_dict(optimizer.state_dict())
+    twin = torch.nn.Parameter(p.detach().clone())
+    goes_on = KourkoutasBeta([twin], lr=0.1, beta2_min=0.999, weight_decay=0.1, **options)
+    goes_on.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for t in range(3):
+        p.grad = torch.full((2,), 1.0 + t)
+        twin.grad = p.grad.clone()
+        adam.step()
+        goes_on.step()
+    assert adam.param_groups[0]["amsgrad"] is bool(options)
+    torch.testing.assert_close(p, twin, rtol=0, atol=1e-6)
+
+
+def test_a_parameter_given_twice_warns_as_adams_does_and_counts_once():
+    p, q = parameter(1.0), parameter(1.0)
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        optimizer = KourkoutasBeta([("a", p), ("a again", p)], lr=0.1)
+    assert optimizer.bucket_names == ["a"]
+    once = KourkoutasBeta([q], lr=0.1)
+    p.grad = q.grad = torch.ones(1)
+    optimizer.step()
+    once.step()
+    assert torch.equal(p, q)
+
+
+# Tensors among the options
+
+
+@BY_NAME
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
+def test_a_learning_rate_tensor_of_one_element_is_a_number(route, shape):
+    p, q = parameter(1.0, 2.0), parameter(1.0, 2.0)
+    by_tensor = KourkoutasBeta([p], lr=torch.full(shape, 0.125), max_ratio=3.0, **route)
+    by_number = KourkoutasBeta([q], lr=0.125, max_ratio=3.0, **route)
+    for t in range(3):
+        p.grad = q.grad = torch.tensor([1.0 + t, -1.0])
+        by_tensor.step()
+        by_number.step()
+    torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+
+
+@BY_NAME
+@pytest.mark.parametrize("shape", [(), (1, 1)], ids=str)
+def test_betas_may_be_tensors_with_and_without_capturable(route, shape):
+    p, q = parameter(1.0, 2.0), parameter(1.0, 2.0)
+    beta1 = torch.full(shape, 0.75)
+    by_tensor = KourkoutasBeta([p], lr=0.1, beta1=beta1, beta2_max=torch.full(shape, 0.9375), **route)
+    by_number = KourkoutasBeta([q], lr=0.1, beta1=0.75, beta2_max=0.9375, **route)
+    for t in range(4):
+        if t == 2:
+            beta1.fill_(0.5)
+            by_number.param_groups[0]["betas"] = (0.5, 0.9375)
+        p.grad = q.grad = torch.tensor([1.0 + t, -1.0])
+        by_tensor.step()
+        by_number.step()
+    torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+
+
+def test_a_learning_rate_of_several_elements_is_refused_at_once():
+    with pytest.raises(ValueError, match=r"`lr` must be a number or a tensor of one element; got shape \(2,\)"):
+        KourkoutasBeta([parameter(1.0)], lr=torch.ones(2))
+
+
+# Overflow
+
+
+@on_every_route
+@pytest.mark.parametrize("buckets", ["parameter", "global"])
+def test_finite_gradients_have_a_finite_norm(route, buckets):
+    params = [torch.nn.Parameter(torch.ones(n)) for n in (1_000_000, 3)]
+    optimizer = KourkoutasBeta(params, lr=0.1, buckets=buckets, **route)
+    for p in params:
+        p.grad = torch.full_like(p, 1e18)
+    optimizer.step()
+    # r = 0.07·n with n = √(10⁶)·1e18, whose square has no float32
+    assert optimizer.state[params[0]]["norm_ema"].item() == pytest.approx(0.07 * 1e21, rel=1e-5)
+    assert all(p.isfinite().all() for p in params)
+    assert params[0][0].item() < 1
+
+
+@on("capturable")
+def test_a_device_without_float64_has_finite_norms_too(route, monkeypatch):
+    from kourkoutas.torch import lists
+
+    monkeypatch.setattr(lists, "NO_FLOAT64", ("cpu",))
+    params = [torch.nn.Parameter(torch.ones(n)) for n in (1_000_000, 3, 0)]
+    for buckets in ("parameter", "global"):
+        optimizer = KourkoutasBeta(params, buckets=buckets, adaptive_tiny=True, **route)
+        for p in params:
+            p.grad = torch.full_like(p, 1e18)
+        optimizer.step()
+        assert optimizer.state[params[0]]["norm_ema"].item() == pytest.approx(0.07 * 1e21, rel=1e-5)
+
+
+@on("plain", "foreach", "capturable", "host", "kernel")
+def test_a_second_moment_that_overflowed_stays_infinite_as_adams_does(route):
+    p = parameter(1.0, 2.0)
+    optimizer = KourkoutasBeta([p], lr=0.1, **route)
+    for scale in (1e20, 1.0, 1.0):
+        p.grad = torch.full((2,), scale)
+        optimizer.step()
+    assert p.isfinite().all()
+    assert optimizer.state[p]["exp_avg_sq"].isinf().all()
+
+
+# Nothing half done
+
+
+def broken_second_groups():
+    q = torch.ones(2)
+    yield "sparse", q.to_sparse(), {}
+    yield "state_dtype", q.double(), {"state_dtype": torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "options"), list(broken_second_groups()), ids=lambda x: x if type(x) is str else ""
+)
+@BY_NAME
+def test_a_step_that_raises_has_changed_nothing_in_any_group(route, name, value, options):
+    p = parameter(1.0, 2.0)
+    q = torch.nn.Parameter(torch.ones(2, dtype=value.dtype))
+    optimizer = KourkoutasBeta([{"params": [p]}, {"params": [q], **options}], lr=0.1, **route)
+    p.grad, q.grad = torch.ones(2), value
+    with pytest.raises(RuntimeError, match=r"sparse|state_dtype"):
+        optimizer.step()
+    assert torch.equal(q, torch.ones_like(q))
+    assert torch.equal(p, torch.tensor([1.0, 2.0]))
+    assert q not in optimizer.state
+    if p in optimizer.state:
+        assert optimizer.state[p]["step"].item() == 0
+
+
+@BY_NAME
+def test_a_bad_learning_rate_written_later_changes_nothing(route):
+    p, q = parameter(1.0), parameter(1.0)
+    optimizer = KourkoutasBeta([{"params": [p]}, {"params": [q]}], **route)
+    p.grad = q.grad = torch.ones(1)
+    optimizer.step()
+    before = everything([p, q], optimizer)
+    optimizer.param_groups[1]["lr"] = torch.ones(2)
+    with pytest.raises((ValueError, RuntimeError)):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, everything([p, q], optimizer), strict=True))
+
+
+@BY_NAME
+def test_a_state_of_another_shape_is_refused_before_anything_moves(route):
+    p, q = parameter(1.0), parameter(1.0, 2.0)
+    optimizer = KourkoutasBeta([p, q], **route)
+    p.grad, q.grad = torch.ones(1), torch.ones(2)
+    optimizer.step()
+    optimizer.state[q]["exp_avg"] = torch.zeros(3)
+    before = p.item()
+    with pytest.raises(RuntimeError, match=r"`exp_avg` in the state has another shape"):
+        optimizer.step()
+    assert p.item() == before
+
+
+# Routes
+
+
+def test_route_names_the_way_and_the_reason_for_each_group():
+    p, q, r = parameter(1.0), parameter(1.0), parameter(1.0)
+    groups = [{"params": [p]}, {"params": [q], "foreach": True}, {"params": [r], "beta2_min": 0.999}]
+    optimizer = KourkoutasBeta(groups)
+    for x in (p, q, r):
+        x.grad = torch.ones(1)
+    first, second, third = optimizer.route()
+    assert first.name == ("host" if native.kernel is None else "kernel")
+    assert second[:2] == ("lists", "foreach=True was asked for")
+    assert third.name == "adam"
+    optimizer.step()
+    assert optimizer.state[p]["step"].item() == 1
+
+
+@pytest.mark.usefixtures("no_kernel")
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({}, "host"),
+        ({"buckets": "global", "adaptive_tiny": True, "decay": 0.98, "bias_correction": "exact"}, "host"),
+        ({"nonfinite": "skip", "diagnostics": True}, "host"),
+        ({"max_ratio": 3.0}, "lists"),
+        ({"state_dtype": torch.bfloat16}, "lists"),
+        ({"capturable": True}, "lists"),
+    ],
+    ids=str,
+)
+def test_without_the_kernel_the_route_is_the_hosts_where_it_can_be(options, name):
+    p = parameter(1.0, 2.0)
+    p.grad = torch.ones(2)
+    assert [route.name for route in KourkoutasBeta([p], **options).route()] == [name]
+
+
+def test_a_default_device_is_not_a_mode_that_watches():
+    p = parameter(1.0, 2.0)
+    p.grad = torch.ones(2)
+    with torch.device("cpu"):
+        (route,) = KourkoutasBeta([p]).route()
+    assert route.name in ("kernel", "host")
+
+
+def test_groups_of_one_step_may_go_different_ways_and_share_one_trace():
+    from kourkoutas.trace import Trace
+
+    a, b, c = parameter(1.0, 2.0), parameter(1.0, 2.0), parameter(1.0)
+    groups = [{"params": [("a", a)]}, {"params": [("b", b)], "foreach": True}, {"params": [("c", c)]}]
+    optimizer = KourkoutasBeta(groups, diagnostics=True)
+    for t in range(3):
+        a.grad = b.grad = torch.tensor([1.0 + t, 2.0])
+        c.grad = torch.ones(1) if t == 1 else None
+        optimizer.step()
+    assert {route.name for route in optimizer.route()} >= {"lists"}
+    trace = Trace(optimizer.bucket_names)
+    optimizer.pull(trace)
+    assert trace.steps.tolist() == [1, 2, 3]
+    torch.testing.assert_close(torch.tensor(trace.beta2[:, 0]), torch.tensor(trace.beta2[:, 1]), rtol=0, atol=1e-6)
+    assert [bool(x) for x in torch.tensor(trace.beta2[:, 2]).isnan()] == [True, False, True]
+
+
+def test_a_default_step_on_lists_takes_fewer_operations_than_adams():
+    def operations(make):
+        params = [torch.nn.Parameter(torch.ones(4)) for _ in range(32)]
+        for p in params:
+            p.grad = torch.ones(4)
+        optimizer = make(params)
+        optimizer.step()
+        with Watch() as watch:
+            optimizer.step()
+        return len(watch.seen)
+
+    ours = operations(lambda params: KourkoutasBeta(params, foreach=True))
+    adam = operations(lambda params: torch.optim.Adam(params, foreach=True))
+    assert ours <= adam
