@@ -1,0 +1,1 @@
+"""State and results written by released versions, which every later version must load."""
