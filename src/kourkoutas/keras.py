@@ -113,59 +113,51 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
 
         # n = √ Σ_p ||g(p)||² of the buckets that have a gradient
         norm = _pooled([_norm(g, wide) for g in grads], place, len(present))
-        ema = ops.take(self._ema, present)
-        t = ops.take(self._t, indices) + 1
-        t_bucket = ops.stack(
-            [ops.max(ops.stack([t[k] for k, b in enumerate(place) if b == j])) for j in range(len(present))]
+        exact, skip = hyper.bias_correction == "exact", hyper.nonfinite == "skip"
+        old = rule.State(
+            ema=ops.take(self._ema, present),
+            step=ops.take(self._t, indices),
+            log_beta2=ops.take(self._log_beta2, indices) if exact else None,
+            skipped=ops.take(self._skipped, present) if skip else None,
         )
-        r = rule.moving_average(hyper, ema, norm)
-        sun = rule.sunspike(hyper, r, norm, t_bucket, ops)
-        c2 = rule.forgetting(hyper, sun, t_bucket, ops)
-        c2_each = ops.take(c2, place)
-        log_beta2 = ops.take(self._log_beta2, indices) + ops.log1p(-c2_each)
-        a1, b2 = rule.bias_corrections(hyper, t, log_beta2, ops)
+        mean_abs = ops.stack([_mean_abs(v, wide) for v in trainable_variables]) if hyper.adaptive_tiny else None
+        new = rule.step(hyper, lr, norm, old, ops, members=_Members(place, len(present)), mean_abs=mean_abs)
 
-        fine = ops.isfinite(norm) if hyper.nonfinite == "skip" else None
-        fine_each = None if fine is None else ops.take(fine, place)
         for k, (i, g, theta) in enumerate(zip(indices, grads, trainable_variables, strict=True)):
-            self._update(i, g, theta, lr, c2_each[k], a1[k], b2[k], None if fine_each is None else fine_each[k])
-        for variable, places, new, which in (
-            (self._ema, present, r, fine),
-            (self._sun, present, sun, fine),
-            (self._beta2, present, 1 - c2, fine),
-            (self._t, indices, t, fine_each),
-            (self._log_beta2, indices, log_beta2, fine_each),
-        ):
-            old = ops.take(variable, places)
-            _put(variable, places, new if which is None else ops.where(which, new, old))
-        if fine is not None:
-            _put(self._skipped, present, ops.take(self._skipped, present) + ops.cast(~fine, "int32"))
+            own = rule.Coefficients(*(_entry(x, k) for x in new.k))
+            self._update(i, g, theta, own, None if new.fine_each is None else new.fine_each[k])
+        _put(self._ema, present, new.state.ema)
+        _put(self._t, indices, new.state.step)
+        if exact:
+            _put(self._log_beta2, indices, new.state.log_beta2)
+        if skip:
+            _put(self._skipped, present, new.state.skipped)
+        for variable, value in ((self._sun, new.sun), (self._beta2, new.beta2)):
+            kept = value if new.fine is None else ops.where(new.fine, value, ops.take(variable, present))
+            _put(variable, present, kept)
 
-    def _update(self, i: int, g: Any, variable: Any, lr: Any, c2: Any, a1: Any, b2: Any, fine: Any) -> None:
-        """One variable: m, v, v̂ and θ as in the paper; `fine` False leaves all as they were."""
-        hyper, wide = self.hyper, _wide(variable)
-        lr, c2, a1, b2 = (ops.cast(x, wide) for x in (lr, c2, a1, b2))
+    def _update(self, i: int, g: Any, variable: Any, k: rule.Coefficients, fine: Any) -> None:
+        """The update of `rule.Coefficients` on one variable; `fine` False leaves all as they were."""
+        wide = _wide(variable)
+        c1, c2, rate, floor, limit, shrink, leak = (None if x is None else ops.cast(x, wide) for x in k)
         theta = ops.cast(ops.stop_gradient(ops.convert_to_tensor(variable)), wide)
         m = ops.cast(self._m[i], wide)
         v = ops.cast(self._v[i], wide)
         # m = β1·m + (1-β1)·g,  v = β2·v + (1-β2)·g²
-        m = m + (1 - hyper.beta1) * (g - m)
+        m = m + c1 * (g - m)
         v = v + c2 * (g * g - v)
         new = [(self._m[i], m), (self._v[i], v)]
-        if hyper.leak is not None:
+        if leak is not None:
             # v̂ = v_max = max(δ·v_max, v)
-            v = _larger(hyper.leak * ops.cast(self._v_max[i], wide), v)
+            v = _larger(leak * ops.cast(self._v_max[i], wide), v)
             new.append((self._v_max[i], v))
-        # Δ = lr/a1 · m / (√(v̂/b2) + ε + tiny), clipped to ±lr·max_ratio
-        denominator = ops.sqrt(v / b2) + hyper.eps
-        if hyper.adaptive_tiny:
-            denominator = denominator + hyper.tiny_denom * _larger(_mean_abs(theta), ops.ones((), wide))
-        delta = lr / a1 * m / denominator
-        if hyper.max_ratio is not None:
-            delta = ops.clip(delta, -lr * hyper.max_ratio, lr * hyper.max_ratio)
+        # Δ = rate·m / (√v̂ + floor), clipped to ±limit
+        delta = rate * m / (ops.sqrt(v) + floor)
+        if limit is not None:
+            delta = ops.clip(delta, -limit, limit)
         # θ = (1 - lr·λ)·θ - Δ
-        if self.weight_decay and self._use_weight_decay(variable):
-            theta = (1 - lr * self.weight_decay) * theta
+        if shrink is not None and self._use_weight_decay(variable):
+            theta = shrink * theta
         new.append((variable, theta - delta))
         for target, value in new:
             value = ops.cast(value, target.dtype)
@@ -197,8 +189,28 @@ def _larger(a: Any, b: Any) -> Any:
     return ops.where(a > b, a, b)
 
 
-def _mean_abs(theta: Any) -> Any:
+def _mean_abs(variable: Any, wide: str) -> Any:
+    theta = ops.cast(ops.stop_gradient(ops.convert_to_tensor(variable)), wide)
     return ops.sum(ops.abs(theta)) / max(1, math.prod(theta.shape))
+
+
+def _entry(x: Any, k: int) -> Any:
+    """A variable's own coefficient, of one for each or one for all."""
+    return x[k] if getattr(x, "ndim", 0) else x
+
+
+class _Members:
+    """Variables of a step and their buckets, for `rule.step`."""
+
+    def __init__(self, place: list[int], count: int) -> None:
+        self._place, self._count = place, count
+
+    def spread(self, x: Any) -> Any:
+        return ops.take(x, self._place)
+
+    def largest(self, x: Any) -> Any:
+        own = [[x[k] for k, b in enumerate(self._place) if b == j] for j in range(self._count)]
+        return ops.stack([ops.max(ops.stack(xs)) for xs in own])
 
 
 def _norm(g: Any, wide: str) -> Any:
