@@ -817,7 +817,7 @@ def _with_address(arguments: Sequence[str]) -> list[str]:
     >>> _with_address(["study", "rare_trigger", "--ray", "--seeds", "0-3"])
     ['study', 'rare_trigger', '--ray=', '--seeds', '0-3']
     """
-    after = [*arguments[1:], "-"]
+    after = [*arguments, "-"][1:]
     return [
         "--ray=" if argument == "--ray" and following.startswith("-") else argument
         for argument, following in zip(arguments, after, strict=True)
