@@ -373,16 +373,14 @@ def code_of(
     path = Path(file)
     if not path.is_file():
         raise ValueError(f"{target!r}: there is no file {file}; name a Python file and a function in it, FILE.py:FUNC")
-    names, functions = defined(path)
-    here = f"{file} defines {', '.join(functions)}" if functions else f"{file} defines no function; write one"
     if not function:
+        own = functions_of(path)
+        here = f"it defines {', '.join(own)}" if own else "it defines no function yet"
         raise ValueError(
-            f"{target!r} names a file but no function: write {file}:{(functions or ['train'])[0]} ({here})"
+            f"{target!r} names no function; write FILE.py:FUNC, for example {file}:{(own or ['train'])[0]} ({here})"
         )
     if not function.isidentifier():
         raise ValueError(f"{target!r}: {function!r} is not a function name; write {file}:train, for example")
-    if names is not None and function not in names:
-        raise ValueError(f"{target!r}: {file} has no function {function!r} ({here})")
     return store.Code(
         file=str(path.resolve()),
         function=function,
@@ -393,26 +391,11 @@ def code_of(
     )
 
 
-def defined(path: Path) -> tuple[set[str] | None, list[str]]:
-    """(every name that the file binds at its top level, its functions), from its text alone.
-
-    The names are None where they cannot be known without running the file: it imports *.
-    """
+def functions_of(path: Path) -> list[str]:
+    """The functions that a file defines, from its text alone."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise ValueError(f"{path}{line}: not a Python file ({getattr(error, 'msg', error)})") from None
-    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    names: set[str] | None = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            bound = {node.name}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            bound = {node.id}
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            bound = {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        else:
-            continue
-        names = None if names is None or "*" in bound else names | bound
-    return names, functions
+    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
