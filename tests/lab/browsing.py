@@ -45,7 +45,7 @@ class Tab:
 
     def __init__(self, browser: Any, address: str, width: int = 1400, height: int = 900, **more: Any) -> None:
         self.context = browser.new_context(viewport={"width": width, "height": height}, **more)
-        self.context.set_default_timeout(5000)
+        self.context.set_default_timeout(60_000)
         self.page = self.context.new_page()
         self.complaints: list[str] = []
         self.requests: list[str] = []

@@ -25,7 +25,8 @@ Array = NDArray[np.float64]
 
 WIDTH = 356.0
 TEXT = 12.0  # px, of every label
-CHARACTER = 7.4  # px, of a letter of that size, on the wide side
+CHARACTER = 7.4  # px, of a letter of that size, on the wide side: what margins are made for
+TYPICAL = 6.5  # px, of a letter on average over a sentence
 
 
 @dataclass(frozen=True)
@@ -191,13 +192,13 @@ def _log_ticks(low: float, high: float, most: int) -> list[float]:
 def tick_text(value: float) -> str:
     """A tick as people write it: 0.001, 20k, 1e-5.
 
-    >>> [tick_text(x) for x in (0.0, 0.001, 2e-5, 20000, 1e8, 0.30000000000000004)]
-    ['0', '0.001', '2e-5', '20k', '1e8', '0.3']
+    >>> [tick_text(x) for x in (0.0, 0.001, 1e-4, 20000, 1e8, 0.30000000000000004)]
+    ['0', '0.001', '1e-4', '20k', '1e8', '0.3']
     """
     size = abs(value)
     if size >= 1e6 or 0 < size < 1e-3:
-        digits, _, power = f"{value:.3g}".partition("e")
-        return f"{digits}e{int(power)}" if power else f"{value:.2e}".replace("e+0", "e").replace(".00", "")
+        digits, _, power = f"{value:.2e}".partition("e")
+        return f"{float(digits):g}e{int(power)}"
     if size >= 10_000:
         return f"{value / 1000:.4g}k"
     return f"{value:.4g}"
@@ -241,7 +242,7 @@ class Panel:
             at = self.y.at(tick)
             self.add("line", x1=left, x2=right, y1=at, y2=at, class_="grid")
             self.text(tick_text(tick), left - 6, at + 4, text_anchor="end", class_="soft")
-        for tick in self.x.ticks(4):
+        for tick in self.x.ticks():
             at = self.x.at(tick)
             self.add("line", x1=at, x2=at, y1=bottom, y2=bottom + 4, class_="axis")
             end = "end" if at > right - 12 else "middle"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from kourkoutas.lab.judging.analysis import Finding, Judged
-from kourkoutas.lab.showing.drawing import CHARACTER, WIDTH, Drawing, Scale, element, label, picture, tick_text
+from kourkoutas.lab.showing.drawing import TYPICAL, WIDTH, Drawing, Scale, element, label, picture, tick_text
 
 WIDE = 580.0
 MOST_ROWS = 9  # of a first screen; beyond, it shows the deciding endpoint only
@@ -25,6 +25,7 @@ class Row:
     """One contrast: estimate and interval in percent, or in the endpoint's unit; None where there is none."""
 
     name: str
+    baseline: str
     value: float | None
     low: float | None
     high: float | None
@@ -85,7 +86,7 @@ def _row(f: Finding, judged: Judged, places: Mapping[str, int], percent: bool) -
     if f.diverged_treatment or f.diverged_baseline:
         words += ", by ranks"
     name = f"{f.treatment} vs {f.baseline}"
-    return Row(name, *numbers, words, f.verdict, judged.primary, places.get(f.baseline, 0))
+    return Row(name, f.baseline, *numbers, words, f.verdict, judged.primary, places.get(f.baseline, 0))
 
 
 def plots(judged: Sequence[Judged], places: Mapping[str, int]) -> list[Drawing]:
@@ -132,7 +133,7 @@ def _draw(groups: Sequence[tuple[str, bool, list[Row]]], who: str, unit: str, wi
         y += 4
     bottom = y + 2
     left, right = f"← {who} worse", f"{who} better →"
-    if (scale.stop - scale.start) / CHARACTER < len(left) + len(right) + 2:
+    if (scale.stop - scale.start) / TYPICAL < len(left) + len(right) + 2:
         left, right = "← worse", "better →"
     parts.append(label(left, scale.start, 12, class_="soft"))
     parts.append(label(right, scale.stop, 12, text_anchor="end", class_="soft"))
@@ -158,8 +159,13 @@ def _marks(row: Row, scale: Scale, y: float, wide: bool, width: float, name_room
     middle = y + 8 if wide else y + 25
     kind = {"better": "good", "worse": "bad"}.get(row.verdict, "open")
     # on a phone the name gives way to the numbers
-    room = name_room if wide else width - CHARACTER * len(row.words)
-    out = [label(row.name, 0, y + 12, room=room), label(row.words, width, y + 12, text_anchor="end", class_=kind)]
+    room = name_room if wide else width - TYPICAL * (len(row.words) + 1)
+    name = row.name if wide or TYPICAL * len(row.name) <= room else f"vs {row.baseline}"
+    fits = TYPICAL * len(name) <= room
+    out = [
+        label(name, 0, y + 12, room=None if fits else room),
+        label(row.words, width, y + 12, text_anchor="end", class_=kind),
+    ]
     out.append(element("line", x1=zero, x2=zero, y1=middle - 10, y2=middle + (16 if wide else 9), class_="zero"))
     told = f"{row.name}: {row.words}"
     marks: list[Markup] = [element("title", told)]

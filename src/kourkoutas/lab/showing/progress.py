@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from kourkoutas.lab.running.crew import Observer
+from kourkoutas.lab.showing.drawing import shorten
 from kourkoutas.lab.showing.status import Status, words
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.lab.specs.tuning import Tuning
@@ -49,11 +50,10 @@ def render_status(status: Status) -> RenderableType:
 
     ends = ("finished", "diverged", "failed", "running", "waiting")
     rows = table("", "optimizer", *ends)
-    rows.columns[0].overflow = "ellipsis"
     for column in rows.columns[1:]:
         column.no_wrap = True
     for arm in status.arms:
-        rows.add_row(escape(arm.label), *(str(getattr(arm, end)) for end in ends))
+        rows.add_row(escape(shorten(arm.label, 26)), *(str(getattr(arm, end)) for end in ends))
     lines = []
     for run in status.going:
         step = "" if run.step is None else f": step {run.step}" + ("" if run.steps is None else f" of {run.steps}")

@@ -22,18 +22,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from kourkoutas.lab.results.store import StoreError, Study
-from kourkoutas.lab.showing import report
 
 ADDRESS = "127.0.0.1"
 RESAMPLES = 1000  # of a page that is made again and again; the report itself takes more
-PATIENCE = 10.0  # a page is made again at most after this many times the seconds that making it took
-SHORTEST = 2.0  # seconds
+PATIENCE = 4.0  # a page is made again at most after this many times the seconds that making it took
+SHORTEST, LONGEST = 2.0, 20.0  # seconds
 
 Render = Callable[[Study], str]
 
 
 def rendered(study: Study) -> str:
     """The page of a study that may be going on."""
+    from kourkoutas.lab.showing import report  # scipy and matplotlib take seconds, which an address need not wait for
+
     return report.render(report.page_of(study, live=True, resamples=RESAMPLES))
 
 
@@ -56,7 +57,7 @@ class Follower:
 
     @property
     def wait(self) -> float:
-        return max(SHORTEST, PATIENCE * self._cost)
+        return max(SHORTEST, min(LONGEST, PATIENCE * self._cost))
 
     def _refresh(self) -> None:
         seen = fingerprint(self._path)
