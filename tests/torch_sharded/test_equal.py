@@ -79,7 +79,7 @@ def test_twenty_steps_with_spikes_equal_one_process_in_float32(layout, options):
     how = {"bad": (9, "down.weight")} if options == "skip" else {}
     if layout.startswith("tp+sp"):
         how["partial"] = True
-    alone, together = compare(*LAYOUTS[layout], OPTIONS[options], torch.float32, **how)
+    alone, _ = compare(*LAYOUTS[layout], OPTIONS[options], torch.float32, **how)
     if options == "skip":
         assert alone["skipped"]["down.weight"] == 1
 

@@ -16,7 +16,7 @@ def _inputs(step, dtype=torch.float32):
 
 
 def _learn(made, optimizer, steps):
-    """Real forward and backward passes, the same on every rank, so that averaged gradients equal those of one process."""
+    """Real passes, the same on every rank, so that averaged gradients equal those of one process."""
     for step in steps:
         optimizer.zero_grad()
         scale = 30.0 if step in models.SPIKES else 1.0
