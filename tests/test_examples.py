@@ -17,9 +17,9 @@ def test_an_example_runs_and_says_what_it_reached(name):
 
 
 def test_the_fsdp2_example_runs_on_two_processes_and_learns():
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        + [str(EXAMPLES / "fsdp2_train.py")],
+        [*torchrun, EXAMPLES / "fsdp2_train.py"],
         capture_output=True,
         text=True,
         timeout=300,
