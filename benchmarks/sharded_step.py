@@ -40,7 +40,7 @@ def model():
         for _ in range(LAYERS)
     ]
     ends = [nn.Linear(WIDTH, 64), nn.LayerNorm(WIDTH), nn.Embedding(64, WIDTH), nn.Embedding(256, WIDTH)]
-    return nn.ModuleList([*layers, *ends])
+    return nn.Sequential(*layers, *ends)
 
 
 OPTIMIZERS = {

@@ -33,12 +33,11 @@ def make(mesh):
 
 
 def train(model, optimizer, steps):
-    """Learn to say which token stands two places back; each rank has its own batch."""
+    """Learn to say 5·token + 1 modulo 32; each rank has its own batch."""
     for step in steps:
         torch.manual_seed(1000 * step + dist.get_rank())
         tokens = torch.randint(32, (8, 16))
-        logits = model(tokens)[:, 2:]
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, :-2].flatten())
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), (5 * tokens + 1).flatten() % 32)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -48,7 +48,7 @@ class Pool:
     """
 
     def __init__(self, groups: list[dict[str, Any]], process_group: Any) -> None:
-        self.given = process_group if process_group not in (None, LOCAL) else None
+        self.given: Any = process_group if process_group not in (None, LOCAL) else None
         if self.given is not None and torch.distributed.get_world_size(self.given) == 1:
             self.given = None
         flat = [p for group in groups for p in group["params"] if parts.is_fsdp1(p)]
@@ -223,7 +223,7 @@ def _check_reach(group: dict[str, Any], process_group: Any) -> None:
 
 def _device(group_name: str, like: Tensor) -> torch.device:
     """Where a process group can reduce: on the device of `like`, or else, say for offloaded parameters, its own."""
-    from torch.distributed.distributed_c10d import _resolve_process_group
+    from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 
     kinds = [d.type for d in _resolve_process_group(group_name)._device_types]  # type: ignore[arg-type, attr-defined]
     return like.device if like.device.type in kinds else torch.device(kinds[0])
