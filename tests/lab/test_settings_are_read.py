@@ -76,10 +76,13 @@ def test_a_schedule_cannot_be_replaced_by_a_number_and_says_so(tmp_path: Path) -
 
 def test_settings_are_read_like_any_mapping(tmp_path: Path) -> None:
     own = trial_of(tmp_path, a=1, b=2, c=3)
-    assert "a" in own.settings
+    assert list(own.settings) == ["a", "b", "c"]
     assert not own.settings.read
     assert (own.settings.get("b"), own.settings.get("z", 9), len(own.settings)) == (2, 9, 3)
     assert own.settings.read == {"b"}
+    assert "z" not in own.settings
+    assert "a" in own.settings
+    assert own.settings.read == {"a", "b"}
     assert dict(**own.settings) == {"a": 1, "b": 2, "c": 3}
     assert own.settings.read == {"a", "b", "c"}
 

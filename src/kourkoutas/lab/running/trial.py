@@ -63,6 +63,8 @@ class Settings(Mapping[str, Any]):
         return len(self._values)
 
     def __contains__(self, name: object) -> bool:
+        if name in self._values:
+            self.read.add(str(name))  # asking for it is a way of depending on it
         return name in self._values
 
     def __repr__(self) -> str:
@@ -138,7 +140,7 @@ class Trial:
         return optimizer
 
     def _own_lr(self, lr: Any) -> Any:
-        if "lr" not in self.settings or "lr" in self.settings.read:
+        if "lr" in self.settings.read or "lr" not in self.settings:
             return lr
         own = self.settings["lr"]
         if callable(lr):
