@@ -91,14 +91,18 @@ def density(values: Array) -> tuple[Array, Array] | None:
 
     width = 0.9·min(sd, IQR/1.34)·n^(-1/5)
     """
-    if len(values) < 3 or float(np.ptp(values)) == 0:
+    # In units of the largest one, sums of values near 1e308 stay finite.
+    unit = float(np.abs(values).max(initial=0.0)) or 1.0
+    x = values / unit
+    if len(x) < 3 or float(np.ptp(x)) == 0:
         return None
-    q1, q3 = np.quantile(values, [0.25, 0.75])
-    spread = min(x for x in (float(values.std(ddof=1)), float(q3 - q1) / 1.34) if x > 0)
-    width = 0.9 * spread * len(values) ** -0.2
-    places = np.linspace(values.min() - 2 * width, values.max() + 2 * width, 60)
-    heights = np.exp(-0.5 * ((places[:, None] - values) / width) ** 2).sum(axis=1)
-    return places, heights / heights.max()
+    q1, q3 = np.quantile(x, [0.25, 0.75])
+    spread = min(s for s in (float(x.std(ddof=1)), float(q3 - q1) / 1.34) if s > 0)
+    width = 0.9 * spread * len(x) ** -0.2
+    places = np.linspace(x.min() - 2 * width, x.max() + 2 * width, 60)
+    heights = np.exp(-0.5 * ((places[:, None] - x) / width) ** 2).sum(axis=1)
+    with np.errstate(over="ignore"):
+        return np.nan_to_num(places * unit), heights / heights.max()
 
 
 def _violin(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,10 @@ def traces(runs: Sequence[StoredRun], arm: str) -> list[TraceData]:
     """sun and β2 of the runs of one arm that recorded them."""
     found = []
     for run in runs:
-        trace = run.trace() if run.spec.optimizer == arm else None
+        trace = None
+        if run.spec.optimizer == arm:
+            with contextlib.suppress(StoreError):  # a damaged trace costs its own part of the picture, not the page
+                trace = run.trace()
         if trace is not None and len(trace["steps"]):
             names = [str(name) for name in trace["names"]]
             found.append(TraceData(trace["steps"], trace["sun"], trace["beta2"], names))
