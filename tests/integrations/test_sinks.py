@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from kourkoutas.lab import plan as planning
-from kourkoutas.lab import study
+from kourkoutas.lab.running import study
+from kourkoutas.lab.specs import plan as planning
 from kourkoutas.torch import KourkoutasBeta
 from kourkoutas.trace import TensorBoardSink, Trace, WandbSink
 
