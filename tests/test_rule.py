@@ -143,7 +143,8 @@ class Pair:
 def test_a_bucket_that_does_not_go_on_keeps_its_state_and_has_coefficients_that_change_nothing():
     hyper = Hyper(nonfinite="skip", bias_correction="exact", decay=0.98, weight_decay=0.1, eps=0.0)
     state = rule.State(np.array([2.0, 0.5]), np.array([2.0, 7.0, 1.0]), np.array([-0.1, -0.3, -0.2]), np.array([0, 4]))
-    new = rule.step(hyper, 0.5, np.array([3.0, np.inf]), state, np, members=Pair())
+    with np.errstate(invalid="ignore"):
+        new = rule.step(hyper, 0.5, np.array([3.0, np.inf]), state, np, members=Pair())
     assert new.fine.tolist() == [True, False]
     assert new.fine_each.tolist() == [True, True, False]
     assert new.state.step.tolist() == [3, 8, 1]
