@@ -6,11 +6,12 @@ import pickle
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 
-from kourkoutas.torch import KourkoutasBeta
+from kourkoutas.torch import KourkoutasBeta, native
 
 FULL = {"decay": 0.98, "max_ratio": 3, "adaptive_tiny": True, "bias_correction": "exact", "nonfinite": "skip"}
 
@@ -178,3 +179,27 @@ def test_no_v_max_is_allocated_for_clip_only():
     model, optimizer = model_and_optimizer(decay=0, max_ratio=3)
     steps(model, optimizer, 0, 1)
     assert all("max_exp_avg_sq" not in optimizer.state[p] for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["default", "full"])
+def test_a_state_saved_by_version_0_1_loads_and_goes_on_with_the_same_bits(name):
+    # Ten steps by version 0.1 from these parameters, its state, and the parameters after ten more.
+    saved = torch.load(Path(__file__).parent / "saved_by_0_1.pt", weights_only=True)[name]
+    params = [torch.nn.Parameter(p.clone()) for p in saved["half"]]
+    optimizer = KourkoutasBeta(params)
+    optimizer.load_state_dict(copy.deepcopy(saved["state"]))
+    (group,) = saved["state"]["param_groups"]
+    assert optimizer.param_groups[0]["betas"] == (group["beta1"], group["beta2_max"])
+    for i, p in enumerate(params):
+        for key, value in saved["state"]["state"][i].items():
+            assert torch.equal(optimizer.state[p][key], value)
+    for t in range(10, 20):
+        generator = torch.Generator().manual_seed(t)
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=generator) * (30.0 if t % 7 == 3 else 1.0)
+        optimizer.step()
+    for p, end in zip(params, saved["end"], strict=True):
+        if native.kernel is None:
+            torch.testing.assert_close(p.detach(), end, rtol=1e-6, atol=1e-7)
+        else:
+            assert torch.equal(p, end)

@@ -450,7 +450,7 @@ static void scalars(Plan *plan, int first_item, int last_item, double lr) {
             k->c1 = 1 - h->beta1;
             k->beta2 = 1 - c2;
             k->c2 = c2;
-            k->rate = lr * root / a1;
+            k->rate = lr / a1 * root;
             k->floor = eps * root;
             k->limit = lr * h->max_ratio;
             k->shrink = 1 - lr * h->weight_decay;
