@@ -396,12 +396,12 @@ def test_a_run_that_hangs_is_ended_recorded_with_the_reason_and_the_others_finis
         "    return 0.5\n"
     )
     out = tmp_path / "out"
-    runs = cluster.done(cluster.study(f"{file}:train", out, "--seeds", "0-3", "--timeout", "4"), code=1)
+    runs = cluster.done(cluster.study(f"{file}:train", out, "--seeds", "0-3", "--timeout", "8"), code=1)
     assert {run["seed"]: run["status"] for run in runs} == {0: "ok", 1: "failed", 2: "ok", 3: "ok"}
     failed = [run for run in runs if run["status"] == "failed"]
     assert len(failed) == 2
     for run in failed:
-        assert run["error"].startswith("the run was ended after 4 s: --timeout 4")
+        assert run["error"].startswith("the run was ended after 8 s: --timeout 8")
         assert (out / "runs" / run["id"] / "output.txt").read_text() == f"made {run['optimizer']}\n"
         assert len((out / "runs" / run["id"] / "metrics.jsonl").read_text().splitlines()) == 1
 

@@ -29,7 +29,7 @@ class Limits:
     """What one run may take; None is no limit.
 
     Attributes:
-      timeout: seconds from when a worker takes the run until it is killed.
+      timeout: seconds from when a worker begins the run until it is killed.
       memory: GiB that the run's process and its children hold together.
     """
 
@@ -63,7 +63,7 @@ class Ended:
 
     Attributes:
       reason: the error to record if the run left no result.json.
-      seconds: since the run was taken.
+      seconds: since the run was begun.
       lost: whether another attempt may succeed.
     """
 

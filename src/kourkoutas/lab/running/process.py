@@ -38,6 +38,7 @@ class Process:
         self._limits = limits
         self.task: Task | None = None
         self.alive = True
+        self._begun = False
         self._since = self._looked = 0.0
         self._killed: str | None = None
         self._unread = b""
@@ -66,7 +67,7 @@ class Process:
         return self._events
 
     def give(self, task: Task) -> None:
-        self.task, self._since = task, time.monotonic()
+        self.task, self._begun, self._since = task, False, time.monotonic()
         with contextlib.suppress(BrokenPipeError):  # a dead worker is dealt with when its end is seen
             self._tasks.write(task.model_dump_json().encode() + b"\n")
             self._tasks.flush()
@@ -122,7 +123,9 @@ class Process:
                 continue
             told = json.loads(line)
             run = self.task.spec.id
-            if told["event"] == "progress":
+            if told["event"] == "started":
+                self._begun, self._since = True, time.monotonic()
+            elif told["event"] == "progress":
                 found.append(Progress(run, told["step"], told["steps"], told["loss"]))
             elif told["event"] == "full":
                 raise store.DiskFull(told["error"])
@@ -143,7 +146,7 @@ class Process:
 
     def _hold_to_limits(self) -> None:
         timeout, gib = self._limits.timeout, self._limits.memory
-        if timeout is not None and self._seconds() > timeout:
+        if timeout is not None and self._begun and self._seconds() > timeout:
             self._killed = f"the run was ended after {timeout:g} s: --timeout {timeout:g}"
         elif gib is not None and time.monotonic() - self._looked >= SECONDS_BETWEEN_LOOKS:
             self._looked = time.monotonic()

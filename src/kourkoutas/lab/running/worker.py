@@ -3,6 +3,7 @@
 `kourkoutas.lab.running.process` starts it as `python -m kourkoutas.lab.running.worker FD PARENT`. Tasks come as JSON
 lines on standard input; events go as JSON lines to the file descriptor FD:
 
+    {"event": "started"}                      the run's time begins
     {"event": "progress", "step": 300, "steps": 30000, "loss": 0.05}
     {"event": "finished"}                     result.json has been written
     {"event": "full", "error": "…"}           the disk is full: the study has to stop
@@ -104,6 +105,7 @@ def main(fd: int, parent: int) -> None:
 
         for line in tasks:
             task = Task.model_validate_json(line)
+            send(event="started")
             try:
                 with output.to(task.folder / "output.txt"):
                     make(task, _throttled(send))
