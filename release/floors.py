@@ -1,7 +1,8 @@
 """Run the front-end tests against the oldest versions that pyproject.toml allows: `python release/floors.py [NAMES]`.
 
 Each framework has an environment of its own, `.venv-floor-NAME`, with the lower bounds of its extra and of numpy, taken
-from pyproject.toml, so that the bounds cannot be said without being tested.
+from pyproject.toml, so that the bounds cannot be said without being tested. JAX asks for a newer numpy than the core,
+so numpy is not pinned beside it.
 
 NOTE: a torch other than a CPU build is several gigabytes, with the CUDA libraries that it needs to be imported.
 """
@@ -31,7 +32,8 @@ def floors(name: str) -> list[str]:
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     found = []
-    for requirement in [*project["optional-dependencies"][name], *project["dependencies"]]:
+    core = [] if name == "jax" else project["dependencies"]
+    for requirement in [*project["optional-dependencies"][name], *core]:
         package, lowest, platform = re.fullmatch(
             r"([\w\[\]-]+)>=([\d.]+)(?:; sys_platform == '(\w+)')?", requirement
         ).groups()

@@ -1,0 +1,42 @@
+"""The bounds of pyproject.toml, the pins of constraints.txt and the scripts of release/ agree with each other."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"release_{name}", ROOT / "release" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def pins():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+def parts(version):
+    return [int(x) for x in re.findall(r"\d+", version)]
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax", "mlx"])
+def test_what_is_tested_every_day_is_not_older_than_the_floor(framework):
+    found = dict(floor.split("==") for floor in load("floors").floors(framework))
+    assert found, "an extra without a lower bound"
+    for package, lowest in found.items():
+        assert parts(pins()[package.partition("[")[0]]) >= parts(lowest), package
+
+
+def test_the_packages_are_tried_with_every_framework_that_has_a_floor():
+    assert set(load("try_dist").STEPS) == set(load("floors").TESTS)
+
+
+def test_pins_are_sorted_so_that_one_is_found():
+    names = [name.lower().replace("_", "-") for name in pins()]
+    assert names == sorted(names)
