@@ -166,7 +166,11 @@ def _marks(row: Row, scale: Scale, y: float, wide: bool, width: float, name_room
         label(name, 0, y + 12, room=None if fits else room),
         label(row.words, width, y + 12, text_anchor="end", class_=kind),
     ]
-    out.append(element("line", x1=zero, x2=zero, y1=middle - 10, y2=middle + (16 if wide else 9), class_="zero"))
+    out.append(
+        element(
+            "line", x1=zero, x2=zero, y1=middle - (10 if wide else 7), y2=middle + (16 if wide else 9), class_="zero"
+        )
+    )
     told = f"{row.name}: {row.words}"
     marks: list[Markup] = [element("title", told)]
     low_end, high_end = min(scale.start, scale.stop), max(scale.start, scale.stop)
