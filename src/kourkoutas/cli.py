@@ -351,6 +351,8 @@ def doctor(as_json: AsJson = False) -> None:
     out.print(shown)
     kernels = "; ".join(f"{name} {state or 'not in use'}" for name, state in found["kernels"].items())
     out.print(f"C kernels: {kernels}", markup=False, highlight=False, soft_wrap=True)
+    if route := found["frameworks"]["torch"].get("route"):
+        out.print(f"torch, a default step: {route}", markup=False, highlight=False, soft_wrap=True)
     for title in ("laboratory", "optional"):
         packages = ", ".join(f"{name} {version or 'not installed'}" for name, version in found[title].items())
         out.print(f"{title}: {packages}", markup=False, highlight=False, soft_wrap=True)

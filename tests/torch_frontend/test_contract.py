@@ -262,14 +262,15 @@ def test_a_parameter_given_twice_warns_as_adams_does_and_counts_once():
 @BY_NAME
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
 def test_a_learning_rate_tensor_of_one_element_is_a_number(route, shape):
-    p, q = parameter(1.0, 2.0), parameter(1.0, 2.0)
-    by_tensor = KourkoutasBeta([p], lr=torch.full(shape, 0.125), max_ratio=3.0, **route)
-    by_number = KourkoutasBeta([q], lr=0.125, max_ratio=3.0, **route)
+    ps, qs = ([parameter(1.0, 2.0), parameter(3.0)] for _ in range(2))
+    by_tensor = KourkoutasBeta(ps, lr=torch.full(shape, 0.125), max_ratio=3.0, **route)
+    by_number = KourkoutasBeta(qs, lr=0.125, max_ratio=3.0, **route)
     for t in range(3):
-        p.grad = q.grad = torch.tensor([1.0 + t, -1.0])
+        for p, q in zip(ps, qs, strict=True):
+            p.grad = q.grad = torch.full_like(p, 1.0 + t)
         by_tensor.step()
         by_number.step()
-    torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+    torch.testing.assert_close(ps, qs, rtol=0, atol=1e-6)
 
 
 @BY_NAME

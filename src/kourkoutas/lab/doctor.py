@@ -65,7 +65,19 @@ def probe(framework: str) -> dict[str, Any]:
             found["front_ends"][name] = "ok"
         except Exception as error:
             found["front_ends"][name] = f"{type(error).__name__}: {error}"
+    if found["front_ends"].get("kourkoutas.torch") == "ok":
+        found["route"] = _torch_route(module)
     return found
+
+
+def _torch_route(torch: Any) -> str:
+    """Which way a default step on the CPU goes, and why."""
+    from kourkoutas.torch import KourkoutasBeta
+
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    (route,) = KourkoutasBeta([parameter]).route()
+    return f"{route.name}: {route.reason}"
 
 
 def _kernels() -> dict[str, str | None]:

@@ -95,21 +95,11 @@ def update(tensors: list[list[Tensor]], k: Coefficients, maximize: bool) -> list
         if not _suits((theta, *others), rows):
             rest.append(i)
             continue
+        options = {"LEAK": k.leak is not None, "CLIP": k.limit is not None, "SHRINK": k.shrink is not None}
+        launch = _update[(triton.cdiv(theta.numel(), BLOCK),)]
         with torch.cuda.device_of(theta):
-            _update[(triton.cdiv(theta.numel(), BLOCK),)](
-                theta,
-                *others[:3],
-                others[-1],
-                rows,
-                i,
-                len(zero),
-                theta.numel(),
-                LEAK=k.leak is not None,
-                CLIP=k.limit is not None,
-                SHRINK=k.shrink is not None,
-                MAXIMIZE=maximize,
-                BLOCK=BLOCK,
-            )
+            arguments = (theta, *others[:3], others[-1], rows, i, len(zero), theta.numel())
+            launch(*arguments, **options, MAXIMIZE=maximize, BLOCK=BLOCK)
         written += [theta, *others[1:]]
     torch.autograd.graph.increment_version(written)
     return rest

@@ -30,7 +30,7 @@ _LATE = torch.tensor(1e30)  # a step count at which bias correction is 1; the ke
 
 def takes(work: Work) -> bool:
     """Whether every tensor is plain, stored, contiguous and on the CPU, and those of a parameter share a dtype."""
-    n, seen = len(work.params), [*work.params, *work.grads]
+    n, seen = len(work.params) or 1, [*work.params, *work.grads]
     tensors = [*seen, *work.exp_avgs, *work.exp_avg_sqs, *work.max_exp_avg_sqs]
     dtypes = [x.dtype for x in tensors]
     return (
@@ -77,6 +77,7 @@ class HostStep:
         self.hyper, self.group, self.work, self.route, self.cells = options.hyper, group, work, route, cells
         self.lr, self.present, self.lone = float(group["lr"]), work.present, len(work.params) == 1
         self.pooled: list[float] | None = None
+        self.grads = work.grads if route.name == "host" else lists.resolved(work.grads)
         self.members = None
         if not work.one_each:
             index, buckets = np.asarray(work.bucket_of), len(work.present)
@@ -84,7 +85,7 @@ class HostStep:
 
     def measure(self) -> None:
         """||g||² of each parameter, and ⟨|θ|⟩ where it is needed."""
-        self.local = square_sums(self.work.grads, self.route.name == "host")
+        self.local = square_sums(self.grads, self.route.name == "host")
         self.mean_abs: Any = None
         if self.hyper.adaptive_tiny:
             sums = [torch.linalg.vector_norm(wide(lists.real(p)), 1).item() for p in self.work.params]
@@ -138,7 +139,7 @@ class HostStep:
         if work.log_beta2s:
             log.write(new.state.log_beta2)
         updates: dict[str, Callable[..., None]] = {"host": _update, "lists": lists.update, "adam": lists.update_by_adam}
-        updates[self.route.name](self.hyper, self.group, work, work.grads, new.k, going)
+        updates[self.route.name](self.hyper, self.group, work, self.grads, new.k, going)
         return new.sun, new.beta2
 
     def _vector(self, xs: list[float]) -> Any:
@@ -194,7 +195,7 @@ def square_sums(grads: list[Tensor], plain: bool) -> list[float]:
 
 
 def _square_sum(g: Tensor) -> float:
-    g = wide(lists.real(g.resolve_conj())) if g.dtype is not torch.float32 else g
+    g = wide(lists.real(g)) if g.dtype is not torch.float32 else g
     flat = g.view(-1) if g.is_contiguous() else g.reshape(-1)
     square: float = flat.dot(flat).item()
     if not math.isfinite(square):

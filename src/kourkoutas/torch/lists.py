@@ -31,7 +31,7 @@ class DeviceStep:
         self.hyper, self.group, self.work, self.adam = options.hyper, group, work, route.name == "adam"
         self.present, self.device = work.present, work.norm_emas[0].device
         self.dtype = torch.float32 if self.device.type in NO_FLOAT64 else torch.float64
-        self.grads = [g.resolve_conj() if g.is_complex() else g for g in work.grads]
+        self.grads = resolved(work.grads)
         self.pooled: Pooled | None = None
         lr = group["lr"]
         self.lr = lr.reshape(()).to(self.device) if isinstance(lr, Tensor) else lr
@@ -117,7 +117,7 @@ def update_by_adam(
         options["fused"] = all(p.is_cpu and p.is_floating_point() for p in work.params) or None
     options |= {"weight_decay": hyper.weight_decay, "decoupled_weight_decay": True, "eps": hyper.eps}
     options |= {"amsgrad": hyper.leak is not None, "has_complex": any(p.is_complex() for p in work.params)}
-    adam(*work[:6], lr=float(group["lr"]), beta1=hyper.beta1, beta2=hyper.beta2_max, **options)
+    adam(work.params, grads, *work[2:6], lr=float(group["lr"]), beta1=hyper.beta1, beta2=hyper.beta2_max, **options)
 
 
 def update(
@@ -214,3 +214,8 @@ def _norms(tensors: list[Tensor], order: int, dtype: torch.dtype) -> Sequence[Te
 def real(x: Tensor) -> Tensor:
     """A complex tensor as pairs of reals."""
     return torch.view_as_real(x) if x.is_complex() else x
+
+
+def resolved(grads: list[Tensor]) -> list[Tensor]:
+    """Gradients without lazy conjugation, which can be viewed as pairs of reals."""
+    return [g.resolve_conj() if g.is_complex() else g for g in grads]

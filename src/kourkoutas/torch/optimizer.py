@@ -10,12 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import profiler
-from torch.optim.optimizer import (
-    Optimizer,
-    ParamsT,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import register_optimizer_step_post_hook as _register_post_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook as _register_pre_hook
 
 from kourkoutas import rule
 from kourkoutas.buckets import check_buckets, partition
@@ -35,17 +32,11 @@ _IN_GROUP = [name for name in rule.HYPER_NAMES if name not in ("beta1", "beta2_m
 _OPTIONS = itemgetter(*_IN_GROUP, "betas", "maximize", "state_dtype")
 
 
-def _dictionary(handle: Any) -> dict[int, Any]:
-    hooks: dict[int, Any] = handle.hooks_dict_ref()
-    handle.remove()
-    return hooks
-
-
-# The dictionaries of hooks for all optimizers, from handles of a hook each that is removed at once.
-_GLOBAL_HOOKS = [
-    _dictionary(register(lambda *_: None))
-    for register in (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
-]
+# The dictionaries of hooks for all optimizers, from handles of hooks that are removed at once.
+_HANDLES = [register(lambda *_: None) for register in (_register_pre_hook, _register_post_hook)]
+_GLOBAL_HOOKS: list[Any] = [handle.hooks_dict_ref() for handle in _HANDLES]
+for _handle in _HANDLES:
+    _handle.remove()
 
 
 class KourkoutasBeta(Optimizer):
