@@ -58,7 +58,7 @@ docs: .venv-docs/.ready
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
 
 # sdist and wheel into dist/, checked, and tried in fresh environments with one framework each.
-dist: .venv-dist/.ready
+dist: $(READY) .venv-dist/.ready
 	rm -rf dist
 	.venv-dist/bin/python -m build
 	.venv-dist/bin/twine check --strict dist/*
