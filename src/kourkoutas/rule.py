@@ -30,6 +30,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from kourkoutas import signals
+
 BIAS_CORRECTIONS = ("none", "beta2max", "exact")
 NONFINITE = ("propagate", "skip", "raise")
 
@@ -84,6 +86,8 @@ class Hyper:
       bias_correction: "none", "beta2max" or "exact".
       warmup_steps: steps of a bucket during which β2 stays at ½(β2_min + β2_max), ≥ 0.
       weight_decay: decoupled weight decay, ≥ 0.
+      signal: what moves β2, see `kourkoutas.signals`: "sunspike" (the paper's), "centred" or "predictive".
+      lr_warmup: multiply the learning rate by √(1 - β2_max^t), which bias_correction="beta2max" does unasked.
       nonfinite: what a non-finite pooled norm does: "propagate", "skip" the bucket, or "raise".
     """
 
@@ -101,6 +105,8 @@ class Hyper:
     warmup_steps: int = 0
     weight_decay: float = 0.0
     nonfinite: Literal["propagate", "skip", "raise"] = "propagate"
+    signal: Literal["sunspike", "centred", "predictive"] = "sunspike"
+    lr_warmup: bool = False
 
     def __post_init__(self) -> None:
         _check("beta1", self.beta1, lambda x: 0 <= x < 1, "must be in [0, 1), for example 0.9")
@@ -130,13 +136,20 @@ class Hyper:
             lambda x: x >= 0 and float(x).is_integer(),
             "must be a whole number >= 0, for example 0 or 350",
         )
-        if not isinstance(self.adaptive_tiny, bool):
-            raise TypeError(f"`adaptive_tiny` must be True or False; got {self.adaptive_tiny!r}")
-        for name, allowed in (("bias_correction", BIAS_CORRECTIONS), ("nonfinite", NONFINITE)):
+        for name in ("adaptive_tiny", "lr_warmup"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"`{name}` must be True or False; got {getattr(self, name)!r}")
+        named = {"bias_correction": BIAS_CORRECTIONS, "nonfinite": NONFINITE, "signal": signals.SIGNALS}
+        for name, allowed in named.items():
             value = getattr(self, name)
             if value not in allowed:
                 choices = ", ".join(f'"{a}"' for a in allowed)
                 raise ValueError(f"`{name}` must be one of {choices}; got {value!r}")
+        if self.lr_warmup and self.bias_correction == "beta2max":
+            raise ValueError(
+                "`lr_warmup` is True, but bias_correction='beta2max' has the same warmup in it already: "
+                "use bias_correction='exact' with lr_warmup=True, or leave lr_warmup out"
+            )
 
     @classmethod
     def pick(cls, options: Mapping[str, Any]) -> Hyper:
@@ -174,6 +187,7 @@ class State(NamedTuple):
     step: Any  # t, the steps taken: per parameter, or one number that all share
     log_beta2: Any = None  # Σ log β2 over a parameter's steps, for bias_correction="exact"
     skipped: Any = None  # per bucket, for nonfinite="skip"
+    rows: Any = None  # what a signal other than "sunspike" keeps, (rows, buckets)
 
 
 class Coefficients(NamedTuple):
@@ -266,12 +280,15 @@ def step(
     """
     t = state.step + 1
     t_bucket = t if members is None or _is_zero(hyper.warmup_steps) else members.largest(t)
-    c2, sun, r = _memory(hyper, norm, state.ema, t_bucket, xp)
+    c2, sun, r, rows = _memory(hyper, norm, state, t_bucket, xp)
     c2_each = c2 if members is None else members.spread(c2)
     # Σ log β2 ← Σ log β2 + log β2
     log_beta2 = state.log_beta2 if state.log_beta2 is None else state.log_beta2 + xp.log1p(-c2_each)
     a1, b2 = bias_corrections(hyper, _real(t, norm), log_beta2, xp)
-    root = math.sqrt(b2) if isinstance(b2, float) else xp.sqrt(b2)
+    root = _sqrt(b2, xp)
+    if hyper.lr_warmup:
+        # γ_t = γ·√(1 - β2_max^t)
+        lr = lr * _sqrt(_one_minus_power(hyper.beta2_max, _real(t, norm), xp), xp)
 
     eps: Any = hyper.eps
     if mean_abs is not None:
@@ -286,7 +303,7 @@ def step(
         shrink=None if _is_zero(hyper.weight_decay) else 1 - lr * hyper.weight_decay,
         leak=hyper.leak,
     )
-    new = State(r, t, log_beta2, state.skipped)
+    new = State(r, t, log_beta2, state.skipped, rows)
     if live is None and hyper.nonfinite != "skip":
         return Step(new, k, sun, 1 - c2, None, None)
 
@@ -303,6 +320,7 @@ def step(
         ema=xp.where(fine, r, state.ema),
         step=xp.where(each, t, state.step),
         log_beta2=None if log_beta2 is None else xp.where(each, log_beta2, state.log_beta2),
+        rows=None if rows is None else xp.where(fine, rows, state.rows),
     )
     zero, nan = xp.zeros_like(c2_each), xp.zeros_like(sun) + math.nan
 
@@ -321,24 +339,23 @@ def step(
     return Step(new, k, xp.where(fine, sun, nan), xp.where(fine, 1 - c2, nan), fine, each)
 
 
-def _memory(hyper: Hyper, norm: Any, ema: Any, t: Any, xp: Any) -> tuple[Any, Any, Any]:
-    """(1-β2, sun, r) of each bucket; `t` counts its steps, this one included."""
-    # r = α·r + (1-α)·n
-    r = hyper.alpha * ema + (1 - hyper.alpha) * norm
-    # raw = n / (r + tiny_spike),  sun = raw / (1 + raw) = n / (n + r + tiny_spike)
-    sun = norm / (norm + r + hyper.tiny_spike)
-    # β2 = β2_max - (β2_max - β2_min)·sun
-    c2 = (1 - hyper.beta2_max) + (hyper.beta2_max - hyper.beta2_min) * sun
+def _memory(hyper: Hyper, norm: Any, state: State, t: Any, xp: Any) -> tuple[Any, Any, Any, Any]:
+    """(1-β2, sun, r, rows) of each bucket; `t` counts its steps, this one included."""
+    c2, sun, r, rows = signals.forgetting(hyper, norm, state.ema, state.rows, xp)
     if _is_zero(hyper.warmup_steps):
-        return c2, sun, r
+        return c2, sun, r, rows
     # While t ≤ warmup_steps: sun = 0 and β2 = ½(β2_min + β2_max)
     middle, zero = 1 - (hyper.beta2_min + hyper.beta2_max) / 2, xp.zeros_like(sun)
     warm = t > hyper.warmup_steps
-    return xp.where(warm, c2, zero + middle), xp.where(warm, sun, zero), r
+    return xp.where(warm, c2, zero + middle), xp.where(warm, sun, zero), r, rows
 
 
 def _is_zero(x: Any) -> bool:
     return _is_number(x) and x == 0
+
+
+def _sqrt(x: Any, xp: Any) -> Any:
+    return math.sqrt(x) if isinstance(x, float) else xp.sqrt(x)
 
 
 def _real(x: Any, like: Any) -> Any:
