@@ -1,0 +1,95 @@
+"""Which memory would have predicted recorded norms best: against a plain computation, and where the answer is known."""
+
+import math
+
+import numpy as np
+import pytest
+
+pytest.importorskip("scipy")
+
+from kourkoutas.lab.judging import memory
+
+
+def plainly(norms, beta, floor=1e-9):
+    """ℓ_t of one bucket from its definition, sum by sum."""
+    found = [math.nan]
+    for t in range(1, len(norms)):
+        weights = [beta ** (t - 1 - i) * (1 - beta) for i in range(t)]
+        s = sum(w * n**2 for w, n in zip(weights, norms[:t], strict=True)) / (1 - beta**t)
+        forecast = math.sqrt(s) + floor
+        found.append(math.log(forecast**2) + (norms[t] / forecast) ** 2)
+    return found
+
+
+def test_the_losses_are_those_of_the_definition():
+    norms = np.exp(np.random.default_rng(0).normal(size=(60, 2)))
+    got = memory.losses(norms)
+    for b in range(2):
+        for k, beta in enumerate(memory.BETAS):
+            np.testing.assert_allclose(got[:, b, k], plainly(norms[:, b], beta), rtol=1e-10)
+
+
+def test_a_step_without_a_gradient_is_not_there():
+    norms = np.exp(np.random.default_rng(1).normal(size=(40, 1)))
+    holes = np.insert(norms, [0, 5, 5, 30], np.nan, axis=0)
+    there = np.isfinite(holes[:, 0])
+    np.testing.assert_array_equal(memory.losses(holes)[there], memory.losses(norms))
+    assert np.isnan(memory.losses(holes)[~there]).all()
+
+
+def test_norms_of_any_size_have_a_loss():
+    for size in (0.0, 1e-200, 1e-30, 1e30, 1e200):
+        assert np.isfinite(memory.losses(np.full((20, 1), size))[1:]).all()
+
+
+def test_a_level_that_never_moves_wants_the_longest_memory_and_a_random_walk_a_short_one():
+    rng = np.random.default_rng(2)
+    still = np.abs(rng.normal(size=4000))
+    walk = np.exp(np.cumsum(0.3 * rng.normal(size=4000)) * 1.0)
+    found = memory.examine(["still", "walk"], np.arange(1, 4001), np.stack([still, walk], 1), stretches=2)
+    assert found.best[1].tolist() == [0.999, 0.8]
+
+
+def test_a_planted_memory_is_found_within_one_place_of_the_list():
+    # Volatility that follows its own past: n² = s·χ², s the moving average of n² with β = 0.95, pulled to 1.
+    rng = np.random.default_rng(3)
+    s, norms = 1.0, []
+    for _ in range(20000):
+        n2 = s * rng.chisquare(8) / 8
+        s = max(0.95 * s + 0.05 * n2, 1e-3)
+        norms.append(math.sqrt(n2))
+    found = memory.examine(["b"], np.arange(20000), np.array(norms)[:, None], stretches=1)
+    assert found.best.item() in (0.9, 0.95, 0.98)
+    assert found.excess[0, 0, memory.BETAS.index(0.95)] < found.excess[0, 0, 0]
+
+
+def test_the_stretches_hold_every_step_once_and_excess_is_never_negative():
+    norms = np.exp(np.random.default_rng(4).normal(size=(101, 3)))
+    norms[:, 2] = np.nan
+    found = memory.examine("abc", np.arange(7, 108), norms)
+    assert found.edges[0] == 7
+    assert found.edges[-1] == 108
+    assert np.isnan(found.best[:, 2]).all()
+    assert (found.excess[:, :2] >= 0).all()
+    assert (found.excess[:, :2].min(-1) == 0).all()
+    loss = memory.losses(norms)
+    by_hand = np.nanmean(loss[found.edges[1] - 7 : found.edges[2] - 7, :2], 0)
+    np.testing.assert_allclose(found.excess[1, :2], by_hand - by_hand.min(-1, keepdims=True), atol=1e-12)
+    both = memory.over_runs([found, found])
+    np.testing.assert_allclose(both.excess, found.excess, atol=1e-12)
+    assert found.to_json()["best"][0][2] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"steps": [1, 2, 4]}, "consecutive"),
+        ({"steps": [1]}, "consecutive"),
+        ({"betas": [0.9, 1.0]}, "betas"),
+        ({"stretches": 0}, "stretches"),
+        ({"stretches": 3}, "stretches"),
+    ],
+)
+def test_what_cannot_be_examined_is_said(options, word):
+    with pytest.raises(ValueError, match=word):
+        memory.examine(**{"names": ["a"], "steps": [1, 2, 3], "norms": np.ones((3, 1)), **options})
