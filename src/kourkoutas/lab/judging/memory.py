@@ -7,15 +7,16 @@ For each β, the forecast of n_t² is the moving average of the squares before i
 
     s_t = Σ_{i<t} β^(t-1-i)·(1-β)·n_i² / (1 - β^(t-1))
 
-and its loss is QLIKE, ℓ_t = log s_t + n_t²/s_t, whose expectation is smallest for the true mean square, and which counts
-a forecast that is half as large as one should as worse than one that is twice as large (Patton 2011). The loss is
-averaged over a stretch of training; what a memory loses against the best one is its `excess`.
+and its loss is QLIKE, ℓ_t = log s_t + n_t²/s_t (Patton 2011). Its expectation is smallest for the true mean square, and
+a forecast of half the true value costs more than one of twice the value. The loss is averaged over a stretch of
+training; what a memory loses against the best one is its `excess`.
 
 A step at which a bucket had no gradient, or was skipped, is not there for its memory.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,12 +31,12 @@ Array = NDArray[np.float64]
 
 
 def losses(norms: ArrayLike, betas: Sequence[float] = BETAS, floor: float = 1e-9) -> Array:
-    """ℓ of every step, bucket and memory, (steps, buckets, memories); NaN where there is nothing to forecast or no past.
+    """ℓ of every step, bucket and memory, (steps, buckets, memories); NaN without a norm or a past.
 
     Args:
       norms: (steps, buckets), consecutive steps; NaN where a bucket had no gradient.
       betas: the memories.
-      floor: added to the root of a forecast, as `tiny_spike` is to the average in the rule, so that zero norms have a loss.
+      floor: added to the root of a forecast, as `tiny_spike` in the rule, so that norms of zero have a loss.
 
     Example:
       >>> round(float(losses([[1.0], [1.0], [1.0]], [0.9])[2, 0, 0]), 6)  # log 1 + 1
@@ -136,7 +137,7 @@ def examine(
         raise ValueError(f"`stretches` must be from 1 to {at.size - 1} for {at.size} steps; got {stretches!r}")
     loss = losses(norms, betas)
     edges = np.linspace(at[0], at[-1] + 1, stretches + 1).round().astype(int)
-    parts = [_mean(loss[(at >= low) & (at < high)], axis=0) for low, high in zip(edges[:-1], edges[1:], strict=True)]
+    parts = [_mean(loss[(at >= low) & (at < high)], axis=0) for low, high in itertools.pairwise(edges)]
     return Memories(tuple(names), tuple(betas), tuple(edges.tolist()), _less_best(np.stack(parts)))
 
 
@@ -144,12 +145,9 @@ def over_runs(found: Sequence[Memories]) -> Memories:
     """The mean excess over runs of the same problem."""
     first = found[0]
     if any((m.names, m.betas, m.edges) != (first.names, first.betas, first.edges) for m in found):
-        raise ValueError(
-            "runs with other buckets or another number of steps cannot be averaged: look at them one by one"
-        )
-    return Memories(
-        first.names, first.betas, first.edges, _less_best(_mean(np.stack([m.excess for m in found]), axis=0))
-    )
+        raise ValueError("runs that differ in buckets or steps cannot be averaged: look at them one by one")
+    excess = _mean(np.stack([m.excess for m in found]), axis=0)
+    return Memories(first.names, first.betas, first.edges, _less_best(excess))
 
 
 def _mean(x: Array, axis: int) -> Array:
@@ -160,9 +158,8 @@ def _mean(x: Array, axis: int) -> Array:
 
 
 def _less_best(x: Array) -> Array:
-    return x - np.where(
-        np.isnan(x).all(-1, keepdims=True), np.nan, np.nanmin(np.nan_to_num(x, nan=np.inf), -1, keepdims=True)
-    )
+    lowest = np.nan_to_num(x, nan=np.inf).min(-1, keepdims=True)
+    return x - np.where(np.isinf(lowest), np.nan, lowest)
 
 
 def _at_best(betas: Sequence[float], excess: Array) -> Array:
