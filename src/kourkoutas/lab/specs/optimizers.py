@@ -6,9 +6,10 @@
 | kbeta-static                  | the same with β2 frozen at ½(β2_min + β2_max): do the dynamics matter?              |
 | kbeta-exact                   | the same with bias_correction="exact": dynamics without the hidden warmup           |
 | kbeta-fixed                   | the same with β2_min = β2_max, which is Adam                                        |
-| adam95, adam999               | the framework's Adam, β1 0.9, eps 1e-8, bias correction on                          |
+| centred, predictive           | K-β with that signal and exact bias correction                                      |
+| adam90, adam95, adam99, adam999 | the framework's Adam, β1 0.9, eps 1e-8, bias correction on                        |
 | adam-mid                      | Adam with β2 = ½(β2_min + β2_max): is it the mean value?                            |
-| adam95-warm, adam999-warm     | Adam with its learning rate times √(1 - 0.999^t): is it the hidden warmup?          |
+| X-warm                        | Adam or an exact K-β, its learning rate times √(1 - 0.999^t): the hidden warmup?    |
 | adam95-nobc, adam999-nobc     | Adam without bias correction                                                        |
 | radam, adabelief, yogi, …     | rivals, from torch.optim, optax, mlx.optimizers or pytorch_optimizer as installed   |
 | muon                          | Muon on the matrices, Adam (adam999) on the rest: `muon+adam999`                    |
@@ -43,6 +44,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kourkoutas import signals
 from kourkoutas.buckets import check_buckets
 from kourkoutas.lab.specs.groups import MATRICES, optax_pair, parted, taker, torch_pair, training
 from kourkoutas.lab.specs.spec import coerce, guess, unknown
@@ -54,6 +56,8 @@ ENDLESS = 10**9
 LATE = 2**24
 
 CONTROLS = ("kbeta-static", "adam-mid", "adam95-warm", "adam999-warm", "kbeta-exact")
+FIXED = {"adam90": 0.9, "adam95": 0.95, "adam99": 0.99, "adam999": 0.999}
+EXACT = ("kbeta-exact", *signals.SIGNALS[1:])
 _ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "bias_correction": True}
 
 
@@ -146,9 +150,10 @@ _KEYWORDS: dict[str, dict[str, str]] = {
 
 LABELS = (
     "kbeta",
-    "adam95",
-    "adam999",
+    *FIXED,
     *CONTROLS,
+    *(label for base in (*FIXED, *EXACT) if (label := f"{base}-warm") not in CONTROLS),
+    *signals.SIGNALS[1:],
     "kbeta-fixed",
     "adam95-nobc",
     "adam999-nobc",
@@ -192,8 +197,13 @@ class Recipe:
     @property
     def resolved(self) -> dict[str, Any]:
         """For a run's id: `described`, with every hyper-parameter of Kourkoutas-β, defaults too."""
-        hyper = dataclasses.asdict(Hyper.pick(self.options)) if self.family == "kbeta" else {}
-        return {**hyper, **self.described}
+        if self.family != "kbeta":
+            return self.described
+        hyper = Hyper.pick(self.options)
+        known = {f.name: getattr(hyper, f.name) for f in dataclasses.fields(hyper)}
+        # Younger than the ids of version 0.1's runs: their defaults are not part of an id.
+        new = {name for name in ("signal", "lr_warmup") if known[name] == getattr(Hyper(), name)}
+        return {**{name: x for name, x in known.items() if name not in new}, **self.described}
 
     def lr_factor(self, t: NDArray[np.int64]) -> NDArray[np.float64]:
         """lr_scale·√(1 - β^t) of the updates t = 1, 2, …; without the root unless the arm is warmed."""
@@ -220,8 +230,9 @@ def recipe(label: str, kbeta: Mapping[str, Any] | None = None, overrides: Mappin
         return Recipe(label, base, _pair_options(base, kbeta, overrides), None, lr_scale)
     warm: float | None = None
     options: dict[str, Any]
-    if base in ("kbeta", "kbeta-static", "kbeta-exact", "kbeta-fixed"):
-        family, options = "kbeta", _kbeta_options(base, kbeta or {}, overrides)
+    if base in ("kbeta", "kbeta-static", "kbeta-fixed") or base.removesuffix("-warm") in EXACT:
+        family, options = "kbeta", _kbeta_options(base.removesuffix("-warm"), kbeta or {}, overrides)
+        warm = WARM if base.endswith("-warm") else None
     elif base in LABELS and base.startswith("adam") and base not in RIVALS:
         family, options, warm = "adam", *_adam_options(base, kbeta or {}, overrides)
     elif base in RIVALS:
@@ -281,8 +292,10 @@ def _kbeta_options(base: str, kbeta: Mapping[str, Any], overrides: Mapping[str, 
     options: dict[str, Any] = {"buckets": "parameter", **kbeta}
     if base == "kbeta-static":
         options["warmup_steps"] = ENDLESS
-    elif base == "kbeta-exact":
+    elif base in EXACT:
         options["bias_correction"] = "exact"
+        if base in signals.SIGNALS:
+            options["signal"] = base
     names = (*HYPER_NAMES, "buckets")
     for name, value in overrides.items():
         if name not in names:
@@ -304,9 +317,7 @@ def _adam_options(
     options["beta2"] = (
         round((hyper.beta2_min + hyper.beta2_max) / 2, 12)
         if base == "adam-mid"
-        else 0.95
-        if base.startswith("adam95")
-        else 0.999
+        else FIXED[base.partition("-")[0]]
     )
     options["bias_correction"] = not base.endswith("-nobc")
     for name, value in overrides.items():
