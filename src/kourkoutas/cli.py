@@ -137,6 +137,10 @@ Asked = Annotated[
         help="Also judge by a logged metric: val_acc:max, val_loss:best. Marked as secondary.",
     ),
 ]
+Aimed = Annotated[
+    str | None,
+    typer.Option("--target", metavar="METRIC<=VALUE", help="Also compare steps to a target: 'val_loss<=0.5'."),
+]
 Sink = Annotated[str | None, typer.Option(help="Also send metrics to tensorboard or wandb.")]
 Every = Annotated[
     int | None,
@@ -244,10 +248,7 @@ def study(
         bool, typer.Option("--higher-is-better", help="Your own function: for accuracies and the like.")
     ] = False,
     checkpoint_every: Every = None,
-    target_: Annotated[
-        str | None,
-        typer.Option("--target", metavar="METRIC<=VALUE", help="Also compare steps to a target: 'val_loss<=0.5'."),
-    ] = None,
+    target_: Aimed = None,
     sink: Sink = None,
     ray: Annotated[
         str | None,
@@ -284,7 +285,6 @@ def study(
     as_json: AsJson = False,
 ) -> None:
     """Compare optimizers over matched seeds; the same command again resumes after anything."""
-    from kourkoutas.lab.judging import targets
     from kourkoutas.lab.running import hiring
     from kourkoutas.lab.running import study as lab
     from kourkoutas.lab.showing import progress, sinks
@@ -293,7 +293,7 @@ def study(
     names = optimizers.split(",") if optimizers is not None else []
     sets, chosen = _with_text(set_, text), planning.parse_seeds(seeds)
     question = _tuning(tune, trials, tune_seeds, tune_budget, chosen)
-    aim = None if target_ is None else targets.parse_target(target_)
+    aim = _aim(target_)
     plan = _plan(target, engine, preset, names, chosen, sets, grid, endpoint, log, higher_is_better, question)
     sinks.check(sink)
     hire, attempts = hiring.choose(
@@ -328,7 +328,7 @@ def study(
 
     runs = done.runs()
     judged = judging.analyse(done, runs=runs)
-    page = None if no_report else _report(done)
+    page = None if no_report else _report(done, aim=aim)
     if as_json:
         _print_json(judging.as_json(done, judged, runs, aim) | {"report": None if page is None else str(page)})
     else:
@@ -473,11 +473,11 @@ def export(
 
 
 @app.command()
-def report(folder: Folder, endpoint: Asked = None) -> None:
+def report(folder: Folder, endpoint: Asked = None, target: Aimed = None) -> None:
     """Write report.html of a results folder again."""
     from kourkoutas.lab.results.store import Study
 
-    page = _report(Study.open(folder), endpoint or ())
+    page = _report(Study.open(folder), endpoint or (), _aim(target))
     out.print(str(page), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -670,6 +670,12 @@ def _tuning(
     )
 
 
+def _aim(target: str | None) -> Aim | None:
+    from kourkoutas.lab.judging import targets
+
+    return None if target is None else targets.parse_target(target)
+
+
 def _command() -> str:
     """This call, quoted for a shell."""
     name = Path(sys.argv[0]).name
@@ -777,19 +783,17 @@ def _print_sensitivity(judged: Analysis) -> None:
 def _print_target(done: Study, runs: Sequence[StoredRun], aim: Aim) -> None:
     from rich.markup import escape
 
-    from kourkoutas.lab.judging import tables, tuned
+    from kourkoutas.lab.judging import tuned
+    from kourkoutas.lab.judging.targets import until
 
     found, races = tuned.to_target(done, runs, aim)
     shown = _table("optimizer", "reached", "median steps", "median seconds")
     for arm, one in found.items():
-        medians = [tables.show(x) for x in (one.median_steps, one.median_seconds)]
-        shown.add_row(escape(arm), f"{one.reached} of {one.runs}", *medians)
+        shown.add_row(escape(arm), f"{one.reached} of {one.runs}", until(one.median_steps), until(one.median_seconds))
     out.print(f"\nUntil {aim}", style="bold", markup=False, highlight=False)
     out.print(shown)
     for race in races:
-        p = "" if race.p_holm is None else f"; Wilcoxon p = {race.p_holm:.3g} after Holm"
-        what = f"first on {race.wins}, equal on {race.ties}, later on {race.losses} seeds{p}"
-        out.print(f"{race.treatment} vs {race.baseline}: {what}", markup=False, highlight=False)
+        out.print(race.sentence, markup=False, highlight=False)
 
 
 def _analysis(folder: Path, endpoints: Sequence[str] | None, baseline: str | None = None) -> Analysis:
@@ -799,10 +803,10 @@ def _analysis(folder: Path, endpoints: Sequence[str] | None, baseline: str | Non
     return analysis.analyse(Study.open(folder), endpoints=endpoints or (), baseline=baseline)
 
 
-def _report(done: Study, endpoints: Sequence[str] = ()) -> Path:
+def _report(done: Study, endpoints: Sequence[str] = (), aim: Aim | None = None) -> Path:
     from kourkoutas.lab.showing import report as lab
 
-    return lab.build(done, endpoints=endpoints)
+    return lab.build(done, endpoints=endpoints, target=aim)
 
 
 def _disk_full(error: OSError) -> str | None:

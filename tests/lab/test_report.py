@@ -20,7 +20,6 @@ import pytest
 from kourkoutas.lab.judging import tables
 from kourkoutas.lab.judging.analysis import analyse
 from kourkoutas.lab.showing import answer, report
-from kourkoutas.lab.showing.drawing import element, picture
 from kourkoutas.lab.specs.spec import RunResult
 from tests.lab import made_study
 
@@ -335,14 +334,3 @@ def test_the_map_shows_which_bucket_spikes(page: str) -> None:
     assert "kbeta: sun by bucket" in text
     assert "sun of each bucket against step, kbeta: the largest of each stretch, mean of 10 runs" in page
     assert "a.very.l…t.weight" in text
-
-
-def test_another_part_of_the_laboratory_can_add_a_section(tmp_path: Path) -> None:
-    drawing = picture([element("text", "a < b", x=1, y=10)], 100, 20, "a picture", "its description")
-    extra = report.Extra("target", "Time to <target>", ["first"], [drawing], [(("arm", "steps"), (("x", "12"),))])
-    study = made_study.own(tmp_path / "out", {"x": {0: 1.0}, "y": {0: 2.0}})
-    page = report.render(report.page_of(study, extras=[extra], caveats=["At one learning rate."], resamples=99))
-    text = text_of(page)
-    assert text.index("At one learning rate.") < text.index("Time to <target>") < text.index("a < b")
-    assert 'href="#target"' in page
-    assert re.search(r"arm steps\s+x 12", text)

@@ -24,13 +24,25 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from kourkoutas.lab.judging import stats, tables
+from kourkoutas.lab.judging import stats, tables, tuned
 from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, Judged, analyse
 from kourkoutas.lab.judging.causes import examine, size_of
+from kourkoutas.lab.judging.targets import Target
 from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.results import export
 from kourkoutas.lab.results.store import StoredRun, Study
-from kourkoutas.lab.showing import answer, commands, curves, distributions, effects, looks, maps, recorded, sensitivity
+from kourkoutas.lab.showing import (
+    answer,
+    commands,
+    curves,
+    distributions,
+    effects,
+    looks,
+    maps,
+    reaching,
+    recorded,
+    sensitivity,
+)
 from kourkoutas.lab.showing.drawing import Drawing, element
 from kourkoutas.lab.showing.failures import Failure, failures
 from kourkoutas.lab.showing.pictures import embed
@@ -56,15 +68,12 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Extra:
-    """A section that another part of the laboratory adds: sentences, drawings, and tables of (head, rows)."""
+class Told:
+    """What a section of sentences, drawings and one table of (head, rows) shows."""
 
-    id: str
-    title: str
-    notes: Sequence[str] = ()
-    drawings: Sequence[Drawing] = ()
-    tables: Sequence[tuple[Sequence[str], Sequence[Sequence[str]]]] = ()
-    open: bool = False
+    notes: Sequence[str]
+    drawings: Sequence[Drawing]
+    table: tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 @dataclass(frozen=True)
@@ -99,8 +108,7 @@ def page_of(
     study: Study,
     endpoints: Sequence[str] = (),
     *,
-    caveats: Sequence[str] = (),
-    extras: Sequence[Extra] = (),
+    target: Target | None = None,
     live: bool = False,
     resamples: int = stats.RESAMPLES,
 ) -> Page:
@@ -109,8 +117,7 @@ def page_of(
     Args:
       study: a results folder.
       endpoints: metrics to judge by besides the primary endpoint, as in `analysis.analyse`.
-      caveats: sentences for the first screen.
-      extras: further sections, such as a sensitivity.
+      target: adds how soon each arm reached it.
       live: for a page that is served while the study goes on.
       resamples: of each bootstrap.
     """
@@ -128,7 +135,7 @@ def page_of(
         title=f"Study: {study.record.testbed}",
         facts=_facts(study, runs),
         lead=lead,
-        caveats=[*caveats, *analysis.fairness, *analysis.notes],
+        caveats=[*analysis.fairness, *analysis.notes],
         effects=effects.plots(analysis.endpoints, places),
         analysis=analysis,
         ranked=_ranked(analysis),
@@ -139,7 +146,7 @@ def page_of(
             "curves.csv": _csv(recorded.drawn(courses)),
         },
         more=commands.more_seeds(study.record.command, study.record.seeds),
-        sections=_sections(study, runs, analysis, arms, courses, failed, extras),
+        sections=_sections(study, runs, analysis, arms, courses, failed, target),
         status=status,
         live=live,
     )
@@ -180,7 +187,7 @@ def _sections(
     arms: Mapping[str, looks.Look],
     courses: curves.Courses,
     failed: Sequence[Failure],
-    extras: Sequence[Extra],
+    target: Target | None,
 ) -> list[Section]:
     numbers = {(run.spec.optimizer, run.spec.seed): f"run-{k}" for k, run in enumerate(runs)}
     places = {arm: place for place, arm in enumerate(arms)}
@@ -204,8 +211,10 @@ def _sections(
     if causes:
         title = "What does the work? Dynamics, mean β2 or hidden warmup"
         found.append(Section("causes", title, "causes", causes, short="What does the work?"))
-    for extra in (*_tuned(analysis, arms), *extras):
-        found.append(Section(extra.id, extra.title, "extra", extra, extra.open))
+    if analysis.sensitivity:
+        found.append(_sensitivity(analysis, arms))
+    if target is not None:
+        found.append(_target(study, runs, target, arms))
     traces = {arm: maps.drawings(own, arm) for arm in arms if (own := recorded.traces(runs, arm))}
     if traces:
         found.append(Section("traces", "sun and β2 over training", "traces", traces, open=True))
@@ -222,17 +231,27 @@ def _sections(
     return found
 
 
-def _tuned(analysis: Analysis, arms: Mapping[str, looks.Look]) -> list[Extra]:
-    """How much each arm depends on what was tuned, where one option was."""
-    if not analysis.sensitivity:
-        return []
+def _sensitivity(analysis: Analysis, arms: Mapping[str, looks.Look]) -> Section:
+    """How much each arm depends on the option that was tuned."""
     first = analysis.primary
     drawn = sensitivity.draw(analysis.sensitivity, arms, first.title, log=first.log, maximize=first.maximize)
     note = (
         f"Each optimizer on the tuning seeds, against {analysis.sensitivity[0].option}; a ring marks the chosen value. "
         "Sensitivity is what a value loses against the best one, as a mean over the values tried."
     )
-    return [Extra("sensitivity", "Sensitivity", [note], [drawn], [sensitivity.table(analysis.sensitivity)], open=True)]
+    told = Told((note,), (drawn,), sensitivity.table(analysis.sensitivity))
+    return Section("sensitivity", "Sensitivity", "told", told, open=True)
+
+
+def _target(study: Study, runs: Sequence[StoredRun], target: Target, arms: Mapping[str, looks.Look]) -> Section:
+    """How soon each arm reached a target."""
+    found, races = tuned.to_target(study, runs, target)
+    told = Told(
+        (*(race.sentence for race in races), reaching.NOTE),
+        (reaching.draw(found, reaching.last_step(runs), arms, str(target)),) if found else (),
+        reaching.table(found),
+    )
+    return Section("target", f"Time to {target}", "told", told, short="Time to target")
 
 
 def _endpoint(
@@ -351,12 +370,11 @@ def build(
     out: str | Path | None = None,
     *,
     endpoints: Sequence[str] = (),
-    caveats: Sequence[str] = (),
-    extras: Sequence[Extra] = (),
+    target: Target | None = None,
 ) -> Path:
     """Write the page and return its path; report.html in the results folder unless `out` is given."""
     out = Path(out) if out is not None else study.path / "report.html"
-    text = render(page_of(study, endpoints, caveats=caveats, extras=extras))
+    text = render(page_of(study, endpoints, target=target))
     out.parent.mkdir(parents=True, exist_ok=True)
     # in one move, so that a reader never sees half a page
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
