@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 if TYPE_CHECKING:
     from kourkoutas.lab.judging.analysis import Analysis
@@ -559,6 +558,7 @@ def list_testbeds(as_json: AsJson = False) -> None:
     import dataclasses
 
     from kourkoutas.lab import testbeds
+    from kourkoutas.lab.judging.fitting import Fitting
 
     every = testbeds.every()
     if as_json:
@@ -575,7 +575,7 @@ def list_testbeds(as_json: AsJson = False) -> None:
             }
         )
         return
-    shown = _table("testbed", "what", "optimizers")
+    shown = Fitting("", ["testbed", "what", "optimizers"], words=["what", "optimizers"])
     for name, bed in every.items():
         shown.add_row(name, bed.title, ", ".join(bed.arms))
     out.print(shown)
@@ -712,15 +712,6 @@ def _print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
-def _table(*columns: str) -> Table:
-    from rich import box
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=number == 0)
-    return table
-
-
 @contextlib.contextmanager
 def _run_status() -> Iterator[Callable[[int, int | None, float | None], None]]:
     if not err.is_terminal:
@@ -736,10 +727,11 @@ def _run_status() -> Iterator[Callable[[int, int | None, float | None], None]]:
 
 
 def _print_run(plan: Plan, result: RunResult) -> None:
+    from kourkoutas.lab.judging.fitting import Fitting
     from kourkoutas.lab.showing.progress import outcome
 
     spec = plan.specs()[0]
-    shown = _table("metric", "value")
+    shown = Fitting("", ["metric", "value"])
     for name, value in result.metrics.items():
         shown.add_row(name, f"{value:.6g}")
     title = f"{spec.testbed} {spec.optimizer} seed {spec.seed}: {outcome(result)} ({result.seconds:.1f} s)"
@@ -764,36 +756,31 @@ def _print_study(runs: Sequence[StoredRun], judged: Analysis) -> None:
 
 
 def _print_sensitivity(judged: Analysis) -> None:
-    from rich.markup import escape
+    from kourkoutas.lab.showing import sensitivity
 
-    from kourkoutas.lab.judging import tables
-
-    if not judged.sensitivity:
-        return
-    option, margin = judged.sensitivity[0].option, judged.sensitivity[0].margin
-    shown = _table("optimizer", f"best {option}", f"within {100 * margin:g} % of it", "as a ratio", "sensitivity")
-    for one in judged.sensitivity:
-        low, high = f"{'≤' if one.open_below else ''}{one.low:g}", f"{'≥' if one.open_above else ''}{one.high:g}"
-        numbers = [tables.show(one.best), f"{low} to {high}", tables.show(one.ratio), tables.show(one.sensitivity)]
-        shown.add_row(escape(one.arm), *numbers)
-    out.print(f"\nSensitivity to {option}, on the tuning seeds", style="bold", markup=False, highlight=False)
-    out.print(shown)
+    if judged.sensitivity:
+        option = judged.sensitivity[0].option
+        _print_table(f"Sensitivity to {option}, on the tuning seeds", *sensitivity.table(judged.sensitivity))
 
 
 def _print_target(done: Study, runs: Sequence[StoredRun], aim: Aim) -> None:
-    from rich.markup import escape
-
     from kourkoutas.lab.judging import tuned
-    from kourkoutas.lab.judging.targets import until
+    from kourkoutas.lab.showing import reaching
 
     found, races = tuned.to_target(done, runs, aim)
-    shown = _table("optimizer", "reached", "median steps", "median seconds")
-    for arm, one in found.items():
-        shown.add_row(escape(arm), f"{one.reached} of {one.runs}", until(one.median_steps), until(one.median_seconds))
-    out.print(f"\nUntil {aim}", style="bold", markup=False, highlight=False)
-    out.print(shown)
+    _print_table(f"Until {aim}", *reaching.table(found))
     for race in races:
         out.print(race.sentence, markup=False, highlight=False)
+
+
+def _print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from kourkoutas.lab.judging.fitting import Fitting
+
+    shown = Fitting("", head)
+    for row in rows:
+        shown.add_row(*row)
+    out.print(f"\n{title}", style="bold", markup=False, highlight=False)
+    out.print(shown)
 
 
 def _analysis(folder: Path, endpoints: Sequence[str] | None, baseline: str | None = None) -> Analysis:

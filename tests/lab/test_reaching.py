@@ -6,7 +6,6 @@ import html
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 

@@ -14,6 +14,7 @@ import csv
 import hashlib
 import io
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -46,7 +47,7 @@ from kourkoutas.lab.showing import (
 from kourkoutas.lab.showing.drawing import Drawing, element
 from kourkoutas.lab.showing.failures import Failure, failures
 from kourkoutas.lab.showing.pictures import embed
-from kourkoutas.lab.showing.status import Status, duration, status_of, words
+from kourkoutas.lab.showing.status import Status, duration, name_of, status_of, words
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,9 @@ class Page:
       caveats: what a reader must know beside it, such as that the arms were not tuned.
       effects: the effect plot, for a wide page and for a phone.
       ranked: the arms, the best median first.
-      live: how far the study is, on a page that follows it; None in a file.
+      by_ranks: whether ranks decide a contrast of the effect plot, because a run diverged.
+      seeds: how many each arm is to be run on.
+      live: for a page that follows the study.
     """
 
     title: str
@@ -93,6 +96,8 @@ class Page:
     lead: str
     caveats: Sequence[str]
     effects: Sequence[Drawing]
+    by_ranks: bool
+    seeds: int
     analysis: Analysis
     ranked: Sequence[ArmSummary]
     looks: Mapping[str, looks.Look]
@@ -127,16 +132,15 @@ def page_of(
     places = {arm: place for place, arm in enumerate(arms)}
     failed = failures(runs)
     status = status_of(study, runs)
-    lead = answer.sentence(analysis.primary.findings)
-    if status.done < status.total and analysis.primary.findings:
-        lead = f"So far, with {status.done} of {status.total} runs done: {lead}"
     courses = recorded.courses(study, runs)
     return Page(
         title=f"Study: {study.record.testbed}",
         facts=_facts(study, runs),
-        lead=lead,
+        lead=_lead(analysis, status),
         caveats=[*analysis.fairness, *analysis.notes],
         effects=effects.plots(analysis.endpoints, places),
+        by_ranks=any(f.diverged_treatment or f.diverged_baseline for j in analysis.endpoints for f in j.findings),
+        seeds=len(study.record.seeds),
         analysis=analysis,
         ranked=_ranked(analysis),
         looks=arms,
@@ -152,15 +156,29 @@ def page_of(
     )
 
 
+def _lead(analysis: Analysis, status: Status) -> str:
+    """The one sentence that answers, or why there is no answer (yet)."""
+    first = analysis.primary
+    if status.total and status.failed == status.total:
+        return f"All {status.total} runs failed: there is nothing to compare."
+    if status.tuning and not first.values and status.done < status.total:
+        return f"The optimizers are being tuned, {status.tuned} of {status.tuning} runs so far; the comparison follows."
+    text = answer.sentence(first.findings, first.missing)
+    if status.done == status.total:
+        return text
+    so_far = f"So far, with {status.done} of {status.total} runs done"
+    return f"{so_far}: {text}" if first.findings else f"{so_far}, {answer.NOTHING}."
+
+
 def _facts(study: Study, runs: Sequence[StoredRun]) -> dict[str, str]:
     record = study.record
-    seconds = sum(run.result.seconds for run in runs if run.result)
-    return {
-        "preset": record.preset,
-        "engine": record.engine,
+    every = [*runs, *study.tuning_runs()]
+    seconds = sum(run.result.seconds for run in every if run.result)
+    made = {} if record.code else {"preset": record.preset, "engine": record.engine}
+    return made | {
         "seeds": commands.ranges(record.seeds),
-        "begun": record.created.replace("T", " ")[:16],
-        "compute": f"{duration(seconds)} in {len(runs)} runs",
+        "begun": _whole(record.created.replace("T", " ")[:16]),
+        "compute": f"{duration(seconds)} in {len(every)} runs",
     }
 
 
@@ -240,7 +258,8 @@ def _sensitivity(analysis: Analysis, arms: Mapping[str, looks.Look]) -> Section:
         "Sensitivity is what a value loses against the best one, as a mean over the values tried."
     )
     told = Told((note,), (drawn,), sensitivity.table(analysis.sensitivity))
-    return Section("sensitivity", "Sensitivity", "told", told, open=True)
+    title = f"Sensitivity to {analysis.sensitivity[0].option}"
+    return Section("sensitivity", title, "told", told, open=True)
 
 
 def _target(study: Study, runs: Sequence[StoredRun], target: Target, arms: Mapping[str, looks.Look]) -> Section:
@@ -262,10 +281,8 @@ def _endpoint(
     places: Mapping[str, int],
     anchor: distributions.Anchor,
 ) -> Section:
-    standing = tables.standing(judged)
     data = {
         "judged": judged,
-        "standing": standing,
         "runs": {(run.spec.optimizer, run.spec.seed): run for run in runs},
         "arms": [arm.label for arm in analysis.arms],
         "seeds": analysis.seeds,
@@ -273,7 +290,7 @@ def _endpoint(
         "effects": effects.plots([judged], places),
         "anchor": anchor,
     }
-    title = f"{judged.title} ({standing}): every seed, effects, tests"
+    title = f"{judged.title} ({tables.standing(judged)}): every seed, effects, tests"
     return Section(f"endpoint-{at}", title, "endpoint", data, short=judged.title)
 
 
@@ -327,6 +344,17 @@ def policy(live: bool) -> str:
     return "; ".join([*parts, "base-uri 'none'", "form-action 'none'"])
 
 
+def unbroken(text: str) -> str:
+    """A sentence in which no line ends inside 1e-12 or before a percent sign."""
+    percent = re.sub(r"(?<=\d) %", "\u00a0%", text)
+    return re.sub(r"\b\d[\d.]*e-\d+", lambda number: _whole(number[0]), percent)
+
+
+def _whole(text: str) -> str:
+    """The same, joined where a browser would end a line after a hyphen."""
+    return text.replace("-", "-\u2060")
+
+
 def swatch(look: looks.Look) -> Markup:
     """A short line in an arm's colour and dash, for legends."""
     line = element("line", x1=1, x2=25, y1=6, y2=6, class_="curve", stroke_dasharray=look.dasharray)
@@ -357,8 +385,9 @@ def _environment() -> jinja2.Environment:
         antilog=stats.antilog,
         size_of=size_of,
         swatch=swatch,
-        duration=duration,
         words=words,
+        name_of=name_of,
+        unbroken=unbroken,
         style=Markup(style()),
         script=Markup(script()),
     )
