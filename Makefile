@@ -1,6 +1,6 @@
 # Two commands do everything on a fresh machine with Python 3.11: `make study` and `make test`.
 PYTHON ?= python3
-EXTRAS ?= torch,jax,mlx,lab,tune,dev
+EXTRAS ?= torch,jax,mlx,state,lab,tune,dev
 BIN := .venv/bin
 READY := .venv/.ready
 PIP := -m pip install --quiet --disable-pip-version-check
