@@ -22,7 +22,7 @@ def save(optimizer: KourkoutasBeta, file: str | Path) -> None:
       optimizer: after `init` or a step.
       file: where to; a kill leaves the old file or the new one.
     """
-    write(_portable(optimizer), file)
+    write(portable(optimizer), file)
 
 
 def load(file: str | Path, optimizer: KourkoutasBeta, parameters: Any, *, rename: Rename | None = None) -> None:
@@ -69,7 +69,8 @@ def load(file: str | Path, optimizer: KourkoutasBeta, parameters: Any, *, rename
     optimizer.init(parameters)
 
 
-def _portable(optimizer: KourkoutasBeta) -> Portable:
+def portable(optimizer: KourkoutasBeta) -> Portable:
+    """The state apart from the framework."""
     state, kinds = optimizer.state, kinds_of(optimizer.hyper)
     if "m" not in state:
         raise ValueError("the optimizer has no state yet: call init(parameters) or take a step first")

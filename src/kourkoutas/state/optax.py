@@ -25,7 +25,7 @@ def save(state: optax.OptState, file: str | Path, *, buckets: Buckets = "paramet
       file: where to; a kill leaves the old file or the new one.
       buckets: as given to `kourkoutas_beta`.
     """
-    write(_portable(_only(state), buckets), file)
+    write(portable(_only(state), buckets), file)
 
 
 def load(
@@ -113,7 +113,8 @@ def _like(x: Any, like: Any) -> Any:
     return jax.device_put(x, like.sharding) if isinstance(like, jax.Array) else x
 
 
-def _portable(state: KourkoutasBetaState, buckets: Buckets) -> Portable:
+def portable(state: KourkoutasBetaState, buckets: Buckets) -> Portable:
+    """The state apart from the framework."""
     leaves, names = jax.tree.leaves(state.mu), leaf_names(state.mu)
     for name, x in zip(names, leaves, strict=True):
         if jnp.iscomplexobj(x) or not x.is_fully_addressable:

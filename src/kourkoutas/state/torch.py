@@ -25,7 +25,7 @@ def save(optimizer: KourkoutasBeta, file: str | Path) -> None:
       optimizer: made with `model.named_parameters()`; bare parameters are called param_0, param_1, ...
       file: where to; a kill leaves the old file or the new one.
     """
-    write(_portable(optimizer), file)
+    write(portable(optimizer), file)
 
 
 def load(file: str | Path, optimizer: KourkoutasBeta, *, rename: Rename | None = None) -> None:
@@ -93,7 +93,8 @@ def _kinds(optimizer: KourkoutasBeta) -> tuple[str, ...]:
     return found.pop() if found else ()
 
 
-def _portable(optimizer: KourkoutasBeta) -> Portable:
+def portable(optimizer: KourkoutasBeta) -> Portable:
+    """The state apart from the framework."""
     named, kinds = _named(optimizer), _kinds(optimizer)
     states = {name: optimizer.state.get(one.p, {}) for name, one in named.items()}
     places = {bucket: i for i, bucket in enumerate(dict.fromkeys(one.bucket for one in named.values()))}
