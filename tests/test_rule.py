@@ -188,3 +188,58 @@ def test_bias_corrections_keep_their_digits_in_float32(step):
     a1, b2 = rule.bias_corrections(Hyper(), np.float32(step), None, np)
     assert float(a1) == pytest.approx(-math.expm1(step * math.log(0.9)), rel=1e-6)
     assert float(b2) == pytest.approx(-math.expm1(step * math.log(0.999)), rel=1e-5)
+
+
+def test_the_ends_of_each_range_that_belong_to_it_are_taken():
+    rule.check_learning_rate(0)
+    least = ("beta1", "beta2_min", "decay", "eps", "tiny_denom", "weight_decay", "warmup_steps")
+    for options in (*({name: 0} for name in least), {"beta2_min": 0, "beta2_max": 0}, {"decay": 1}):
+        hyper = Hyper(**options)
+        assert all(getattr(hyper, name) == value for name, value in options.items())
+
+
+def test_the_ends_of_each_range_that_do_not_belong_to_it_are_refused():
+    for options in ({"beta1": 1}, {"beta2_max": 1}, {"beta2_min": 1, "beta2_max": 1}, {"alpha": 1}, {"alpha": 0}):
+        with pytest.raises(ValueError, match="must"):
+            Hyper(**options)
+
+
+def test_pick_takes_hyper_parameters_and_leaves_the_rest():
+    assert Hyper.pick({"beta1": 0.5, "lr": 3, "buckets": "global"}) == Hyper(beta1=0.5)
+
+
+def test_beta2_is_fixed_only_if_both_bounds_are_the_same_number():
+    assert Hyper(beta2_min=0.95, beta2_max=0.95).fixed
+    assert not Hyper().fixed
+    assert not Hyper(beta2_min=np.array([0.95]), beta2_max=np.array([0.95])).fixed
+    assert not Hyper(beta2_min=0.95, beta2_max=np.array([0.95])).fixed
+
+
+def test_the_logarithm_of_nothing_is_minus_infinity_for_floats():
+    assert rule.Floats.log1p(-1.0) == -math.inf
+    assert rule.Floats.log1p(-0.5) == math.log(0.5)
+
+
+def test_the_coefficients_are_the_papers_with_every_option():
+    hyper = Hyper(
+        alpha=0.8, beta1=0.7, beta2_min=0.5, beta2_max=0.9, eps=0.01, tiny_denom=0.1, tiny_spike=0.5, weight_decay=0.2,
+        max_ratio=3, decay=0.6, adaptive_tiny=True,
+    )  # fmt: skip
+    before = rule.State(np.full(3, 2.0), np.full(3, 4))
+    step = rule.step(hyper, 0.1, np.full(3, 3.0), before, np, mean_abs=np.array([0.4, 1.0, 5.0]))
+    r = 0.8 * 2 + 0.2 * 3
+    raw = 3 / (r + 0.5)
+    sun = raw / (1 + raw)
+    a1, b2 = 1 - 0.7**5, 1 - 0.9**5
+    tiny = 0.1 * np.array([1.0, 1.0, 5.0])
+    close = {"rel": 1e-12}
+    assert step.state.ema == pytest.approx(r, **close)
+    assert step.state.step.tolist() == [5, 5, 5]
+    assert step.sun == pytest.approx(sun, **close)
+    assert step.beta2 == pytest.approx(0.9 - 0.4 * sun, **close)
+    assert step.k.c1 == pytest.approx(0.3, **close)
+    assert step.k.c2 == pytest.approx(1 - (0.9 - 0.4 * sun), **close)
+    assert step.k.rate == pytest.approx(0.1 * math.sqrt(b2) / a1, **close)
+    assert step.k.floor == pytest.approx((0.01 + tiny) * math.sqrt(b2), **close)
+    assert (step.k.limit, step.k.shrink, step.k.leak) == (pytest.approx(0.3), pytest.approx(0.98), 0.6)
+    assert (step.fine, step.fine_each) == (None, None)
