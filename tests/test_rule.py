@@ -243,3 +243,36 @@ def test_the_coefficients_are_the_papers_with_every_option():
     assert step.k.floor == pytest.approx((0.01 + tiny) * math.sqrt(b2), **close)
     assert (step.k.limit, step.k.shrink, step.k.leak) == (pytest.approx(0.3), pytest.approx(0.98), 0.6)
     assert (step.fine, step.fine_each) == (None, None)
+
+
+@pytest.mark.parametrize("warmup", [1, 3])
+@pytest.mark.parametrize("xp", [np, rule.Floats])
+def test_beta2_stays_in_the_middle_up_to_and_with_the_last_step_of_the_warmup(warmup, xp):
+    hyper = Hyper(warmup_steps=warmup, beta2_min=0.5, beta2_max=0.9)
+    one = np.ones(1) if xp is np else 1.0
+    last = rule.step(hyper, 0.1, 2 * one, rule.State(one, (warmup - 1) * one), xp)
+    assert (last.beta2, last.sun) == (pytest.approx(0.7), 0)
+    after = rule.step(hyper, 0.1, 2 * one, rule.State(one, warmup * one), xp)
+    assert after.sun == pytest.approx(2 / (2 + 0.93 + 0.07 * 2 + 1e-9))
+    assert after.beta2 == pytest.approx(0.9 - 0.4 * after.sun)
+
+
+def test_what_goes_on_beside_a_skipped_bucket_has_the_plain_coefficients():
+    plain, skip = Hyper(weight_decay=0.1, decay=0.9), Hyper(weight_decay=0.1, decay=0.9, nonfinite="skip")
+    state = rule.State(np.ones(2), np.full(2, 3))
+    with np.errstate(invalid="ignore"):
+        a = rule.step(plain, 0.1, np.array([2.0, 2.0]), state, np)
+        b = rule.step(skip, 0.1, np.array([2.0, math.nan]), state, np)
+    assert (b.sun[0], b.beta2[0]) == (a.sun[0], a.beta2[0])
+    assert np.isnan([b.sun[1], b.beta2[1]]).all()
+    assert b.fine.tolist() == b.fine_each.tolist() == [True, False]
+    assert b.state.step.tolist() == [4, 3]
+    for name in ("c1", "c2", "rate", "floor", "shrink", "leak"):
+        got, want = getattr(b.k, name), np.broadcast_to(getattr(a.k, name), 2)
+        assert got[0] == want[0]
+        assert got[1] == {"floor": 1, "shrink": 1, "leak": 1}.get(name, 0)
+
+
+def test_a_numpy_count_beside_plain_floats_is_a_count():
+    step = rule.step(Hyper(), 0.1, 2.0, rule.State(1.0, np.int64(3)), rule.Floats)
+    assert step == rule.step(Hyper(), 0.1, 2.0, rule.State(1.0, 3), rule.Floats)
