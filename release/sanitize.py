@@ -8,6 +8,8 @@
 Each pass compiles the kernels into a copy of the package under build/, preloads the sanitizer's library into a Python
 that is not instrumented, and runs the kernels' own tests. Any report fails the pass.
 
+NOTE: libstdc++ is preloaded too: the sanitizer must find it to let torch's own exceptions through.
+
 NOTE: the thread pass turns the OpenMP pool off: its hand-overs are not instrumented and would all look like races.
 """
 
@@ -84,8 +86,9 @@ def main() -> None:
     for name in sys.argv[1:] or PASSES:
         one = PASSES[name]
         to = build(name, one.flags)
+        preloaded = f"{library(one.library)}:{library('libstdc++.so.6')}"
         environment = {
-            **os.environ, **one.environment, "PYTHONPATH": str(to), "LD_PRELOAD": library(one.library),
+            **os.environ, **one.environment, "PYTHONPATH": str(to), "LD_PRELOAD": preloaded,
             "PYTHONMALLOC": "malloc", "OMP_NUM_THREADS": "2", "KBETA_SANITIZED": name,
         }  # fmt: skip
         check = (
@@ -93,7 +96,7 @@ def main() -> None:
             f"sys.exit(0 if n.step is not None and {str(to)!r} in n.step.__file__ else 'the kernel was not loaded')"
         )
         subprocess.run([sys.executable, "-c", check], check=True, env=environment)
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", *TESTS]
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "-s", *TESTS]
         subprocess.run([*command, "-k", "kernel or native"], check=True, env=environment, cwd=ROOT, timeout=1500)
         print(f"{name}: no report")
 

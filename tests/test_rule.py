@@ -226,12 +226,12 @@ def test_the_coefficients_are_the_papers_with_every_option():
         max_ratio=3, decay=0.6, adaptive_tiny=True,
     )  # fmt: skip
     before = rule.State(np.full(3, 2.0), np.full(3, 4))
-    step = rule.step(hyper, 0.1, np.full(3, 3.0), before, np, mean_abs=np.array([0.4, 1.0, 5.0]))
+    step = rule.step(hyper, 0.1, np.full(3, 3.0), before, np, mean_abs=np.array([0.4, 1.5, 5.0]))
     r = 0.8 * 2 + 0.2 * 3
     raw = 3 / (r + 0.5)
     sun = raw / (1 + raw)
     a1, b2 = 1 - 0.7**5, 1 - 0.9**5
-    tiny = 0.1 * np.array([1.0, 1.0, 5.0])
+    tiny = 0.1 * np.array([1.0, 1.5, 5.0])
     close = {"rel": 1e-12}
     assert step.state.ema == pytest.approx(r, **close)
     assert step.state.step.tolist() == [5, 5, 5]
@@ -276,3 +276,10 @@ def test_what_goes_on_beside_a_skipped_bucket_has_the_plain_coefficients():
 def test_a_numpy_count_beside_plain_floats_is_a_count():
     step = rule.step(Hyper(), 0.1, 2.0, rule.State(1.0, np.int64(3)), rule.Floats)
     assert step == rule.step(Hyper(), 0.1, 2.0, rule.State(1.0, 3), rule.Floats)
+
+
+def test_betas_as_arrays_give_the_bias_corrections_of_numbers():
+    hyper = Hyper(beta1=np.array(0.8), beta2_min=np.array(0.5), beta2_max=np.array(0.95))
+    a1, b2 = rule.bias_corrections(hyper, np.array([1.0, 7.0]), None, np)
+    assert a1 == pytest.approx([0.2, 1 - 0.8**7])
+    assert b2 == pytest.approx([0.05, 1 - 0.95**7])

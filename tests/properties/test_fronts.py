@@ -25,7 +25,8 @@ TINY = float(np.finfo(np.float32).smallest_subnormal)
 ANY = st.sampled_from([0.0, TINY, -1e-40, 1e-30, -1.0, 2.5, 1e4, -1e30, np.inf, -np.inf, np.nan]) | st.floats(
     width=32, allow_nan=True, allow_infinity=True
 )
-CALM = st.floats(-8, 8, width=32).map(lambda x: float(np.float32(x))) | st.just(0.0)
+# Squares of these neither underflow nor overflow.
+CALM = st.floats(-8, 8, width=32).map(lambda x: x if abs(x) > 1e-3 else 0.0)
 EACH = sum(int(np.prod(shape)) for shape in SHAPES.values())
 
 
@@ -87,7 +88,7 @@ def test_sun_and_beta2_stay_in_their_ranges_for_any_gradients(front, values, mon
 @tried(8)
 @given(values=lists(CALM), power=st.integers(-8, 8))
 def test_sun_does_not_change_when_all_gradients_are_scaled(front, values, power, monkeypatch):
-    options = {"buckets": "module", "tiny_spike": 1e-30}
+    options = {"buckets": "module", "tiny_spike": 1e-15}
     one = run(front, options, gradients(values), monkeypatch)
     other = run(front, options, gradients(values, 2.0**power), monkeypatch)
     np.testing.assert_allclose(one.sun, other.sun, rtol=1e-6)

@@ -132,8 +132,9 @@ def portable(optimizer: KourkoutasBeta) -> Portable:
 
 
 def _array(x: Tensor) -> Any:
-    x = x.detach().cpu().contiguous()
-    return (x if x.dtype in (torch.float32, torch.float64) else x.float()).numpy()
+    """A copy: the optimizer goes on to change its tensors in place."""
+    x = x.detach().cpu()
+    return x.to(x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32, copy=True).numpy()
 
 
 def _entries(state: Portable, name: str, p: Tensor) -> dict[str, Tensor]:
