@@ -13,7 +13,6 @@ import base64
 import csv
 import hashlib
 import io
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from kourkoutas.lab.judging.causes import examine, size_of
 from kourkoutas.lab.judging.targets import Target
 from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.results import export
+from kourkoutas.lab.results.files import write_text
 from kourkoutas.lab.results.store import StoredRun, Study
 from kourkoutas.lab.showing import (
     answer,
@@ -405,8 +405,5 @@ def build(
     out = Path(out) if out is not None else study.path / "report.html"
     text = render(page_of(study, endpoints, target=target))
     out.parent.mkdir(parents=True, exist_ok=True)
-    # in one move, so that a reader never sees half a page
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, out)
+    write_text(out, text)
     return out
