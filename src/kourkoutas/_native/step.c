@@ -1,12 +1,17 @@
 /* The Kourkoutas-β step on the CPU: all tensors of a param group in one call, two passes over memory.
 
-   Pass 1 sums g² per bucket, and |θ| for adaptive_tiny; the scalar rule of kourkoutas/rule.py turns each pooled norm into
-   β2; pass 2 updates m, v, v_max and θ. Nothing of the framework is included: tensors are read through DLPack's C exchange table where the
+   Pass 1 sums g² per bucket; the scalar rule of kourkoutas/rule.py turns each pooled norm into β2; pass 2 updates m, v,
+   v_max and θ. Nothing of the framework is included: tensors are read through DLPack's C exchange table where the
    framework has one, else through `data_ptr()`, and written through raw pointers.
 
    NOTE: same bits whatever the number of threads and the CPU. Tensors are cut into blocks of fixed size, a block is
    summed in double in a fixed order by whichever thread takes it, and the sums of blocks are added in order. Products
-   are not contracted (-ffp-contract=off), so that machines with and without fused multiply-add agree. */
+   are not contracted (-ffp-contract=off), so that machines with and without fused multiply-add agree.
+
+   NOTE: adaptive_tiny needs max(⟨|θ|⟩, 1) before θ moves, and to read θ once more for it takes a tenth of the step. As it
+   mostly is 1, pass 2 takes it for 1 and sums |θ| while it reads θ; where ⟨|θ|⟩ turns out to be larger, a third pass
+   moves θ by the difference, which m and v̂ still tell. Tensors that are rounded when written, and all when sums were
+   asked for before the step, are summed in pass 1. */
 
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030b0000
@@ -112,8 +117,9 @@ CLONES static void narrow_noisy(void *m, void *v, void *v_max, const float *rest
 typedef struct { /* as in kourkoutas/rule.py */
     double beta1, c1, beta2, c2; /* c = 1 - β */
     double rate, floor;          /* γ√b2/a1 and ε√b2: Δ = rate·m/(√v̂ + floor) */
-    double limit, shrink, leak;  /* γ·max_ratio, 1 - γλ, δ */
-    double sign;                 /* -1 to maximize */
+    double limit, shrink, leak;  /* γ·max_ratio or infinity, 1 - γλ, δ */
+    double sign, root;           /* -1 to maximize; √b2 */
+    double floor_used;           /* in pass 2, if it was not `floor` */
 } Coefficients;
 
 #define ARITHMETIC(T, ROOT, ABS)                                                                                      \
@@ -135,8 +141,13 @@ typedef struct { /* as in kourkoutas/rule.py */
         for (int j = 0; j < LANES; j++) sum += lane[j];                                                               \
         return sum;                                                                                                   \
     }                                                                                                                 \
+    INLINE T delta_##T(T m, T v_hat, T rate, T floor, T limit) { /* Δ = rate·m/(√v̂ + floor), clipped to ±limit */    \
+        T delta = rate * m / (ROOT(v_hat) + floor);                                                                   \
+        delta = delta > limit ? limit : delta;                                                                        \
+        return delta < -limit ? -limit : delta;                                                                       \
+    }                                                                                                                 \
     INLINE void body_##T(T *restrict theta, const T *restrict grad, T *restrict m, T *restrict v,                     \
-                         T *restrict v_max, long n, const Coefficients *k, int kept, int clipped) {                   \
+                         T *restrict v_max, long n, const Coefficients *k, int kept) {                                \
         const T beta1 = (T)k->beta1, c1 = (T)k->c1, beta2 = (T)k->beta2, c2 = (T)k->c2, rate = (T)k->rate;            \
         const T floor = (T)k->floor, limit = (T)k->limit, shrink = (T)k->shrink, leak = (T)k->leak, sign = (T)k->sign;\
         for (long i = 0; i < n; i++) {                                                                                \
@@ -146,37 +157,24 @@ typedef struct { /* as in kourkoutas/rule.py */
             T v_hat = beta2 * v[i] + c2 * (g * g);                                                                    \
             m[i] = m_t;                                                                                               \
             v[i] = v_hat;                                                                                             \
-            if (kept) { /* v̂ = v_max ← max(δ·v_max, v) */                                                             \
+            if (kept) { /* v̂ = v_max ← max(δ·v_max, v) */                                                            \
                 T faded = leak * v_max[i];                                                                            \
                 v_hat = faded > v_hat ? faded : v_hat;                                                                \
                 v_max[i] = v_hat;                                                                                     \
             }                                                                                                         \
             /* θ ← (1-γλ)·θ - Δ */                                                                                    \
-            T delta = rate * m_t / (ROOT(v_hat) + floor);                                                             \
-            if (clipped) {                                                                                            \
-                delta = delta > limit ? limit : delta;                                                                \
-                delta = delta < -limit ? -limit : delta;                                                              \
-            }                                                                                                         \
-            theta[i] = shrink * theta[i] - delta;                                                                     \
+            theta[i] = shrink * theta[i] - delta_##T(m_t, v_hat, rate, floor, limit);                                 \
         }                                                                                                             \
     }                                                                                                                 \
-    CLONES static void plain_##T(T *p, const T *g, T *m, T *v, T *x, long n, const Coefficients *k) {                 \
-        body_##T(p, g, m, v, x, n, k, 0, 0);                                                                          \
+    CLONES static void update_##T(T *p, const T *g, T *m, T *v, T *x, long n, const Coefficients *k) {                \
+        if (x) body_##T(p, g, m, v, x, n, k, 1);                                                                      \
+        else body_##T(p, g, m, v, x, n, k, 0);                                                                        \
     }                                                                                                                 \
-    CLONES static void clip_##T(T *p, const T *g, T *m, T *v, T *x, long n, const Coefficients *k) {                  \
-        body_##T(p, g, m, v, x, n, k, 0, 1);                                                                          \
-    }                                                                                                                 \
-    CLONES static void max_##T(T *p, const T *g, T *m, T *v, T *x, long n, const Coefficients *k) {                   \
-        body_##T(p, g, m, v, x, n, k, 1, 0);                                                                          \
-    }                                                                                                                 \
-    CLONES static void max_clip_##T(T *p, const T *g, T *m, T *v, T *x, long n, const Coefficients *k) {              \
-        body_##T(p, g, m, v, x, n, k, 1, 1);                                                                          \
-    }                                                                                                                 \
-    static void update_##T(T *p, const T *g, T *m, T *v, T *x, long n, const Coefficients *k, int clipped) {          \
-        if (x && clipped) max_clip_##T(p, g, m, v, x, n, k);                                                          \
-        else if (x) max_##T(p, g, m, v, x, n, k);                                                                     \
-        else if (clipped) clip_##T(p, g, m, v, x, n, k);                                                              \
-        else plain_##T(p, g, m, v, x, n, k);                                                                          \
+    CLONES static void correct_##T(T *restrict theta, const T *restrict m, const T *restrict v_hat, long n,           \
+                                   const Coefficients *k) {                                                           \
+        const T rate = (T)k->rate, used = (T)k->floor_used, floor = (T)k->floor, limit = (T)k->limit;                 \
+        for (long i = 0; i < n; i++)                                                                                  \
+            theta[i] += delta_##T(m[i], v_hat[i], rate, used, limit) - delta_##T(m[i], v_hat[i], rate, floor, limit); \
     }
 
 ARITHMETIC(float, sqrtf, fabsf)
@@ -208,7 +206,7 @@ typedef struct {
     Kind kind, g_kind, s_kind; /* of θ, of the gradient, of m, v and v_max */
     uint32_t seed;             /* of the noise, where states are rounded with noise */
     uint32_t first;            /* number of its first element in the whole tensor, of which it may be a part */
-    double mean;               /* ⟨|θ|⟩, where it was given */
+    double mean;               /* ⟨|θ|⟩, or 1 while it is not known */
     Scalar step, log_beta2;
     int bucket, place, entry; /* place: its number in the group; entry: among the tensors that were gathered from */
     Coefficients k;
@@ -233,50 +231,46 @@ typedef struct {
     int n_items, n_buckets, n_held, n_grads, n_group_buckets, n_entries;
     int64_t n_blocks;
     size_t room[6], room_sums;
-    int busy, summed, averaged; /* summed: Σ g² is known; averaged: ⟨|θ|⟩ is */
+    int busy, summed; /* summed: Σ g² and, for adaptive_tiny, ⟨|θ|⟩ are known before the step */
 } Plan;
 
-typedef enum { MEASURE, UPDATE } Pass;
+typedef enum { MEASURE, UPDATE, CORRECT } Pass;
 
-static double square_block(const Item *it, int64_t first, long n) {
+typedef double (*SumFloat)(const float *, long);
+typedef double (*SumDouble)(const double *, long);
+
+static double block_sum(const char *x, Kind kind, long n, SumFloat of_float, SumDouble of_double) {
     float wide[PIECE];
     double sum = 0;
     for (long i = 0; i < n; i += PIECE) {
         long piece = n - i < PIECE ? n - i : PIECE;
-        const char *g = it->g + (first + i) * KIND_BYTES[it->g_kind];
-        if (it->g_kind == F32) sum += square_sum_float((const float *)g, piece);
-        else if (it->g_kind == F64) sum += square_sum_double((const double *)g, piece);
+        const char *at = x + i * KIND_BYTES[kind];
+        if (kind == F32) sum += of_float((const float *)at, piece);
+        else if (kind == F64) sum += of_double((const double *)at, piece);
         else {
-            widen(wide, g, it->g_kind, piece);
-            sum += square_sum_float(wide, piece);
+            widen(wide, at, kind, piece);
+            sum += of_float(wide, piece);
         }
     }
     return sum;
 }
 
-static double abs_block(const Item *it, int64_t first, long n) {
-    float wide[PIECE];
-    double sum = 0;
-    for (long i = 0; i < n; i += PIECE) {
-        long piece = n - i < PIECE ? n - i : PIECE;
-        const char *theta = it->theta + (first + i) * KIND_BYTES[it->kind];
-        if (it->kind == F32) sum += abs_sum_float((const float *)theta, piece);
-        else if (it->kind == F64) sum += abs_sum_double((const double *)theta, piece);
-        else {
-            widen(wide, theta, it->kind, piece);
-            sum += abs_sum_float(wide, piece);
-        }
-    }
-    return sum;
+static double abs_sum(const Item *it, int64_t first, long n) {
+    return block_sum(it->theta + first * KIND_BYTES[it->kind], it->kind, n, abs_sum_float, abs_sum_double);
 }
 
-static void update_piece(const Item *it, int64_t first, long n, int clipped, int noisy) {
+/* Whether |θ| is summed in pass 2. */
+static int sums_late(const Plan *plan, const Item *it) {
+    return plan->h.adaptive_tiny && !plan->summed && it->kind <= F64 && it->s_kind <= F64;
+}
+
+static void update_piece(const Item *it, int64_t first, long n, int noisy) {
     int64_t s_at = first * KIND_BYTES[it->s_kind];
     char *theta = it->theta + first * KIND_BYTES[it->kind];
     char *m = it->m + s_at, *v = it->v + s_at, *v_max = it->v_max ? it->v_max + s_at : NULL;
     const char *g = it->g + first * KIND_BYTES[it->g_kind];
     if (it->kind == F64) { /* then all are */
-        update_double((double *)theta, (const double *)g, (double *)m, (double *)v, (double *)v_max, n, &it->k, clipped);
+        update_double((double *)theta, (const double *)g, (double *)m, (double *)v, (double *)v_max, n, &it->k);
         return;
     }
     float wide[5][PIECE];
@@ -298,7 +292,7 @@ static void update_piece(const Item *it, int64_t first, long n, int clipped, int
         wide_v = wide[2];
         wide_max = v_max ? wide[3] : NULL;
     }
-    update_float(wide_theta, wide_g, wide_m, wide_v, wide_max, n, &it->k, clipped);
+    update_float(wide_theta, wide_g, wide_m, wide_v, wide_max, n, &it->k);
     if (it->kind != F32) narrow(theta, wide_theta, it->kind, n);
     if (it->s_kind == F32) return;
     if (noisy && it->s_kind == BF16) {
@@ -308,6 +302,13 @@ static void update_piece(const Item *it, int64_t first, long n, int clipped, int
     narrow(m, wide_m, it->s_kind, n);
     narrow(v, wide_v, it->s_kind, n);
     if (v_max) narrow(v_max, wide_max, it->s_kind, n);
+}
+
+static void correct_block(const Item *it, int64_t first, long n) {
+    int64_t at = first * KIND_BYTES[it->kind];
+    char *theta = it->theta + at, *m = it->m + at, *v_hat = (it->v_max ? it->v_max : it->v) + at;
+    if (it->kind == F64) correct_double((double *)theta, (double *)m, (double *)v_hat, n, &it->k);
+    else correct_float((float *)theta, (float *)m, (float *)v_hat, n, &it->k);
 }
 
 typedef struct {
@@ -322,14 +323,28 @@ static void do_block(const Job *job, const Item *it, int64_t block) {
     Plan *plan = job->plan;
     int64_t start = (block - it->block) * BLOCK;
     long n = it->n - start < BLOCK ? (long)(it->n - start) : BLOCK;
-    if (job->pass == MEASURE && !plan->summed) plan->sums[2 * block] = square_block(it, start, n);
-    if (job->pass == MEASURE && plan->h.adaptive_tiny && !plan->averaged) plan->sums[2 * block + 1] = abs_block(it, start, n);
-    for (long i = 0; job->pass == UPDATE && i < n; i += PIECE)
-        update_piece(it, start + i, n - i < PIECE ? n - i : PIECE, plan->h.max_ratio > 0, plan->h.noisy > 0);
+    if (job->pass == MEASURE) {
+        const char *g = it->g + start * KIND_BYTES[it->g_kind];
+        plan->sums[2 * block] = block_sum(g, it->g_kind, n, square_sum_float, square_sum_double);
+        if (plan->h.adaptive_tiny && !sums_late(plan, it)) plan->sums[2 * block + 1] = abs_sum(it, start, n);
+        return;
+    }
+    if (job->pass == CORRECT) {
+        correct_block(it, start, n);
+        return;
+    }
+    double sum = 0;
+    for (long i = 0; i < n; i += PIECE) {
+        long piece = n - i < PIECE ? n - i : PIECE;
+        if (sums_late(plan, it)) sum += abs_sum(it, start + i, piece);
+        update_piece(it, start + i, piece, plan->h.noisy > 0);
+    }
+    if (sums_late(plan, it)) plan->sums[2 * block + 1] = sum;
 }
 
 static int has_work(const Job *job, const Item *it) {
-    return job->pass == MEASURE || job->plan->buckets[it->bucket].fine;
+    if (job->pass == MEASURE) return 1;
+    return job->plan->buckets[it->bucket].fine && (job->pass == UPDATE || it->k.floor_used != it->k.floor);
 }
 
 static void work(void *argument) {
@@ -387,14 +402,26 @@ static double total(const Plan *plan, const Item *it, int which) {
     return sum;
 }
 
+static double mean_abs(const Plan *plan, const Item *it) { return it->n ? total(plan, it, 1) / (double)it->n : 0; }
+
 static void measure(Plan *plan, int first_item, int last_item, int threads) {
-    if (plan->summed && (plan->averaged || !plan->h.adaptive_tiny)) return;
     run_pass(plan, MEASURE, first_item, last_item, threads);
-    for (int i = first_item; i < last_item && !plan->summed;) {
+    for (int i = first_item; i < last_item;) {
         Bucket *bucket = &plan->buckets[plan->items[i].bucket];
         bucket->square = 0;
-        for (int end = i + bucket->items; i < end; i++) bucket->square += total(plan, &plan->items[i], 0);
+        for (int end = i + bucket->items; i < end; i++) {
+            Item *it = &plan->items[i];
+            bucket->square += total(plan, it, 0);
+            it->mean = sums_late(plan, it) ? 1 : mean_abs(plan, it);
+        }
     }
+}
+
+/* (ε + tiny_denom·max(⟨|θ|⟩, 1))·√b2, the second term with adaptive_tiny. */
+static double floor_of(const Hyper *h, const Item *it) {
+    double eps = h->eps;
+    if (h->adaptive_tiny) eps += h->tiny_denom * (it->mean < 1 ? 1 : it->mean);
+    return eps * it->k.root;
 }
 
 /* The scalar rule, as in kourkoutas/rule.py: n → r → sun → β2, bias corrections, and each parameter's coefficients. */
@@ -441,18 +468,14 @@ static void scalars(Plan *plan, int first_item, int last_item, double lr) {
                 set(it->log_beta2, log_beta2);
                 b2 = -expm1(log_beta2);
             }
-            double root = sqrt(b2), eps = h->eps;
-            if (h->adaptive_tiny) { /* ε + tiny_denom·max(⟨|θ|⟩, 1) */
-                double mean = plan->averaged ? it->mean : it->n ? total(plan, it, 1) / (double)it->n : 0;
-                eps += h->tiny_denom * (mean < 1 ? 1 : mean);
-            }
             k->beta1 = h->beta1;
             k->c1 = 1 - h->beta1;
             k->beta2 = 1 - c2;
             k->c2 = c2;
-            k->rate = lr / a1 * root;
-            k->floor = eps * root;
-            k->limit = lr * h->max_ratio;
+            k->root = sqrt(b2);
+            k->rate = lr / a1 * k->root;
+            k->floor = k->floor_used = floor_of(h, it);
+            k->limit = h->max_ratio < 0 ? INFINITY : lr * h->max_ratio;
             k->shrink = 1 - lr * h->weight_decay;
             k->leak = h->leak;
             k->sign = h->maximize ? -1 : 1;
@@ -468,9 +491,16 @@ static void step_group(Plan *plan, double lr, int threads) {
             int end = last + plan->buckets[plan->items[last].bucket].items;
             for (; last < end; last++) bytes += plan->items[last].n * KIND_BYTES[plan->items[last].g_kind];
         } while (last < plan->n_items && bytes < WAVE_BYTES);
-        measure(plan, i, last, threads);
+        if (!plan->summed) measure(plan, i, last, threads);
         scalars(plan, i, last, lr);
         run_pass(plan, UPDATE, i, last, threads);
+        for (int j = i; j < last; j++) {
+            Item *it = &plan->items[j];
+            if (!sums_late(plan, it)) continue;
+            it->mean = mean_abs(plan, it);
+            it->k.floor = floor_of(&plan->h, it);
+        }
+        if (plan->h.adaptive_tiny) run_pass(plan, CORRECT, i, last, threads);
         i = last;
     }
 }
@@ -754,7 +784,7 @@ static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args
 
     release_held(plan);
     memcpy(&plan->h, packed, sizeof(Hyper));
-    plan->summed = plan->averaged = 0;
+    plan->summed = 0;
     plan->n_entries = (int)n_params;
     if (!make_room(plan, (size_t)n_params, (size_t)n_buckets)) return NULL;
     plan->n_group_buckets = n_buckets;
@@ -809,7 +839,7 @@ static PyObject *sums(PyObject *self, PyObject *const *args, Py_ssize_t n_args) 
     Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
     int threads = (int)PyLong_AsLong(args[1]);
     if (!plan || PyErr_Occurred()) return NULL;
-    plan->busy = 1;
+    plan->busy = plan->summed = 1;
     Py_BEGIN_ALLOW_THREADS
     if (plan->n_items) measure(plan, 0, plan->n_items, threads);
     Py_END_ALLOW_THREADS
@@ -860,13 +890,11 @@ static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
         for (int b = 0; b < plan->n_buckets; b++)
             plan->buckets[b].square = PyFloat_AsDouble(PyList_GetItem(args[6], plan->buckets[b].number));
         if (PyErr_Occurred()) return NULL;
-        plan->summed = 1;
     }
     if (args[8] != Py_None) {
         for (int i = 0; i < plan->n_items; i++)
             plan->items[i].mean = PyFloat_AsDouble(PyList_GetItem(args[8], plan->items[i].entry));
         if (PyErr_Occurred()) return NULL;
-        plan->averaged = 1;
     }
 
     plan->busy = 1;
