@@ -147,7 +147,7 @@ typedef struct { /* as in kourkoutas/rule.py */
         return delta < -limit ? -limit : delta;                                                                       \
     }                                                                                                                 \
     INLINE void body_##T(T *restrict theta, const T *restrict grad, T *restrict m, T *restrict v,                     \
-                         T *restrict v_max, long n, const Coefficients *k, int kept) {                                \
+                         T *restrict v_max, T *restrict before, long n, const Coefficients *k, int kept, int saved) { \
         const T beta1 = (T)k->beta1, c1 = (T)k->c1, beta2 = (T)k->beta2, c2 = (T)k->c2, rate = (T)k->rate;            \
         const T floor = (T)k->floor, limit = (T)k->limit, shrink = (T)k->shrink, leak = (T)k->leak, sign = (T)k->sign;\
         for (long i = 0; i < n; i++) {                                                                                \
@@ -162,13 +162,16 @@ typedef struct { /* as in kourkoutas/rule.py */
                 v_hat = faded > v_hat ? faded : v_hat;                                                                \
                 v_max[i] = v_hat;                                                                                     \
             }                                                                                                         \
+            if (saved) before[i] = theta[i];                                                                          \
             /* θ ← (1-γλ)·θ - Δ */                                                                                    \
             theta[i] = shrink * theta[i] - delta_##T(m_t, v_hat, rate, floor, limit);                                 \
         }                                                                                                             \
     }                                                                                                                 \
-    CLONES static void update_##T(T *p, const T *g, T *m, T *v, T *x, long n, const Coefficients *k) {                \
-        if (x) body_##T(p, g, m, v, x, n, k, 1);                                                                      \
-        else body_##T(p, g, m, v, x, n, k, 0);                                                                        \
+    CLONES static void update_##T(T *p, const T *g, T *m, T *v, T *x, T *before, long n, const Coefficients *k) {     \
+        if (x && before) body_##T(p, g, m, v, x, before, n, k, 1, 1);                                                 \
+        else if (x) body_##T(p, g, m, v, x, before, n, k, 1, 0);                                                      \
+        else if (before) body_##T(p, g, m, v, x, before, n, k, 0, 1);                                                 \
+        else body_##T(p, g, m, v, x, before, n, k, 0, 0);                                                             \
     }                                                                                                                 \
     CLONES static void correct_##T(T *restrict theta, const T *restrict m, const T *restrict v_hat, long n,           \
                                    const Coefficients *k) {                                                           \
@@ -255,8 +258,8 @@ static double block_sum(const char *x, Kind kind, long n, SumFloat of_float, Sum
     return sum;
 }
 
-static double abs_sum(const Item *it, int64_t first, long n) {
-    return block_sum(it->theta + first * KIND_BYTES[it->kind], it->kind, n, abs_sum_float, abs_sum_double);
+static double abs_sum(const void *theta, Kind kind, long n) {
+    return block_sum(theta, kind, n, abs_sum_float, abs_sum_double);
 }
 
 /* Whether |θ| is summed in pass 2. */
@@ -264,13 +267,14 @@ static int sums_late(const Plan *plan, const Item *it) {
     return plan->h.adaptive_tiny && !plan->summed && it->kind <= F64 && it->s_kind <= F64;
 }
 
-static void update_piece(const Item *it, int64_t first, long n, int noisy) {
+/* Updates at most PIECE elements; `before` is NULL, or takes θ as it was if it is not rounded. */
+static void update_piece(const Item *it, int64_t first, long n, int noisy, void *before) {
     int64_t s_at = first * KIND_BYTES[it->s_kind];
     char *theta = it->theta + first * KIND_BYTES[it->kind];
     char *m = it->m + s_at, *v = it->v + s_at, *v_max = it->v_max ? it->v_max + s_at : NULL;
     const char *g = it->g + first * KIND_BYTES[it->g_kind];
     if (it->kind == F64) { /* then all are */
-        update_double((double *)theta, (const double *)g, (double *)m, (double *)v, (double *)v_max, n, &it->k);
+        update_double((double *)theta, (const double *)g, (double *)m, (double *)v, (double *)v_max, before, n, &it->k);
         return;
     }
     float wide[5][PIECE];
@@ -292,7 +296,7 @@ static void update_piece(const Item *it, int64_t first, long n, int noisy) {
         wide_v = wide[2];
         wide_max = v_max ? wide[3] : NULL;
     }
-    update_float(wide_theta, wide_g, wide_m, wide_v, wide_max, n, &it->k);
+    update_float(wide_theta, wide_g, wide_m, wide_v, wide_max, before, n, &it->k);
     if (it->kind != F32) narrow(theta, wide_theta, it->kind, n);
     if (it->s_kind == F32) return;
     if (noisy && it->s_kind == BF16) {
@@ -326,20 +330,24 @@ static void do_block(const Job *job, const Item *it, int64_t block) {
     if (job->pass == MEASURE) {
         const char *g = it->g + start * KIND_BYTES[it->g_kind];
         plan->sums[2 * block] = block_sum(g, it->g_kind, n, square_sum_float, square_sum_double);
-        if (plan->h.adaptive_tiny && !sums_late(plan, it)) plan->sums[2 * block + 1] = abs_sum(it, start, n);
+        if (plan->h.adaptive_tiny && !sums_late(plan, it)) {
+            const char *theta = it->theta + start * KIND_BYTES[it->kind];
+            plan->sums[2 * block + 1] = abs_sum(theta, it->kind, n);
+        }
         return;
     }
     if (job->pass == CORRECT) {
         correct_block(it, start, n);
         return;
     }
-    double sum = 0;
+    int late = sums_late(plan, it);
+    double before[PIECE], sum = 0;
     for (long i = 0; i < n; i += PIECE) {
         long piece = n - i < PIECE ? n - i : PIECE;
-        if (sums_late(plan, it)) sum += abs_sum(it, start + i, piece);
-        update_piece(it, start + i, piece, plan->h.noisy > 0);
+        update_piece(it, start + i, piece, plan->h.noisy > 0, late ? before : NULL);
+        if (late) sum += abs_sum(before, it->kind, piece);
     }
-    if (sums_late(plan, it)) plan->sums[2 * block + 1] = sum;
+    if (late) plan->sums[2 * block + 1] = sum;
 }
 
 static int has_work(const Job *job, const Item *it) {

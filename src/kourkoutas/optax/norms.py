@@ -13,7 +13,6 @@ from kourkoutas.optax.axes import Axes
 from kourkoutas.optax.dtypes import as_real, stack
 from kourkoutas.rule import NonFiniteGradient
 
-
 _SMALL = 1 << 16
 
 
