@@ -116,16 +116,6 @@ def test_the_number_of_threads_changes_no_bit(options, dtype, restored):
 
 
 @needs_kernel
-def test_a_torch_without_the_dlpack_table_gives_the_same_bits(kernel, restored):
-    params = parameters()
-    want = everything(params, run(params, steps=2, **FULL))
-    native.connect(dlpack=False)
-    params = parameters()
-    assert_same_bits(everything(params, run(params, steps=2, **FULL)), want)
-    assert kernel.steps == 4
-
-
-@needs_kernel
 @pytest.mark.parametrize("edit", ["in place", "p.data", "replaced", "numpy", "one element"])
 def test_a_parameter_changed_between_steps_has_its_mean_summed_anew(kernel, edit):
     (p,) = parameters([(130, 257)])

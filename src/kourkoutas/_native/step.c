@@ -1,8 +1,8 @@
 /* The Kourkoutas-β step on the CPU: all tensors of a param group in one call, two passes over memory.
 
    Pass 1 sums g² per bucket; the scalar rule of kourkoutas/rule.py turns each pooled norm into β2; pass 2 updates m, v,
-   v_max and θ. Nothing of the framework is included: tensors are read through DLPack's C exchange table where the
-   framework has one, else through `data_ptr()`, and written through raw pointers.
+   v_max and θ. Nothing of the framework is included: tensors are described by DLPack's C exchange table, and read and
+   written through raw pointers.
 
    NOTE: same bits whatever the number of threads and the CPU. Tensors are cut into blocks of fixed size, a block is
    summed in double in a fixed order by whichever thread takes it, and the sums of blocks are added in order. Products
@@ -38,7 +38,6 @@ enum { BLOCK = 8192, PIECE = 1024, LANES = 32 };
 enum { WINDOW = 1024 }; /* rows of a trace, as in kourkoutas/trace.py */
 /* Buckets are taken together until their gradients fill this much, so that pass 2 finds them in cache. */
 enum { WAVE_BYTES = 4 << 20, SERIAL_WORK = 16384 };
-
 
 typedef enum { F32, F64, BF16, F16, OTHER } Kind;
 static const int KIND_BYTES[] = {4, 8, 2, 2};
@@ -113,7 +112,6 @@ CLONES static void narrow_noisy(void *m, void *v, void *v_max, const float *rest
         hx[i] = to_bf16_noisy(wide_max[i], mixed((first + (uint32_t)i) * 0x1e3779b1u + seed) >> 16);
 }
 
-
 typedef struct { /* as in kourkoutas/rule.py */
     double beta1, c1, beta2, c2; /* c = 1 - β */
     double rate, floor;          /* γ√b2/a1 and ε√b2: Δ = rate·m/(√v̂ + floor) */
@@ -182,7 +180,6 @@ typedef struct { /* as in kourkoutas/rule.py */
 
 ARITHMETIC(float, sqrtf, fabsf)
 ARITHMETIC(double, sqrt, fabs)
-
 
 typedef struct { /* hyper-parameters, packed by kourkoutas/torch/native.py in this order */
     double beta1, beta2_min, beta2_max, alpha, eps, tiny_spike, tiny_denom;
@@ -513,7 +510,6 @@ static void step_group(Plan *plan, double lr, int threads) {
     }
 }
 
-
 typedef struct { /* DLPack's DLTensor */
     void *data;
     int32_t device_type, device_id, ndim;
@@ -531,7 +527,7 @@ typedef struct { /* DLPack's DLPackExchangeAPI, major version 1 */
 } Exchange;
 
 static const Exchange *exchange;
-static PyObject *tensor_types[2], *dtypes[4], *is_neg;
+static PyObject *tensor_types[2], *is_neg;
 static PyObject *s_grad, *s_step, *s_exp_avg, *s_exp_avg_sq, *s_max, *s_log_beta2, *s_ema, *s_skipped;
 
 typedef struct {
@@ -541,43 +537,11 @@ typedef struct {
     int integer; /* int64 */
 } View;
 
-static int true_method(PyObject *x, const char *name) {
-    PyObject *answer = PyObject_CallMethod(x, name, NULL);
-    int yes = answer ? PyObject_IsTrue(answer) : 0;
-    Py_XDECREF(answer);
-    return yes > 0;
-}
-
-/* Without DLPack's table: contiguous CPU tensors only, told by `ndim` -1. */
-static int read_by_methods(PyObject *x, View *view) {
-    PyObject *cpu = PyObject_GetAttrString(x, "is_cpu"), *dtype = PyObject_GetAttrString(x, "dtype");
-    PyObject *address = NULL, *count = NULL;
-    int ok = cpu && dtype && PyObject_IsTrue(cpu) == 1 && true_method(x, "is_contiguous");
-    if (ok) {
-        address = PyObject_CallMethod(x, "data_ptr", NULL);
-        count = PyObject_CallMethod(x, "numel", NULL);
-        ok = address && count;
-    }
-    if (ok) {
-        view->dl.data = PyLong_AsVoidPtr(address);
-        view->dl.ndim = -1;
-        view->n = PyLong_AsLongLong(count);
-        view->kind = OTHER;
-        view->integer = 0;
-        for (int k = 0; k < 4; k++)
-            if (dtype == dtypes[k]) view->kind = (Kind)k;
-    }
-    Py_XDECREF(cpu);
-    Py_XDECREF(dtype);
-    Py_XDECREF(address);
-    Py_XDECREF(count);
-    if (PyErr_Occurred()) ok = 0;
-    PyErr_Clear();
-    return ok;
-}
-
-static int read_by_table(PyObject *x, View *view) {
+/* 0 if the tensor is a subclass's or has no storage, as zero tensors and functional tensors. */
+static int read_tensor(PyObject *x, View *view) {
     DLTensor *dl = &view->dl;
+    PyObject *type = (PyObject *)Py_TYPE(x);
+    if (type != tensor_types[0] && type != tensor_types[1]) return 0;
     if (exchange->tensor_from(x, dl)) {
         PyErr_Clear();
         return 0;
@@ -589,14 +553,7 @@ static int read_by_table(PyObject *x, View *view) {
     view->integer = dl->code == 0 && dl->bits == 64;
     view->kind = dl->code == 2 ? (dl->bits == 32 ? F32 : dl->bits == 64 ? F64 : dl->bits == 16 ? F16 : OTHER)
                  : dl->code == 4 && dl->bits == 16 ? BF16 : OTHER;
-    return 1;
-}
-
-/* 0 if the tensor is a subclass's or has no storage, as zero tensors and functional tensors. */
-static int read_tensor(PyObject *x, View *view) {
-    PyObject *type = (PyObject *)Py_TYPE(x);
-    if (type != tensor_types[0] && type != tensor_types[1]) return 0;
-    return (exchange ? read_by_table(x, view) : read_by_methods(x, view)) && (view->dl.data || !view->n);
+    return dl->data || !view->n;
 }
 
 static int negated(PyObject *x) { /* lazily, by a bit that the table does not tell */
@@ -608,7 +565,7 @@ static int negated(PyObject *x) { /* lazily, by a bit that the table does not te
 
 /* Whether the tensor fills one stretch of memory without gaps, in any order of its axes. */
 static int dense(const View *x) {
-    if (x->dl.ndim < 0 || !x->dl.strides || !x->n) return 1;
+    if (!x->dl.strides || !x->n) return 1;
     int64_t stride = 1;
     while (stride < x->n) {
         int d = 0;
@@ -621,7 +578,6 @@ static int dense(const View *x) {
 
 static int same_layout(const View *a, const View *b) {
     if (a->n != b->n || a->dl.ndim != b->dl.ndim) return 0;
-    if (a->dl.ndim < 0) return 1;
     for (int d = 0; d < a->dl.ndim; d++) {
         if (a->dl.shape[d] != b->dl.shape[d]) return 0;
         if (a->dl.shape[d] > 1 && a->dl.strides && b->dl.strides && a->dl.strides[d] != b->dl.strides[d]) return 0;
@@ -633,7 +589,6 @@ static PyObject *hold(Plan *plan, PyObject *x) {
     Py_INCREF(x);
     return plan->held[plan->n_held++] = x;
 }
-
 
 static void release_held(Plan *plan) {
     while (plan->n_held) Py_DECREF(plan->held[--plan->n_held]);
@@ -941,24 +896,19 @@ static void keep(PyObject **place, PyObject *x) {
     Py_XDECREF(old);
 }
 
-/* connect(exchange table or None, (tensor type, parameter type), (float32, float64, bfloat16, float16), pool)
+/* connect(exchange table, (tensor type, parameter type), pool)
 
    `pool`: whether to run on the process's OpenMP threads, if it has them. */
 static PyObject *connect(PyObject *self, PyObject *args) {
-    PyObject *capsule, *types, *kinds;
+    PyObject *capsule, *types;
     int pool;
-    if (!PyArg_ParseTuple(args, "OO!O!p", &capsule, &PyTuple_Type, &types, &PyTuple_Type, &kinds, &pool)) return NULL;
-    if (PyTuple_Size(types) != 2 || PyTuple_Size(kinds) != 4)
-        return PyErr_Format(PyExc_ValueError, "`connect` takes 2 types and 4 dtypes");
-    exchange = NULL;
-    if (capsule != Py_None) {
-        const Exchange *table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-        if (!table) return NULL;
-        while (table && table->major != 1) table = table->previous;
-        exchange = table && table->tensor_from ? table : NULL;
-    }
+    if (!PyArg_ParseTuple(args, "OO!p", &capsule, &PyTuple_Type, &types, &pool)) return NULL;
+    if (PyTuple_Size(types) != 2) return PyErr_Format(PyExc_ValueError, "`connect` takes 2 types");
+    const Exchange *table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    while (table && table->major != 1) table = table->previous;
+    if (!table) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "DLPack's table must have major version 1");
+    exchange = table;
     for (int i = 0; i < 2; i++) keep(&tensor_types[i], PyTuple_GetItem(types, i));
-    for (int i = 0; i < 4; i++) keep(&dtypes[i], PyTuple_GetItem(kinds, i));
     find_pool(pool);
     Py_XDECREF(is_neg);
     is_neg = PyObject_GetAttrString(tensor_types[0], "is_neg");
@@ -967,7 +917,7 @@ static PyObject *connect(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
-    {"connect", connect, METH_VARARGS, "Meet the framework: its exchange table, tensor types and dtypes."},
+    {"connect", connect, METH_VARARGS, "Meet the framework: its exchange table and tensor types."},
     {"new_plan", new_plan, METH_NOARGS, "Working memory for one param group."},
     {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, "Collect a group's tensors; -1 if not possible."},
     {"sums", (PyCFunction)(void (*)(void))sums, METH_FASTCALL, "Sum the squares of each bucket's gradients."},
