@@ -36,9 +36,10 @@ test-integrations: .venv-integrations/.ready
 	KERAS_BACKEND=torch .venv-integrations/bin/python $(PYTEST) tests/integrations/test_keras.py
 	KERAS_BACKEND=jax .venv-integrations/bin/python $(PYTEST) tests/integrations/test_keras.py
 
-# The oldest versions that pyproject.toml allows, in environments of their own.
+# The oldest versions that pyproject.toml allows, in environments of their own; with FLOORS=--pinned those of
+# constraints.txt, for trying another PYTHON.
 test-floors:
-	$(PYTHON) release/floors.py
+	$(PYTHON) release/floors.py $(FLOORS)
 
 # Starts Ray clusters on this machine, kills parts of them, and takes about ten minutes.
 test-ray: $(READY)
