@@ -54,7 +54,8 @@ def check(
         members: dict[Any, set[str]] = {}
         for name in shapes:
             members.setdefault(bucket_of[name], set()).add(name)
-        moved = [name for name in both if state.buckets[name] != members[bucket_of[name]]]
+        theirs = state.buckets
+        moved = [name for name in both if theirs[name] != members[bucket_of[name]]]
         if moved:
             wrong.append(f"other parameters share a bucket with {listed(moved)} here: use the same `buckets`")
     for kind in _OPTION:
