@@ -1,12 +1,12 @@
 # Two commands do everything on a fresh machine with Python 3.11: `make study` and `make test`.
 PYTHON ?= python3
-EXTRAS ?= torch,jax,mlx,lab,tune,dev
+EXTRAS ?= torch,jax,mlx,state,lab,tune,dev
 BIN := .venv/bin
 READY := .venv/.ready
 PIP := -m pip install --quiet --disable-pip-version-check
 PYTEST := -m pytest -n auto --dist worksteal
 
-.PHONY: study test test-all test-integrations test-floors test-ray browser lint bench docs dist venv clean
+.PHONY: study test test-all test-integrations test-floors test-ray test-sanitize coverage mutate browser lint bench docs dist venv clean
 
 study: $(READY)
 	$(BIN)/kbeta study rare_trigger --preset paper --seeds 0-9 --optimizers kbeta,adam95,adam999 \
@@ -36,14 +36,30 @@ test-integrations: .venv-integrations/.ready
 	KERAS_BACKEND=torch .venv-integrations/bin/python $(PYTEST) tests/integrations/test_keras.py
 	KERAS_BACKEND=jax .venv-integrations/bin/python $(PYTEST) tests/integrations/test_keras.py
 
-# The oldest versions that pyproject.toml allows, in environments of their own.
+# The oldest versions that pyproject.toml allows, in environments of their own; with FLOORS=--pinned those of
+# constraints.txt, for trying another PYTHON.
 test-floors:
-	$(PYTHON) release/floors.py
+	$(PYTHON) release/floors.py $(FLOORS)
 
 # Starts Ray clusters on this machine, kills parts of them, and takes about ten minutes.
 test-ray: $(READY)
 	$(BIN)/python -c "import ray" 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt ray fsspec
 	$(BIN)/python -m pytest tests/lab/test_ray.py
+
+# Each pass takes some minutes; Linux with GCC only.
+test-sanitize: $(READY)
+	$(BIN)/python release/sanitize.py
+
+# Branch coverage of what a result depends on.
+coverage: $(READY)
+	$(BIN)/python $(PYTEST) -m "not slow" --cov --cov-branch --cov-report=term-missing:skip-covered \
+		tests/test_rule.py tests/test_buckets.py tests/conformance tests/properties tests/state tests/old_state \
+		tests/torch_frontend tests/optax tests/mlx_frontend tests/lab/test_stats.py tests/lab/test_store.py \
+		tests/lab/test_under_fire.py tests/lab/test_parcel.py tests/lab/test_train.py
+
+# Changes one operator or number at a time and prints what no test notices.
+mutate: $(READY)
+	$(BIN)/python release/mutate.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,14 +1,21 @@
-"""Run the front-end tests against the oldest versions that pyproject.toml allows: `python release/floors.py [NAMES]`.
+"""Run the front-end tests against the oldest versions that pyproject.toml allows, or against the pinned ones.
+
+    python release/floors.py [--pinned] [torch jax mlx]
 
 Each framework has an environment of its own, `.venv-floor-NAME`, with the lower bounds of its extra and of numpy, taken
 from pyproject.toml, so that the bounds cannot be said without being tested. JAX asks for a newer numpy than the core,
 so numpy is not pinned beside it.
+
+With `--pinned` the environment is `.venv-pinned-NAME-X.Y`, with the versions of constraints.txt: the way to try another
+Python, as old versions have no wheels for a new one. The Python is the one that runs this file:
+`make test-floors PYTHON=python3.13 FLOORS=--pinned`.
 
 NOTE: a torch other than a CPU build is several gigabytes, with the CUDA libraries that it needs to be imported.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -42,19 +49,33 @@ def floors(name: str) -> list[str]:
     return found
 
 
-def main(names: list[str]) -> None:
-    for name in names or TESTS:
+def pinned(name: str) -> list[str]:
+    """What `floors` names, in the versions of constraints.txt."""
+    packages = [floor.partition("==")[0] for floor in floors(name)]
+    return [*packages, "-c", str(ROOT / "constraints.txt")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(TESTS)}; all when none is given")
+    parser.add_argument("--pinned", action="store_true", help="the versions of constraints.txt, not the lower bounds")
+    arguments = parser.parse_args()
+    if unknown := sorted(set(arguments.names) - set(TESTS)):
+        parser.error(f"unknown NAME {', '.join(unknown)}: choose from {', '.join(TESTS)}")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for name in arguments.names or TESTS:
         tests, needs = TESTS[name]
-        environment = ROOT / f".venv-floor-{name}"
+        environment = ROOT / (f".venv-pinned-{name}-{version}" if arguments.pinned else f".venv-floor-{name}")
+        wanted = pinned(name) if arguments.pinned else floors(name)
         python = str(environment / "bin" / "python")
-        print(f"{name}: {', '.join(floors(name))}", flush=True)
+        print(f"{name} on Python {version}: {', '.join(wanted)}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", environment], check=True)
         pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, *floors(name), *needs, "pytest>=8", "pytest-xdist", "hypothesis"], check=True)
+        subprocess.run([*pip, *wanted, *needs, "pytest>=8", "pytest-xdist", "hypothesis"], check=True)
         subprocess.run([*pip, "--no-deps", "-e", "."], cwd=ROOT, check=True)
         run = [python, "-m", "pytest", "-n", "auto", "-m", "not slow", *tests, *SHARED]
         subprocess.run(run, cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

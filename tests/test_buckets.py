@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kourkoutas.buckets import bucket_key, partition
+from kourkoutas.buckets import bucket_key, by_module, partition
 
 NAMES = ["enc.0.weight", "enc.0.bias", "dec.weight", "gain"]
 ARRAYS = [np.zeros((4, 3)), np.zeros(4), np.zeros((4, 3)), np.zeros(())]
@@ -31,3 +31,26 @@ def test_an_unknown_kind_lists_the_known_ones_and_the_nearest():
 def test_an_unhashable_key_names_the_parameter():
     with pytest.raises(TypeError, match="'gain'"):
         bucket_key(lambda name, array: [name], "gain", ARRAYS[3])
+
+
+class Model:
+    """What `by_module` asks of a torch module."""
+
+    def __init__(self, **named):
+        self.named = named
+
+    def named_parameters(self):
+        return self.named.items()
+
+
+def test_buckets_by_module_go_by_the_names_that_the_model_has():
+    weight, bias, gain = object(), object(), object()
+    module = by_module(Model(**{"enc.0.weight": weight, "enc.0.bias": bias, "gain": gain}))
+    assert [module("param_0", x) for x in (weight, bias, gain)] == ["enc.0", "enc.0", ""]
+    with pytest.raises(ValueError, match=r"by_module\(Model\).*'param_7'"):
+        module("param_7", object())
+
+
+def test_names_and_arrays_of_different_number_are_refused():
+    with pytest.raises(ValueError, match="zip"):
+        partition("parameter", NAMES, ARRAYS[:2])

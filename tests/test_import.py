@@ -8,7 +8,7 @@ def loaded_after(statement: str) -> set[str]:
 
 
 def test_importing_the_package_imports_no_framework():
-    assert not loaded_after("import kourkoutas, kourkoutas.oracle, kourkoutas.trace") & {
+    assert not loaded_after("import kourkoutas, kourkoutas.oracle, kourkoutas.trace, kourkoutas.state") & {
         "torch",
         "jax",
         "optax",

@@ -33,6 +33,15 @@ def test_what_is_tested_every_day_is_not_older_than_the_floor(framework):
         assert parts(pins()[package.partition("[")[0]]) >= parts(lowest), package
 
 
+@pytest.mark.parametrize("framework", ["torch", "jax", "mlx"])
+def test_every_package_with_a_floor_is_also_tried_in_its_pinned_version(framework):
+    script = load("floors")
+    *packages, option, file = script.pinned(framework)
+    assert packages == [floor.split("==")[0] for floor in script.floors(framework)]
+    assert {package.partition("[")[0] for package in packages} <= set(pins())
+    assert (option, Path(file)) == ("-c", ROOT / "constraints.txt")
+
+
 def test_the_packages_are_tried_with_every_framework_that_has_a_floor():
     assert set(load("try_dist").STEPS) == set(load("floors").TESTS)
 

@@ -188,3 +188,98 @@ def test_bias_corrections_keep_their_digits_in_float32(step):
     a1, b2 = rule.bias_corrections(Hyper(), np.float32(step), None, np)
     assert float(a1) == pytest.approx(-math.expm1(step * math.log(0.9)), rel=1e-6)
     assert float(b2) == pytest.approx(-math.expm1(step * math.log(0.999)), rel=1e-5)
+
+
+def test_the_ends_of_each_range_that_belong_to_it_are_taken():
+    rule.check_learning_rate(0)
+    least = ("beta1", "beta2_min", "decay", "eps", "tiny_denom", "weight_decay", "warmup_steps")
+    for options in (*({name: 0} for name in least), {"beta2_min": 0, "beta2_max": 0}, {"decay": 1}):
+        hyper = Hyper(**options)
+        assert all(getattr(hyper, name) == value for name, value in options.items())
+
+
+def test_the_ends_of_each_range_that_do_not_belong_to_it_are_refused():
+    for options in ({"beta1": 1}, {"beta2_max": 1}, {"beta2_min": 1, "beta2_max": 1}, {"alpha": 1}, {"alpha": 0}):
+        with pytest.raises(ValueError, match="must"):
+            Hyper(**options)
+
+
+def test_pick_takes_hyper_parameters_and_leaves_the_rest():
+    assert Hyper.pick({"beta1": 0.5, "lr": 3, "buckets": "global"}) == Hyper(beta1=0.5)
+
+
+def test_beta2_is_fixed_only_if_both_bounds_are_the_same_number():
+    assert Hyper(beta2_min=0.95, beta2_max=0.95).fixed
+    assert not Hyper().fixed
+    assert not Hyper(beta2_min=np.array([0.95]), beta2_max=np.array([0.95])).fixed
+    assert not Hyper(beta2_min=0.95, beta2_max=np.array([0.95])).fixed
+
+
+def test_the_logarithm_of_nothing_is_minus_infinity_for_floats():
+    assert rule.Floats.log1p(-1.0) == -math.inf
+    assert rule.Floats.log1p(-0.5) == math.log(0.5)
+
+
+def test_the_coefficients_are_the_papers_with_every_option():
+    hyper = Hyper(
+        alpha=0.8, beta1=0.7, beta2_min=0.5, beta2_max=0.9, eps=0.01, tiny_denom=0.1, tiny_spike=0.5, weight_decay=0.2,
+        max_ratio=3, decay=0.6, adaptive_tiny=True,
+    )  # fmt: skip
+    before = rule.State(np.full(3, 2.0), np.full(3, 4))
+    step = rule.step(hyper, 0.1, np.full(3, 3.0), before, np, mean_abs=np.array([0.4, 1.5, 5.0]))
+    r = 0.8 * 2 + 0.2 * 3
+    raw = 3 / (r + 0.5)
+    sun = raw / (1 + raw)
+    a1, b2 = 1 - 0.7**5, 1 - 0.9**5
+    tiny = 0.1 * np.array([1.0, 1.5, 5.0])
+    close = {"rel": 1e-12}
+    assert step.state.ema == pytest.approx(r, **close)
+    assert step.state.step.tolist() == [5, 5, 5]
+    assert step.sun == pytest.approx(sun, **close)
+    assert step.beta2 == pytest.approx(0.9 - 0.4 * sun, **close)
+    assert step.k.c1 == pytest.approx(0.3, **close)
+    assert step.k.c2 == pytest.approx(1 - (0.9 - 0.4 * sun), **close)
+    assert step.k.rate == pytest.approx(0.1 * math.sqrt(b2) / a1, **close)
+    assert step.k.floor == pytest.approx((0.01 + tiny) * math.sqrt(b2), **close)
+    assert (step.k.limit, step.k.shrink, step.k.leak) == (pytest.approx(0.3), pytest.approx(0.98), 0.6)
+    assert (step.fine, step.fine_each) == (None, None)
+
+
+@pytest.mark.parametrize("warmup", [1, 3])
+@pytest.mark.parametrize("xp", [np, rule.Floats])
+def test_beta2_stays_in_the_middle_up_to_and_with_the_last_step_of_the_warmup(warmup, xp):
+    hyper = Hyper(warmup_steps=warmup, beta2_min=0.5, beta2_max=0.9)
+    one = np.ones(1) if xp is np else 1.0
+    last = rule.step(hyper, 0.1, 2 * one, rule.State(one, (warmup - 1) * one), xp)
+    assert (last.beta2, last.sun) == (pytest.approx(0.7), 0)
+    after = rule.step(hyper, 0.1, 2 * one, rule.State(one, warmup * one), xp)
+    assert after.sun == pytest.approx(2 / (2 + 0.93 + 0.07 * 2 + 1e-9))
+    assert after.beta2 == pytest.approx(0.9 - 0.4 * after.sun)
+
+
+def test_what_goes_on_beside_a_skipped_bucket_has_the_plain_coefficients():
+    plain, skip = Hyper(weight_decay=0.1, decay=0.9), Hyper(weight_decay=0.1, decay=0.9, nonfinite="skip")
+    state = rule.State(np.ones(2), np.full(2, 3))
+    with np.errstate(invalid="ignore"):
+        a = rule.step(plain, 0.1, np.array([2.0, 2.0]), state, np)
+        b = rule.step(skip, 0.1, np.array([2.0, math.nan]), state, np)
+    assert (b.sun[0], b.beta2[0]) == (a.sun[0], a.beta2[0])
+    assert np.isnan([b.sun[1], b.beta2[1]]).all()
+    assert b.fine.tolist() == b.fine_each.tolist() == [True, False]
+    assert b.state.step.tolist() == [4, 3]
+    for name in ("c1", "c2", "rate", "floor", "shrink", "leak"):
+        got, want = getattr(b.k, name), np.broadcast_to(getattr(a.k, name), 2)
+        assert got[0] == want[0]
+        assert got[1] == {"floor": 1, "shrink": 1, "leak": 1}.get(name, 0)
+
+
+def test_a_numpy_count_beside_plain_floats_is_a_count():
+    step = rule.step(Hyper(), 0.1, 2.0, rule.State(1.0, np.int64(3)), rule.Floats)
+    assert step == rule.step(Hyper(), 0.1, 2.0, rule.State(1.0, 3), rule.Floats)
+
+
+def test_betas_as_arrays_give_the_bias_corrections_of_numbers():
+    hyper = Hyper(beta1=np.array(0.8), beta2_min=np.array(0.5), beta2_max=np.array(0.95))
+    a1, b2 = rule.bias_corrections(hyper, np.array([1.0, 7.0]), None, np)
+    assert a1 == pytest.approx([0.2, 1 - 0.8**7])
+    assert b2 == pytest.approx([0.05, 1 - 0.95**7])

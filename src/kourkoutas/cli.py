@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 if TYPE_CHECKING:
     from kourkoutas.lab.judging.analysis import Analysis
@@ -137,6 +136,10 @@ Asked = Annotated[
         help="Also judge by a logged metric: val_acc:max, val_loss:best. Marked as secondary.",
     ),
 ]
+Aimed = Annotated[
+    str | None,
+    typer.Option("--target", metavar="METRIC<=VALUE", help="Also compare steps to a target: 'val_loss<=0.5'."),
+]
 Sink = Annotated[str | None, typer.Option(help="Also send metrics to tensorboard or wandb.")]
 Every = Annotated[
     int | None,
@@ -244,10 +247,7 @@ def study(
         bool, typer.Option("--higher-is-better", help="Your own function: for accuracies and the like.")
     ] = False,
     checkpoint_every: Every = None,
-    target_: Annotated[
-        str | None,
-        typer.Option("--target", metavar="METRIC<=VALUE", help="Also compare steps to a target: 'val_loss<=0.5'."),
-    ] = None,
+    target_: Aimed = None,
     sink: Sink = None,
     ray: Annotated[
         str | None,
@@ -284,7 +284,6 @@ def study(
     as_json: AsJson = False,
 ) -> None:
     """Compare optimizers over matched seeds; the same command again resumes after anything."""
-    from kourkoutas.lab.judging import targets
     from kourkoutas.lab.running import hiring
     from kourkoutas.lab.running import study as lab
     from kourkoutas.lab.showing import progress, sinks
@@ -293,7 +292,7 @@ def study(
     names = optimizers.split(",") if optimizers is not None else []
     sets, chosen = _with_text(set_, text), planning.parse_seeds(seeds)
     question = _tuning(tune, trials, tune_seeds, tune_budget, chosen)
-    aim = None if target_ is None else targets.parse_target(target_)
+    aim = _aim(target_)
     plan = _plan(target, engine, preset, names, chosen, sets, grid, endpoint, log, higher_is_better, question)
     sinks.check(sink)
     hire, attempts = hiring.choose(
@@ -328,7 +327,7 @@ def study(
 
     runs = done.runs()
     judged = judging.analyse(done, runs=runs)
-    page = None if no_report else _report(done)
+    page = None if no_report else _report(done, aim=aim)
     if as_json:
         _print_json(judging.as_json(done, judged, runs, aim) | {"report": None if page is None else str(page)})
     else:
@@ -473,11 +472,11 @@ def export(
 
 
 @app.command()
-def report(folder: Folder, endpoint: Asked = None) -> None:
+def report(folder: Folder, endpoint: Asked = None, target: Aimed = None) -> None:
     """Write report.html of a results folder again."""
     from kourkoutas.lab.results.store import Study
 
-    page = _report(Study.open(folder), endpoint or ())
+    page = _report(Study.open(folder), endpoint or (), _aim(target))
     out.print(str(page), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -559,6 +558,7 @@ def list_testbeds(as_json: AsJson = False) -> None:
     import dataclasses
 
     from kourkoutas.lab import testbeds
+    from kourkoutas.lab.judging.fitting import Fitting
 
     every = testbeds.every()
     if as_json:
@@ -575,7 +575,7 @@ def list_testbeds(as_json: AsJson = False) -> None:
             }
         )
         return
-    shown = _table("testbed", "what", "optimizers")
+    shown = Fitting("", ["testbed", "what", "optimizers"], words=["what", "optimizers"])
     for name, bed in every.items():
         shown.add_row(name, bed.title, ", ".join(bed.arms))
     out.print(shown)
@@ -670,6 +670,12 @@ def _tuning(
     )
 
 
+def _aim(target: str | None) -> Aim | None:
+    from kourkoutas.lab.judging import targets
+
+    return None if target is None else targets.parse_target(target)
+
+
 def _command() -> str:
     """This call, quoted for a shell."""
     name = Path(sys.argv[0]).name
@@ -706,15 +712,6 @@ def _print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
-def _table(*columns: str) -> Table:
-    from rich import box
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=number == 0)
-    return table
-
-
 @contextlib.contextmanager
 def _run_status() -> Iterator[Callable[[int, int | None, float | None], None]]:
     if not err.is_terminal:
@@ -730,10 +727,11 @@ def _run_status() -> Iterator[Callable[[int, int | None, float | None], None]]:
 
 
 def _print_run(plan: Plan, result: RunResult) -> None:
+    from kourkoutas.lab.judging.fitting import Fitting
     from kourkoutas.lab.showing.progress import outcome
 
     spec = plan.specs()[0]
-    shown = _table("metric", "value")
+    shown = Fitting("", ["metric", "value"])
     for name, value in result.metrics.items():
         shown.add_row(name, f"{value:.6g}")
     title = f"{spec.testbed} {spec.optimizer} seed {spec.seed}: {outcome(result)} ({result.seconds:.1f} s)"
@@ -758,38 +756,31 @@ def _print_study(runs: Sequence[StoredRun], judged: Analysis) -> None:
 
 
 def _print_sensitivity(judged: Analysis) -> None:
-    from rich.markup import escape
+    from kourkoutas.lab.showing import sensitivity
 
-    from kourkoutas.lab.judging import tables
-
-    if not judged.sensitivity:
-        return
-    option, margin = judged.sensitivity[0].option, judged.sensitivity[0].margin
-    shown = _table("optimizer", f"best {option}", f"within {100 * margin:g} % of it", "as a ratio", "sensitivity")
-    for one in judged.sensitivity:
-        low, high = f"{'≤' if one.open_below else ''}{one.low:g}", f"{'≥' if one.open_above else ''}{one.high:g}"
-        numbers = [tables.show(one.best), f"{low} to {high}", tables.show(one.ratio), tables.show(one.sensitivity)]
-        shown.add_row(escape(one.arm), *numbers)
-    out.print(f"\nSensitivity to {option}, on the tuning seeds", style="bold", markup=False, highlight=False)
-    out.print(shown)
+    if judged.sensitivity:
+        option = judged.sensitivity[0].option
+        _print_table(f"Sensitivity to {option}, on the tuning seeds", *sensitivity.table(judged.sensitivity))
 
 
 def _print_target(done: Study, runs: Sequence[StoredRun], aim: Aim) -> None:
-    from rich.markup import escape
-
-    from kourkoutas.lab.judging import tables, tuned
+    from kourkoutas.lab.judging import tuned
+    from kourkoutas.lab.showing import reaching
 
     found, races = tuned.to_target(done, runs, aim)
-    shown = _table("optimizer", "reached", "median steps", "median seconds")
-    for arm, one in found.items():
-        medians = [tables.show(x) for x in (one.median_steps, one.median_seconds)]
-        shown.add_row(escape(arm), f"{one.reached} of {one.runs}", *medians)
-    out.print(f"\nUntil {aim}", style="bold", markup=False, highlight=False)
-    out.print(shown)
+    _print_table(f"Until {aim}", *reaching.table(found))
     for race in races:
-        p = "" if race.p_holm is None else f"; Wilcoxon p = {race.p_holm:.3g} after Holm"
-        what = f"first on {race.wins}, equal on {race.ties}, later on {race.losses} seeds{p}"
-        out.print(f"{race.treatment} vs {race.baseline}: {what}", markup=False, highlight=False)
+        out.print(race.sentence, markup=False, highlight=False)
+
+
+def _print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from kourkoutas.lab.judging.fitting import Fitting
+
+    shown = Fitting("", head)
+    for row in rows:
+        shown.add_row(*row)
+    out.print(f"\n{title}", style="bold", markup=False, highlight=False)
+    out.print(shown)
 
 
 def _analysis(folder: Path, endpoints: Sequence[str] | None, baseline: str | None = None) -> Analysis:
@@ -799,10 +790,10 @@ def _analysis(folder: Path, endpoints: Sequence[str] | None, baseline: str | Non
     return analysis.analyse(Study.open(folder), endpoints=endpoints or (), baseline=baseline)
 
 
-def _report(done: Study, endpoints: Sequence[str] = ()) -> Path:
+def _report(done: Study, endpoints: Sequence[str] = (), aim: Aim | None = None) -> Path:
     from kourkoutas.lab.showing import report as lab
 
-    return lab.build(done, endpoints=endpoints)
+    return lab.build(done, endpoints=endpoints, target=aim)
 
 
 def _disk_full(error: OSError) -> str | None:

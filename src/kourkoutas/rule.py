@@ -49,8 +49,11 @@ class NonFiniteGradient(ArithmeticError):
         self.bucket = bucket
 
 
+_NUMBERS = (int, float, np.integer, np.floating)
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    return isinstance(value, _NUMBERS) and not isinstance(value, bool)
 
 
 def _check(name: str, value: Any, ok: Callable[[float], bool], remedy: str) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from kourkoutas.lab.results.files import row_of
 from kourkoutas.lab.running import study
 from kourkoutas.lab.specs import plan as planning
 from kourkoutas.torch import KourkoutasBeta
@@ -116,7 +117,7 @@ def test_a_run_of_a_testbed_sends_its_whole_trace(kind, tmp_path):
     found = READERS[kind](folder)
     with np.load(folder / "trace.npz") as saved:
         same(found, saved["steps"], saved["names"].tolist(), saved["sun"], saved["beta2"])
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = [row_of(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert found["loss"] == pytest.approx({row["step"]: row["loss"] for row in rows if "loss" in row})
     assert found["lr"] == pytest.approx({row["step"]: row["lr"] for row in rows if "lr" in row})
 

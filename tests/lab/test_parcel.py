@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kourkoutas.lab.results import parcel
+from kourkoutas.lab.results.files import read_json
 from kourkoutas.lab.results.snapshots import Snapshots, resolved
 from kourkoutas.lab.specs.spec import RunResult
 
@@ -33,7 +34,8 @@ def test_a_run_is_unpacked_as_it_was_and_what_it_had_before_goes(tmp_path: Path)
     assert names(home) == names(node) | {"spec.json"}
     assert (home / "spec.json").read_text() == "the spec"
     assert (home / "metrics.jsonl").read_text() == "{}\n"
-    assert RunResult.model_validate_json((home / "result.json").read_text()).endpoint == 0.5
+    kept = read_json(home / "result.json", RunResult, "")
+    assert kept.endpoint == 0.5
 
 
 def test_files_that_are_being_written_and_the_spec_stay_where_they_are(tmp_path: Path) -> None:

@@ -174,7 +174,8 @@ def everything(out: Path) -> dict[str, Any]:
             with np.load(path) as arrays:
                 found[name] = {key: (x.dtype.str, x.shape, x.tobytes()) for key, x in arrays.items()}
         elif path.name == "result.json":
-            found[name] = {key: value for key, value in json.loads(path.read_text()).items() if key != "seconds"}
+            kept = json.loads(path.read_text()).items()
+            found[name] = {key: value for key, value in kept if key not in ("seconds", "times", "sha256")}
         elif path.is_file() and path.name != "made-by":
             found[name] = path.read_bytes()
     return found

@@ -20,7 +20,6 @@ import pytest
 from kourkoutas.lab.judging import tables
 from kourkoutas.lab.judging.analysis import analyse
 from kourkoutas.lab.showing import answer, report
-from kourkoutas.lab.showing.drawing import element, picture
 from kourkoutas.lab.specs.spec import RunResult
 from tests.lab import made_study
 
@@ -72,7 +71,7 @@ def test_the_page_is_well_formed(page: str) -> None:
 
 def test_the_page_opens_with_one_sentence_that_answers(page: str) -> None:
     # 1 - 1/1.099 = 9.0 % and 1 - 1/4.127 = 76 % of the paper's table; lion's mean says nothing, since a run diverged
-    lead = "kbeta is better than adam95 (9.0 %), adam999 (76 %) and lion here."
+    lead = "kbeta is better than adam95 (9.0 %), adam999 (76 %) and lion (1 of 7 diverged) here."
     text = text_of(page)
     assert lead in text
     assert text.index(lead) < text.index("middle half") < text.index("Learning curves") < text.index("Every seed")
@@ -153,6 +152,7 @@ def test_attribution_names_the_cause_that_the_controls_show(page: str) -> None:
 
 
 NAN = math.nan
+FAILED = made_study.failed()
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ NAN = math.nan
         ([1, 2, 3, 4], [2, 1, 4, 3], "new is not shown to differ from old here."),
         ([1, 2, 3.1, 4], [2, 1, 4, 3], "new is not shown to differ from old; if anything, slightly worse here."),
         ([1, 2, 3], [1, 2, 3], "new ends exactly as old does here."),
-        ([1], [2], "new cannot be compared with old on these runs here."),
-        ([1, 1, 1, NAN], [2, 2, 2, 2], "new is not shown to differ from old here."),
-        ([NAN] * 2, [NAN] * 2, "new cannot be compared with old on these runs here."),
+        ([1], [2], "new cannot be compared with old: one seed is too few here."),
+        ([1, 1, 1, NAN], [2, 2, 2, 2], "new is not shown to differ from old (1 of 4 of new diverged) here."),
+        ([NAN] * 2, [NAN] * 2, "new cannot be compared with old: every run diverged here."),
     ],
 )
 def test_the_sentence_says_what_the_data_support(
@@ -175,6 +175,37 @@ def test_the_sentence_says_what_the_data_support(
     study = made_study.own(tmp_path / "out", ends)
     assert answer.sentence(analyse(study, resamples=99).primary.findings) == lead
     assert lead.replace(" %", "\u00a0%") in Reader(report.render(report.page_of(study, resamples=99))).text
+
+
+def test_the_sentence_of_a_higher_is_better_endpoint_calls_more_better(tmp_path: Path) -> None:
+    ends = {"new": {0: 0.9, 1: 0.91, 2: 0.92}, "old": {0: 0.5, 1: 0.52, 2: 0.51}}
+    page = report.page_of(made_study.own(tmp_path / "out", ends, higher_is_better=True), resamples=99)
+    # means of 0.91 and 0.51
+    assert page.lead == "new is better than old (78 %) here."
+
+
+def test_several_that_are_not_shown_to_differ_share_the_side_they_are_on(tmp_path: Path) -> None:
+    base = [1.0, 2.0, 3.0, 4.0]
+    near = {"a": [0.9, 2.3, 3.1, 4.3], "b": [1.4, 2.2, 2.8, 4.1], "c": [1.1, 1.9, 2.5, 4.0]}
+    ends = {"new": base, "a": near["a"], "b": near["b"]}
+    study = made_study.own(tmp_path / "out", {arm: dict(enumerate(x)) for arm, x in ends.items()})
+    assert (
+        report.page_of(study, resamples=99).lead == "new is not shown to differ from a and b; if anything, better here."
+    )
+    study = made_study.own(tmp_path / "both", {arm: dict(enumerate(x)) for arm, x in (ends | {"c": near["c"]}).items()})
+    assert report.page_of(study, resamples=99).lead == "new is not shown to differ from a, b and c here."
+
+
+def test_an_arm_of_which_no_run_finished_is_named_in_the_sentence(tmp_path: Path) -> None:
+    ends = {"new": {0: 1.0, 1: 1.1, 2: 1.05}, "old": {0: 2.0, 1: 2.2, 2: 2.1}, "lost": dict.fromkeys(range(3), FAILED)}
+    page = report.page_of(made_study.own(tmp_path / "out", ends), resamples=99)
+    assert page.lead == "new is better than old (50 %) here; lost has no finished seed to compare."
+
+
+def test_a_study_of_which_every_run_failed_says_so(tmp_path: Path) -> None:
+    ends = {"new": {0: FAILED, 1: FAILED}, "old": {0: FAILED, 1: FAILED}}
+    page = report.page_of(made_study.own(tmp_path / "out", ends), resamples=99)
+    assert page.lead == "All 4 runs failed: there is nothing to compare."
 
 
 def test_a_result_that_holm_takes_back_is_not_shown(tmp_path: Path) -> None:
@@ -200,8 +231,8 @@ def test_a_grid_is_answered_in_numbers(tmp_path: Path) -> None:
 
 def test_a_study_without_finished_runs_still_has_a_page(tmp_path: Path) -> None:
     text = told(made_study.own(tmp_path / "out", {"kbeta": {0: None}, "adam95": {0: made_study.failed(None)}}))
-    assert "there is nothing to compare yet" in text
-    assert "No loss curves were recorded" in text
+    assert "So far, with 1 of 2 runs done, no two optimizers have a finished seed in common." in text
+    assert "No run has logged a loss" in text
     assert "no error was recorded" in text
 
 
@@ -335,14 +366,3 @@ def test_the_map_shows_which_bucket_spikes(page: str) -> None:
     assert "kbeta: sun by bucket" in text
     assert "sun of each bucket against step, kbeta: the largest of each stretch, mean of 10 runs" in page
     assert "a.very.l…t.weight" in text
-
-
-def test_another_part_of_the_laboratory_can_add_a_section(tmp_path: Path) -> None:
-    drawing = picture([element("text", "a < b", x=1, y=10)], 100, 20, "a picture", "its description")
-    extra = report.Extra("target", "Time to <target>", ["first"], [drawing], [(("arm", "steps"), (("x", "12"),))])
-    study = made_study.own(tmp_path / "out", {"x": {0: 1.0}, "y": {0: 2.0}})
-    page = report.render(report.page_of(study, extras=[extra], caveats=["At one learning rate."], resamples=99))
-    text = text_of(page)
-    assert text.index("At one learning rate.") < text.index("Time to <target>") < text.index("a < b")
-    assert 'href="#target"' in page
-    assert re.search(r"arm steps\s+x 12", text)

@@ -425,3 +425,48 @@ def test_labels_with_brackets_are_printed_whole() -> None:
     text = printed(stats.compare(values, baseline="kbeta[alpha=0.9]", **QUICK), width=200)
     assert "kbeta[alpha=0.85] vs kbeta[alpha=0.9]" in text
     assert text.count("kbeta[alpha=0.85]") > 3
+
+
+TWO = {"a": {0: 1.0, 1: 2.0, 2: 4.0}, "b": {0: 2.0, 1: 3.0, 2: 7.0}}
+
+
+def test_planned_pairs_are_compared_plainly_at_95_percent_unless_told_otherwise():
+    found = stats.compare_pairs(TWO, [("a", "b")], resamples=0)
+    assert (found.log, found.higher_is_better, found.confidence, found.threshold) == (False, False, 0.95, None)
+
+
+@pytest.mark.parametrize("confidence", [0, 1, 1.5, -0.1])
+def test_a_confidence_at_or_beyond_its_ends_is_refused(confidence):
+    with pytest.raises(ValueError, match="`confidence`"):
+        stats.compare_pairs(TWO, [("a", "b")], confidence=confidence)
+
+
+def test_a_note_of_the_only_contrast_names_it():
+    found = stats.compare_pairs(TWO, [("a", "b")], resamples=0)
+    assert found.contrasts[0].notes
+    assert all(note.startswith("a vs b: ") for note in stats.all_notes(found)[len(found.notes) :])
+    three = stats.compare_pairs({**TWO, "c": TWO["a"]}, [("a", "b"), ("c", "b")], resamples=0)
+    assert any(note.startswith("every contrast: ") for note in stats.all_notes(three))
+
+
+def test_the_defaults_of_compare_are_those_of_planned_pairs():
+    found = stats.compare(TWO, baseline="b", resamples=0)
+    assert (found.log, found.higher_is_better, found.confidence) == (False, False, 0.95)
+
+
+@pytest.mark.parametrize(("arms", "pairs", "noted"), [(4, 2, False), (4, 3, True)])
+def test_bootstraps_are_left_out_above_a_number_of_arms_and_contrasts(arms, pairs, noted, monkeypatch):
+    assert stats.BOOTSTRAPPED == 200
+    monkeypatch.setattr(stats, "BOOTSTRAPPED", 6)
+    resampled = []
+    real = stats.summarise
+
+    def summarise(*args, resamples, **options):
+        resampled.append(resamples)
+        return real(*args, resamples=0, **options)
+
+    monkeypatch.setattr(stats, "summarise", summarise)
+    values = {f"arm{i}": TWO["a"] for i in range(arms)}
+    found = stats.compare_pairs(values, [(f"arm{i + 1}", "arm0") for i in range(pairs)], resamples=7)
+    assert any("no bootstrap intervals" in note for note in found.notes) == noted
+    assert set(resampled) == {0 if noted else 7}

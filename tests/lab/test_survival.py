@@ -40,7 +40,7 @@ def killing(real):
     def wrapped(*args):
         global left
         part = Path(os.readlink(f"/proc/self/fd/{{args[0]}}")) if call == "fsync" else Path(args[0])
-        if part.suffix == ".part" and part.name.startswith(".step-"):
+        if part.suffix == ".tmp" and part.name.startswith(".step-"):
             left -= 1
             if left == 0:
                 if call == "fsync":
@@ -137,7 +137,7 @@ def assert_same_bits(a: Path, b: Path, how: str) -> None:
 
 
 def half_written(folder):
-    return list((folder / "checkpoint").glob(".*.part"))
+    return list((folder / "checkpoint").glob(".*.tmp"))
 
 
 def newest(folder):

@@ -1,6 +1,5 @@
 """One run: what it records, what divergence gives, and that a killed run ends with the same bits."""
 
-import json
 import math
 import os
 import signal
@@ -14,6 +13,7 @@ import pytest
 
 from kourkoutas.lab import engines
 from kourkoutas.lab.results.checkpoint import Checkpoints
+from kourkoutas.lab.results.files import row_of
 from kourkoutas.lab.running import train
 from kourkoutas.lab.running.train import run
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
@@ -27,7 +27,7 @@ def read(path):
 
 
 def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row_of(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 class Killed(BaseException):

@@ -338,7 +338,7 @@ def test_a_folder_without_tuning_opens_as_before(task: Path, tmp_path: Path) -> 
     execute(plain, tmp_path / "out")
     file = tmp_path / "out" / "study.json"
     old = json.loads(file.read_text())
-    del old["tuning"], old["chosen"]
+    del old["tuning"], old["chosen"], old["sha256"]
     file.write_text(json.dumps(old))
     assert len(store.Study.open(tmp_path / "out").runs()) == 2
 
@@ -371,7 +371,10 @@ def made_twice(out: Path) -> list[str]:
 TUNING, WIDENED = 2 * 5 * 3, 2 * 7 * 3
 
 
-@pytest.mark.parametrize("when", [4, TUNING, WIDENED - 3, WIDENED + 3])
+# In the tuning, between its rounds, in the second round, in the comparison.
+@pytest.mark.parametrize(
+    "when", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (TUNING, WIDENED - 3)), WIDENED + 3]
+)
 def test_after_kill_9_the_study_ends_as_one_that_never_stopped_and_repeats_nothing(
     task: Path, tmp_path: Path, when: int
 ) -> None:

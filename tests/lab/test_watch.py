@@ -37,6 +37,20 @@ def train(trial):
     return 1.0 + 0.1 * trial.seed + (trial.arm != "kbeta")
 """
 
+# The same with a tuning, whose runs of seed 101 wait for a file of their own.
+TUNED_TASK = """
+import pathlib, time
+
+def train(trial):
+    lr = trial.settings["lr"]
+    trial.log(1, loss=1.0)
+    go = pathlib.Path({go!r} if trial.seed < 100 else {go!r} + "-compare")
+    while trial.seed % 100 and not go.exists():
+        time.sleep(0.05)
+    trial.log(2, loss=0.5)
+    return 1.0 + lr + 0.1 * trial.seed + (trial.arm != "kbeta")
+"""
+
 
 def until(what: Callable[[], object], seconds: float = 120.0) -> object:
     end = time.monotonic() + seconds
@@ -55,6 +69,12 @@ def get(address: str) -> str:
         return text
 
 
+def told(address: str, part: str) -> str | None:
+    """The page, when it says that."""
+    page = get(address)
+    return page if part in page else None
+
+
 @contextlib.contextmanager
 def watched(out: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     process = subprocess.Popen([*KBETA, "watch", str(out)], stdout=subprocess.PIPE, text=True)
@@ -69,9 +89,9 @@ def watched(out: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 @contextlib.contextmanager
-def going(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+def going(folder: Path, *options: str, task: str = TASK) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A real study of eight runs, one at a time, that stops after two until `folder`/go is there."""
-    (folder / "task.py").write_text(TASK.format(go=str(folder / "go")))
+    (folder / "task.py").write_text(task.format(go=str(folder / "go")))
     out = folder / "out"
     command = [*KBETA, "study", "task.py:train", "--seeds", "0-3", "--optimizers", "kbeta,adam95", "--workers", "1"]
     process = subprocess.Popen(
@@ -132,6 +152,31 @@ def test_an_open_page_renews_itself_and_keeps_what_the_reader_has_unfolded(tmp_p
             assert tab.page.locator("button.pick[aria-pressed='true']").count() >= 1
             assert tab.complaints == []
             assert {url.split("/")[2] for url in tab.requests if url.startswith("http")} == {address.split("/")[2]}
+
+
+def test_a_tuned_study_is_followed_through_its_tuning_and_its_comparison(tmp_path: Path) -> None:
+    tuning = ["--tune", "lr=0.01:0.1", "--trials", "2", "--tune-seeds", "100-101", "--tune-budget", "0"]
+    with going(tmp_path, *tuning, task=TUNED_TASK) as (study, out):
+        until(lambda: any(run.values for run in status.status_of(Study.open(out)).going))
+        with watched(out) as (_, address):
+            page = until(lambda: told(address, "seed 101: step 1"))
+            assert isinstance(page, str)
+            # 2 arms of 2 values and 2 tuning seeds, then 2 arms of 4 seeds
+            assert "16 runs, 8 of them to tune" in page
+            assert re.search(r"The optimizers are being tuned, \d of 8 runs so far; the comparison follows\.", page)
+            assert re.search(r"<li>(kbeta|adam95), lr 0\.01?, seed 101: step 1, loss 1</li>", page)
+            assert re.search(r"<span>compute \d+ s in 8 runs</span>", page)
+            assert page.count("<td>4</td></tr>") == 2  # to come, of either arm
+            (tmp_path / "go-compare").touch()
+            page = until(lambda: told(address, "seed 1: step 1"))
+            assert isinstance(page, str)
+            assert "16 runs, 8 of them to tune (8 done)" in page
+            assert "<li>kbeta, seed 1: step 1, loss 1</li>" in page
+            assert re.search(r"So far, with \d+ of 16 runs done", page)
+            (tmp_path / "go").touch()
+            study.communicate(timeout=240)
+        assert study.returncode == 0
+        assert status.status_of(Study.open(out)).finished == 16
 
 
 def test_study_watch_serves_the_page_while_it_runs(tmp_path: Path) -> None:
@@ -269,6 +314,8 @@ def test_no_number_of_the_status_is_broken_across_lines_at_80_columns(tmp_path: 
         testbed="t",
         writer=None,
         total=1234567,
+        tuning=123456,
+        tuned=123456,
         seconds_left=None,
         arms=tuple(status.ArmStatus(arm, **row) for arm in arms),
         going=(),

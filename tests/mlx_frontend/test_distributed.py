@@ -19,6 +19,13 @@ FULL = {"decay": 0.98, "max_ratio": 3.0, "adaptive_tiny": True, "bias_correction
 STEPS = 12
 
 
+def has_ring():
+    try:
+        return mx.distributed.is_available("ring")
+    except TypeError:  # an older MLX takes no name of a backend
+        return False
+
+
 def train(rank, size, average):
     """The parameters and moving averages after `STEPS` steps on the rows of `rank`; a spike at step 6."""
     rng = np.random.default_rng(0)
@@ -58,7 +65,7 @@ def free_ports(count):
     return ports
 
 
-@pytest.mark.skipif(not mx.distributed.is_available("ring"), reason="this build of MLX has no ring backend")
+@pytest.mark.skipif(not has_ring(), reason="this MLX has no ring backend, or is too old to be asked for one")
 def test_two_processes_with_averaged_gradients_equal_one(tmp_path):
     hosts = tmp_path / "hosts.json"
     hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(2)]))

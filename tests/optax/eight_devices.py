@@ -91,12 +91,12 @@ def assert_replicas_agree(tree):
 @pytest.mark.parametrize(
     ("case", "dtype", "check_vma"),
     [
-        ("parameter", "float32", False),
+        pytest.param("parameter", "float32", False, marks=pytest.mark.slow),
         ("module", "float32", True),
-        ("shape", "float64", True),
-        ("global", "float32", True),
-        ("callable", "float32", True),
-        ("full", "float32", False),
+        pytest.param("shape", "float64", True, marks=pytest.mark.slow),
+        pytest.param("global", "float32", True, marks=pytest.mark.slow),
+        pytest.param("callable", "float32", True, marks=pytest.mark.slow),
+        pytest.param("full", "float32", False, marks=pytest.mark.slow),
         ("full", "float64", True),
     ],
 )
@@ -207,7 +207,7 @@ def all_reduces(compiled):
     return len(re.findall(r" all-reduce(?:-start)?\(", entry))
 
 
-@pytest.mark.parametrize("case", ["shape", "full"])
+@pytest.mark.parametrize("case", [pytest.param("shape", marks=pytest.mark.slow), "full"])
 def test_under_jit_sharded_arrays_give_the_numbers_of_one_device(case):
     options = CASES[case]
     params, grads = numbers("float32")
@@ -311,7 +311,7 @@ def test_nnx_trains_with_sharded_parameters_and_moments():
     assert moment.sharding.is_equivalent_to(NamedSharding(on, P("x", "y")), 2)
 
 
-@pytest.mark.parametrize("options", [{}, CASES["full"]], ids=["default", "full"])
+@pytest.mark.parametrize("options", [pytest.param({}, marks=pytest.mark.slow), CASES["full"]], ids=["default", "full"])
 def test_a_checkpoint_of_eight_devices_continues_on_four_and_on_one(tmp_path, options):
     params, grads = numbers("float32")
     solver = kourkoutas_beta(1e-2, **options)

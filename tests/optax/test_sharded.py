@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -18,8 +20,9 @@ def with_eight_devices(*command):
     return done.stdout
 
 
-def test_sharded_training_equals_that_of_one_device():
-    with_eight_devices("-m", "pytest", "-p", "no:cacheprovider", "tests/optax/eight_devices.py")
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_sharded_training_equals_that_of_one_device(which):
+    with_eight_devices("-m", "pytest", "-p", "no:cacheprovider", "-m", which, "tests/optax/eight_devices.py")
 
 
 def test_the_mesh_example_reaches_the_same_loss_under_jit_and_in_shard_map():

@@ -116,16 +116,6 @@ def test_the_number_of_threads_changes_no_bit(options, dtype, restored):
 
 
 @needs_kernel
-def test_a_torch_without_the_dlpack_table_gives_the_same_bits(kernel, restored):
-    params = parameters()
-    want = everything(params, run(params, steps=2, **FULL))
-    native.connect(dlpack=False)
-    params = parameters()
-    assert_same_bits(everything(params, run(params, steps=2, **FULL)), want)
-    assert kernel.steps == 4
-
-
-@needs_kernel
 @pytest.mark.parametrize("edit", ["in place", "p.data", "replaced", "numpy", "one element"])
 def test_a_parameter_changed_between_steps_has_its_mean_summed_anew(kernel, edit):
     (p,) = parameters([(130, 257)])
@@ -153,6 +143,27 @@ def test_a_parameter_changed_between_steps_has_its_mean_summed_anew(kernel, edit
             values *= 4
     assert kernel.steps == 4
     np.testing.assert_allclose(p.detach().numpy(), oracle.params["p"], rtol=2e-6, atol=1e-5)
+
+
+@needs_kernel
+@pytest.mark.parametrize("options", [{}, {"max_ratio": 1.5}, {"decay": 0.9, "weight_decay": 0.1}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("size", [0.1, 1.25, 300.0])
+def test_the_mean_magnitude_counts_in_the_step_that_reads_it(kernel, size, dtype, options):
+    (p,) = parameters([(130, 257)], dtype)
+    with torch.no_grad():
+        p.copy_(size * torch.sign(p))  # ⟨|θ|⟩ = size
+    options = {"adaptive_tiny": True, "tiny_denom": 0.1, **options}
+    optimizer = KourkoutasBeta([p], lr=1e-2, **options)
+    oracle = Oracle({"p": p.detach().numpy()}, Hyper(**options), lr=1e-2)
+    before = p.detach().double().numpy()
+    set_grads([p], 0)
+    optimizer.step()
+    oracle.step({"p": p.grad.numpy()})
+    moved, want = p.detach().double().numpy() - before, oracle.params["p"] - before
+    epsilon = torch.finfo(dtype).eps
+    np.testing.assert_allclose(moved, want, rtol=1e-5 if dtype is torch.float32 else 1e-12, atol=2 * epsilon * size)
+    assert kernel.steps == 1
 
 
 @needs_kernel

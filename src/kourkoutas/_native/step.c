@@ -1,12 +1,17 @@
 /* The Kourkoutas-β step on the CPU: all tensors of a param group in one call, two passes over memory.
 
-   Pass 1 sums g² per bucket, and |θ| for adaptive_tiny; the scalar rule of kourkoutas/rule.py turns each pooled norm into
-   β2; pass 2 updates m, v, v_max and θ. Nothing of the framework is included: tensors are read through DLPack's C exchange table where the
-   framework has one, else through `data_ptr()`, and written through raw pointers.
+   Pass 1 sums g² per bucket; the scalar rule of kourkoutas/rule.py turns each pooled norm into β2; pass 2 updates m, v,
+   v_max and θ. Nothing of the framework is included: tensors are described by DLPack's C exchange table, and read and
+   written through raw pointers.
 
    NOTE: same bits whatever the number of threads and the CPU. Tensors are cut into blocks of fixed size, a block is
    summed in double in a fixed order by whichever thread takes it, and the sums of blocks are added in order. Products
-   are not contracted (-ffp-contract=off), so that machines with and without fused multiply-add agree. */
+   are not contracted (-ffp-contract=off), so that machines with and without fused multiply-add agree.
+
+   NOTE: adaptive_tiny needs max(⟨|θ|⟩, 1) before θ moves, and to read θ once more for it takes a tenth of the step. As it
+   mostly is 1, pass 2 takes it for 1 and sums |θ| while it reads θ; where ⟨|θ|⟩ turns out to be larger, a third pass
+   moves θ by the difference, which m and v̂ still tell. Tensors that are rounded when written, and all when sums were
+   asked for before the step, are summed in pass 1. */
 
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030b0000
@@ -33,7 +38,6 @@ enum { BLOCK = 8192, PIECE = 1024, LANES = 32 };
 enum { WINDOW = 1024 }; /* rows of a trace, as in kourkoutas/trace.py */
 /* Buckets are taken together until their gradients fill this much, so that pass 2 finds them in cache. */
 enum { WAVE_BYTES = 4 << 20, SERIAL_WORK = 16384 };
-
 
 typedef enum { F32, F64, BF16, F16, OTHER } Kind;
 static const int KIND_BYTES[] = {4, 8, 2, 2};
@@ -108,12 +112,12 @@ CLONES static void narrow_noisy(void *m, void *v, void *v_max, const float *rest
         hx[i] = to_bf16_noisy(wide_max[i], mixed((first + (uint32_t)i) * 0x1e3779b1u + seed) >> 16);
 }
 
-
 typedef struct { /* as in kourkoutas/rule.py */
     double beta1, c1, beta2, c2; /* c = 1 - β */
     double rate, floor;          /* γ√b2/a1 and ε√b2: Δ = rate·m/(√v̂ + floor) */
-    double limit, shrink, leak;  /* γ·max_ratio, 1 - γλ, δ */
-    double sign;                 /* -1 to maximize */
+    double limit, shrink, leak;  /* γ·max_ratio or infinity, 1 - γλ, δ */
+    double sign, root;           /* -1 to maximize; √b2 */
+    double floor_used;           /* in pass 2, if it was not `floor` */
 } Coefficients;
 
 #define ARITHMETIC(T, ROOT, ABS)                                                                                      \
@@ -135,8 +139,13 @@ typedef struct { /* as in kourkoutas/rule.py */
         for (int j = 0; j < LANES; j++) sum += lane[j];                                                               \
         return sum;                                                                                                   \
     }                                                                                                                 \
+    INLINE T delta_##T(T m, T v_hat, T rate, T floor, T limit) { /* Δ = rate·m/(√v̂ + floor), clipped to ±limit */    \
+        T delta = rate * m / (ROOT(v_hat) + floor);                                                                   \
+        delta = delta > limit ? limit : delta;                                                                        \
+        return delta < -limit ? -limit : delta;                                                                       \
+    }                                                                                                                 \
     INLINE void body_##T(T *restrict theta, const T *restrict grad, T *restrict m, T *restrict v,                     \
-                         T *restrict v_max, long n, const Coefficients *k, int kept, int clipped) {                   \
+                         T *restrict v_max, T *restrict before, long n, const Coefficients *k, int kept, int saved) { \
         const T beta1 = (T)k->beta1, c1 = (T)k->c1, beta2 = (T)k->beta2, c2 = (T)k->c2, rate = (T)k->rate;            \
         const T floor = (T)k->floor, limit = (T)k->limit, shrink = (T)k->shrink, leak = (T)k->leak, sign = (T)k->sign;\
         for (long i = 0; i < n; i++) {                                                                                \
@@ -146,42 +155,31 @@ typedef struct { /* as in kourkoutas/rule.py */
             T v_hat = beta2 * v[i] + c2 * (g * g);                                                                    \
             m[i] = m_t;                                                                                               \
             v[i] = v_hat;                                                                                             \
-            if (kept) { /* v̂ = v_max ← max(δ·v_max, v) */                                                             \
+            if (kept) { /* v̂ = v_max ← max(δ·v_max, v) */                                                            \
                 T faded = leak * v_max[i];                                                                            \
                 v_hat = faded > v_hat ? faded : v_hat;                                                                \
                 v_max[i] = v_hat;                                                                                     \
             }                                                                                                         \
+            if (saved) before[i] = theta[i];                                                                          \
             /* θ ← (1-γλ)·θ - Δ */                                                                                    \
-            T delta = rate * m_t / (ROOT(v_hat) + floor);                                                             \
-            if (clipped) {                                                                                            \
-                delta = delta > limit ? limit : delta;                                                                \
-                delta = delta < -limit ? -limit : delta;                                                              \
-            }                                                                                                         \
-            theta[i] = shrink * theta[i] - delta;                                                                     \
+            theta[i] = shrink * theta[i] - delta_##T(m_t, v_hat, rate, floor, limit);                                 \
         }                                                                                                             \
     }                                                                                                                 \
-    CLONES static void plain_##T(T *p, const T *g, T *m, T *v, T *x, long n, const Coefficients *k) {                 \
-        body_##T(p, g, m, v, x, n, k, 0, 0);                                                                          \
+    CLONES static void update_##T(T *p, const T *g, T *m, T *v, T *x, T *before, long n, const Coefficients *k) {     \
+        if (x && before) body_##T(p, g, m, v, x, before, n, k, 1, 1);                                                 \
+        else if (x) body_##T(p, g, m, v, x, before, n, k, 1, 0);                                                      \
+        else if (before) body_##T(p, g, m, v, x, before, n, k, 0, 1);                                                 \
+        else body_##T(p, g, m, v, x, before, n, k, 0, 0);                                                             \
     }                                                                                                                 \
-    CLONES static void clip_##T(T *p, const T *g, T *m, T *v, T *x, long n, const Coefficients *k) {                  \
-        body_##T(p, g, m, v, x, n, k, 0, 1);                                                                          \
-    }                                                                                                                 \
-    CLONES static void max_##T(T *p, const T *g, T *m, T *v, T *x, long n, const Coefficients *k) {                   \
-        body_##T(p, g, m, v, x, n, k, 1, 0);                                                                          \
-    }                                                                                                                 \
-    CLONES static void max_clip_##T(T *p, const T *g, T *m, T *v, T *x, long n, const Coefficients *k) {              \
-        body_##T(p, g, m, v, x, n, k, 1, 1);                                                                          \
-    }                                                                                                                 \
-    static void update_##T(T *p, const T *g, T *m, T *v, T *x, long n, const Coefficients *k, int clipped) {          \
-        if (x && clipped) max_clip_##T(p, g, m, v, x, n, k);                                                          \
-        else if (x) max_##T(p, g, m, v, x, n, k);                                                                     \
-        else if (clipped) clip_##T(p, g, m, v, x, n, k);                                                              \
-        else plain_##T(p, g, m, v, x, n, k);                                                                          \
+    CLONES static void correct_##T(T *restrict theta, const T *restrict m, const T *restrict v_hat, long n,           \
+                                   const Coefficients *k) {                                                           \
+        const T rate = (T)k->rate, used = (T)k->floor_used, floor = (T)k->floor, limit = (T)k->limit;                 \
+        for (long i = 0; i < n; i++)                                                                                  \
+            theta[i] += delta_##T(m[i], v_hat[i], rate, used, limit) - delta_##T(m[i], v_hat[i], rate, floor, limit); \
     }
 
 ARITHMETIC(float, sqrtf, fabsf)
 ARITHMETIC(double, sqrt, fabs)
-
 
 typedef struct { /* hyper-parameters, packed by kourkoutas/torch/native.py in this order */
     double beta1, beta2_min, beta2_max, alpha, eps, tiny_spike, tiny_denom;
@@ -208,7 +206,7 @@ typedef struct {
     Kind kind, g_kind, s_kind; /* of θ, of the gradient, of m, v and v_max */
     uint32_t seed;             /* of the noise, where states are rounded with noise */
     uint32_t first;            /* number of its first element in the whole tensor, of which it may be a part */
-    double mean;               /* ⟨|θ|⟩, where it was given */
+    double mean;               /* ⟨|θ|⟩, or 1 while it is not known */
     Scalar step, log_beta2;
     int bucket, place, entry; /* place: its number in the group; entry: among the tensors that were gathered from */
     Coefficients k;
@@ -233,50 +231,47 @@ typedef struct {
     int n_items, n_buckets, n_held, n_grads, n_group_buckets, n_entries;
     int64_t n_blocks;
     size_t room[6], room_sums;
-    int busy, summed, averaged; /* summed: Σ g² is known; averaged: ⟨|θ|⟩ is */
+    int busy, summed; /* summed: Σ g² and, for adaptive_tiny, ⟨|θ|⟩ are known before the step */
 } Plan;
 
-typedef enum { MEASURE, UPDATE } Pass;
+typedef enum { MEASURE, UPDATE, CORRECT } Pass;
 
-static double square_block(const Item *it, int64_t first, long n) {
+typedef double (*SumFloat)(const float *, long);
+typedef double (*SumDouble)(const double *, long);
+
+static double block_sum(const char *x, Kind kind, long n, SumFloat of_float, SumDouble of_double) {
     float wide[PIECE];
     double sum = 0;
     for (long i = 0; i < n; i += PIECE) {
         long piece = n - i < PIECE ? n - i : PIECE;
-        const char *g = it->g + (first + i) * KIND_BYTES[it->g_kind];
-        if (it->g_kind == F32) sum += square_sum_float((const float *)g, piece);
-        else if (it->g_kind == F64) sum += square_sum_double((const double *)g, piece);
+        const char *at = x + i * KIND_BYTES[kind];
+        if (kind == F32) sum += of_float((const float *)at, piece);
+        else if (kind == F64) sum += of_double((const double *)at, piece);
         else {
-            widen(wide, g, it->g_kind, piece);
-            sum += square_sum_float(wide, piece);
+            widen(wide, at, kind, piece);
+            sum += of_float(wide, piece);
         }
     }
     return sum;
 }
 
-static double abs_block(const Item *it, int64_t first, long n) {
-    float wide[PIECE];
-    double sum = 0;
-    for (long i = 0; i < n; i += PIECE) {
-        long piece = n - i < PIECE ? n - i : PIECE;
-        const char *theta = it->theta + (first + i) * KIND_BYTES[it->kind];
-        if (it->kind == F32) sum += abs_sum_float((const float *)theta, piece);
-        else if (it->kind == F64) sum += abs_sum_double((const double *)theta, piece);
-        else {
-            widen(wide, theta, it->kind, piece);
-            sum += abs_sum_float(wide, piece);
-        }
-    }
-    return sum;
+static double abs_sum(const void *theta, Kind kind, long n) {
+    return block_sum(theta, kind, n, abs_sum_float, abs_sum_double);
 }
 
-static void update_piece(const Item *it, int64_t first, long n, int clipped, int noisy) {
+/* Whether |θ| is summed in pass 2. */
+static int sums_late(const Plan *plan, const Item *it) {
+    return plan->h.adaptive_tiny && !plan->summed && it->kind <= F64 && it->s_kind <= F64;
+}
+
+/* Updates at most PIECE elements; `before` is NULL, or takes θ as it was if it is not rounded. */
+static void update_piece(const Item *it, int64_t first, long n, int noisy, void *before) {
     int64_t s_at = first * KIND_BYTES[it->s_kind];
     char *theta = it->theta + first * KIND_BYTES[it->kind];
     char *m = it->m + s_at, *v = it->v + s_at, *v_max = it->v_max ? it->v_max + s_at : NULL;
     const char *g = it->g + first * KIND_BYTES[it->g_kind];
     if (it->kind == F64) { /* then all are */
-        update_double((double *)theta, (const double *)g, (double *)m, (double *)v, (double *)v_max, n, &it->k, clipped);
+        update_double((double *)theta, (const double *)g, (double *)m, (double *)v, (double *)v_max, before, n, &it->k);
         return;
     }
     float wide[5][PIECE];
@@ -298,7 +293,7 @@ static void update_piece(const Item *it, int64_t first, long n, int clipped, int
         wide_v = wide[2];
         wide_max = v_max ? wide[3] : NULL;
     }
-    update_float(wide_theta, wide_g, wide_m, wide_v, wide_max, n, &it->k, clipped);
+    update_float(wide_theta, wide_g, wide_m, wide_v, wide_max, before, n, &it->k);
     if (it->kind != F32) narrow(theta, wide_theta, it->kind, n);
     if (it->s_kind == F32) return;
     if (noisy && it->s_kind == BF16) {
@@ -308,6 +303,13 @@ static void update_piece(const Item *it, int64_t first, long n, int clipped, int
     narrow(m, wide_m, it->s_kind, n);
     narrow(v, wide_v, it->s_kind, n);
     if (v_max) narrow(v_max, wide_max, it->s_kind, n);
+}
+
+static void correct_block(const Item *it, int64_t first, long n) {
+    int64_t at = first * KIND_BYTES[it->kind];
+    char *theta = it->theta + at, *m = it->m + at, *v_hat = (it->v_max ? it->v_max : it->v) + at;
+    if (it->kind == F64) correct_double((double *)theta, (double *)m, (double *)v_hat, n, &it->k);
+    else correct_float((float *)theta, (float *)m, (float *)v_hat, n, &it->k);
 }
 
 typedef struct {
@@ -322,14 +324,32 @@ static void do_block(const Job *job, const Item *it, int64_t block) {
     Plan *plan = job->plan;
     int64_t start = (block - it->block) * BLOCK;
     long n = it->n - start < BLOCK ? (long)(it->n - start) : BLOCK;
-    if (job->pass == MEASURE && !plan->summed) plan->sums[2 * block] = square_block(it, start, n);
-    if (job->pass == MEASURE && plan->h.adaptive_tiny && !plan->averaged) plan->sums[2 * block + 1] = abs_block(it, start, n);
-    for (long i = 0; job->pass == UPDATE && i < n; i += PIECE)
-        update_piece(it, start + i, n - i < PIECE ? n - i : PIECE, plan->h.max_ratio > 0, plan->h.noisy > 0);
+    if (job->pass == MEASURE) {
+        const char *g = it->g + start * KIND_BYTES[it->g_kind];
+        plan->sums[2 * block] = block_sum(g, it->g_kind, n, square_sum_float, square_sum_double);
+        if (plan->h.adaptive_tiny && !sums_late(plan, it)) {
+            const char *theta = it->theta + start * KIND_BYTES[it->kind];
+            plan->sums[2 * block + 1] = abs_sum(theta, it->kind, n);
+        }
+        return;
+    }
+    if (job->pass == CORRECT) {
+        correct_block(it, start, n);
+        return;
+    }
+    int late = sums_late(plan, it);
+    double before[PIECE], sum = 0;
+    for (long i = 0; i < n; i += PIECE) {
+        long piece = n - i < PIECE ? n - i : PIECE;
+        update_piece(it, start + i, piece, plan->h.noisy > 0, late ? before : NULL);
+        if (late) sum += abs_sum(before, it->kind, piece);
+    }
+    if (late) plan->sums[2 * block + 1] = sum;
 }
 
 static int has_work(const Job *job, const Item *it) {
-    return job->pass == MEASURE || job->plan->buckets[it->bucket].fine;
+    if (job->pass == MEASURE) return 1;
+    return job->plan->buckets[it->bucket].fine && (job->pass == UPDATE || it->k.floor_used != it->k.floor);
 }
 
 static void work(void *argument) {
@@ -387,14 +407,26 @@ static double total(const Plan *plan, const Item *it, int which) {
     return sum;
 }
 
+static double mean_abs(const Plan *plan, const Item *it) { return it->n ? total(plan, it, 1) / (double)it->n : 0; }
+
 static void measure(Plan *plan, int first_item, int last_item, int threads) {
-    if (plan->summed && (plan->averaged || !plan->h.adaptive_tiny)) return;
     run_pass(plan, MEASURE, first_item, last_item, threads);
-    for (int i = first_item; i < last_item && !plan->summed;) {
+    for (int i = first_item; i < last_item;) {
         Bucket *bucket = &plan->buckets[plan->items[i].bucket];
         bucket->square = 0;
-        for (int end = i + bucket->items; i < end; i++) bucket->square += total(plan, &plan->items[i], 0);
+        for (int end = i + bucket->items; i < end; i++) {
+            Item *it = &plan->items[i];
+            bucket->square += total(plan, it, 0);
+            it->mean = sums_late(plan, it) ? 1 : mean_abs(plan, it);
+        }
     }
+}
+
+/* (ε + tiny_denom·max(⟨|θ|⟩, 1))·√b2, the second term with adaptive_tiny. */
+static double floor_of(const Hyper *h, const Item *it) {
+    double eps = h->eps;
+    if (h->adaptive_tiny) eps += h->tiny_denom * (it->mean < 1 ? 1 : it->mean);
+    return eps * it->k.root;
 }
 
 /* The scalar rule, as in kourkoutas/rule.py: n → r → sun → β2, bias corrections, and each parameter's coefficients. */
@@ -441,18 +473,14 @@ static void scalars(Plan *plan, int first_item, int last_item, double lr) {
                 set(it->log_beta2, log_beta2);
                 b2 = -expm1(log_beta2);
             }
-            double root = sqrt(b2), eps = h->eps;
-            if (h->adaptive_tiny) { /* ε + tiny_denom·max(⟨|θ|⟩, 1) */
-                double mean = plan->averaged ? it->mean : it->n ? total(plan, it, 1) / (double)it->n : 0;
-                eps += h->tiny_denom * (mean < 1 ? 1 : mean);
-            }
             k->beta1 = h->beta1;
             k->c1 = 1 - h->beta1;
             k->beta2 = 1 - c2;
             k->c2 = c2;
-            k->rate = lr / a1 * root;
-            k->floor = eps * root;
-            k->limit = lr * h->max_ratio;
+            k->root = sqrt(b2);
+            k->rate = lr / a1 * k->root;
+            k->floor = k->floor_used = floor_of(h, it);
+            k->limit = h->max_ratio < 0 ? INFINITY : lr * h->max_ratio;
             k->shrink = 1 - lr * h->weight_decay;
             k->leak = h->leak;
             k->sign = h->maximize ? -1 : 1;
@@ -468,13 +496,19 @@ static void step_group(Plan *plan, double lr, int threads) {
             int end = last + plan->buckets[plan->items[last].bucket].items;
             for (; last < end; last++) bytes += plan->items[last].n * KIND_BYTES[plan->items[last].g_kind];
         } while (last < plan->n_items && bytes < WAVE_BYTES);
-        measure(plan, i, last, threads);
+        if (!plan->summed) measure(plan, i, last, threads);
         scalars(plan, i, last, lr);
         run_pass(plan, UPDATE, i, last, threads);
+        for (int j = i; j < last; j++) {
+            Item *it = &plan->items[j];
+            if (!sums_late(plan, it)) continue;
+            it->mean = mean_abs(plan, it);
+            it->k.floor = floor_of(&plan->h, it);
+        }
+        if (plan->h.adaptive_tiny) run_pass(plan, CORRECT, i, last, threads);
         i = last;
     }
 }
-
 
 typedef struct { /* DLPack's DLTensor */
     void *data;
@@ -493,7 +527,7 @@ typedef struct { /* DLPack's DLPackExchangeAPI, major version 1 */
 } Exchange;
 
 static const Exchange *exchange;
-static PyObject *tensor_types[2], *dtypes[4], *is_neg;
+static PyObject *tensor_types[2], *is_neg;
 static PyObject *s_grad, *s_step, *s_exp_avg, *s_exp_avg_sq, *s_max, *s_log_beta2, *s_ema, *s_skipped;
 
 typedef struct {
@@ -503,43 +537,11 @@ typedef struct {
     int integer; /* int64 */
 } View;
 
-static int true_method(PyObject *x, const char *name) {
-    PyObject *answer = PyObject_CallMethod(x, name, NULL);
-    int yes = answer ? PyObject_IsTrue(answer) : 0;
-    Py_XDECREF(answer);
-    return yes > 0;
-}
-
-/* Without DLPack's table: contiguous CPU tensors only, told by `ndim` -1. */
-static int read_by_methods(PyObject *x, View *view) {
-    PyObject *cpu = PyObject_GetAttrString(x, "is_cpu"), *dtype = PyObject_GetAttrString(x, "dtype");
-    PyObject *address = NULL, *count = NULL;
-    int ok = cpu && dtype && PyObject_IsTrue(cpu) == 1 && true_method(x, "is_contiguous");
-    if (ok) {
-        address = PyObject_CallMethod(x, "data_ptr", NULL);
-        count = PyObject_CallMethod(x, "numel", NULL);
-        ok = address && count;
-    }
-    if (ok) {
-        view->dl.data = PyLong_AsVoidPtr(address);
-        view->dl.ndim = -1;
-        view->n = PyLong_AsLongLong(count);
-        view->kind = OTHER;
-        view->integer = 0;
-        for (int k = 0; k < 4; k++)
-            if (dtype == dtypes[k]) view->kind = (Kind)k;
-    }
-    Py_XDECREF(cpu);
-    Py_XDECREF(dtype);
-    Py_XDECREF(address);
-    Py_XDECREF(count);
-    if (PyErr_Occurred()) ok = 0;
-    PyErr_Clear();
-    return ok;
-}
-
-static int read_by_table(PyObject *x, View *view) {
+/* 0 if the tensor is a subclass's or has no storage, as zero tensors and functional tensors. */
+static int read_tensor(PyObject *x, View *view) {
     DLTensor *dl = &view->dl;
+    PyObject *type = (PyObject *)Py_TYPE(x);
+    if (type != tensor_types[0] && type != tensor_types[1]) return 0;
     if (exchange->tensor_from(x, dl)) {
         PyErr_Clear();
         return 0;
@@ -551,14 +553,7 @@ static int read_by_table(PyObject *x, View *view) {
     view->integer = dl->code == 0 && dl->bits == 64;
     view->kind = dl->code == 2 ? (dl->bits == 32 ? F32 : dl->bits == 64 ? F64 : dl->bits == 16 ? F16 : OTHER)
                  : dl->code == 4 && dl->bits == 16 ? BF16 : OTHER;
-    return 1;
-}
-
-/* 0 if the tensor is a subclass's or has no storage, as zero tensors and functional tensors. */
-static int read_tensor(PyObject *x, View *view) {
-    PyObject *type = (PyObject *)Py_TYPE(x);
-    if (type != tensor_types[0] && type != tensor_types[1]) return 0;
-    return (exchange ? read_by_table(x, view) : read_by_methods(x, view)) && (view->dl.data || !view->n);
+    return dl->data || !view->n;
 }
 
 static int negated(PyObject *x) { /* lazily, by a bit that the table does not tell */
@@ -570,7 +565,7 @@ static int negated(PyObject *x) { /* lazily, by a bit that the table does not te
 
 /* Whether the tensor fills one stretch of memory without gaps, in any order of its axes. */
 static int dense(const View *x) {
-    if (x->dl.ndim < 0 || !x->dl.strides || !x->n) return 1;
+    if (!x->dl.strides || !x->n) return 1;
     int64_t stride = 1;
     while (stride < x->n) {
         int d = 0;
@@ -583,7 +578,6 @@ static int dense(const View *x) {
 
 static int same_layout(const View *a, const View *b) {
     if (a->n != b->n || a->dl.ndim != b->dl.ndim) return 0;
-    if (a->dl.ndim < 0) return 1;
     for (int d = 0; d < a->dl.ndim; d++) {
         if (a->dl.shape[d] != b->dl.shape[d]) return 0;
         if (a->dl.shape[d] > 1 && a->dl.strides && b->dl.strides && a->dl.strides[d] != b->dl.strides[d]) return 0;
@@ -595,7 +589,6 @@ static PyObject *hold(Plan *plan, PyObject *x) {
     Py_INCREF(x);
     return plan->held[plan->n_held++] = x;
 }
-
 
 static void release_held(Plan *plan) {
     while (plan->n_held) Py_DECREF(plan->held[--plan->n_held]);
@@ -754,7 +747,7 @@ static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args
 
     release_held(plan);
     memcpy(&plan->h, packed, sizeof(Hyper));
-    plan->summed = plan->averaged = 0;
+    plan->summed = 0;
     plan->n_entries = (int)n_params;
     if (!make_room(plan, (size_t)n_params, (size_t)n_buckets)) return NULL;
     plan->n_group_buckets = n_buckets;
@@ -809,7 +802,7 @@ static PyObject *sums(PyObject *self, PyObject *const *args, Py_ssize_t n_args) 
     Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
     int threads = (int)PyLong_AsLong(args[1]);
     if (!plan || PyErr_Occurred()) return NULL;
-    plan->busy = 1;
+    plan->busy = plan->summed = 1;
     Py_BEGIN_ALLOW_THREADS
     if (plan->n_items) measure(plan, 0, plan->n_items, threads);
     Py_END_ALLOW_THREADS
@@ -860,13 +853,11 @@ static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
         for (int b = 0; b < plan->n_buckets; b++)
             plan->buckets[b].square = PyFloat_AsDouble(PyList_GetItem(args[6], plan->buckets[b].number));
         if (PyErr_Occurred()) return NULL;
-        plan->summed = 1;
     }
     if (args[8] != Py_None) {
         for (int i = 0; i < plan->n_items; i++)
             plan->items[i].mean = PyFloat_AsDouble(PyList_GetItem(args[8], plan->items[i].entry));
         if (PyErr_Occurred()) return NULL;
-        plan->averaged = 1;
     }
 
     plan->busy = 1;
@@ -905,24 +896,19 @@ static void keep(PyObject **place, PyObject *x) {
     Py_XDECREF(old);
 }
 
-/* connect(exchange table or None, (tensor type, parameter type), (float32, float64, bfloat16, float16), pool)
+/* connect(exchange table, (tensor type, parameter type), pool)
 
    `pool`: whether to run on the process's OpenMP threads, if it has them. */
 static PyObject *connect(PyObject *self, PyObject *args) {
-    PyObject *capsule, *types, *kinds;
+    PyObject *capsule, *types;
     int pool;
-    if (!PyArg_ParseTuple(args, "OO!O!p", &capsule, &PyTuple_Type, &types, &PyTuple_Type, &kinds, &pool)) return NULL;
-    if (PyTuple_Size(types) != 2 || PyTuple_Size(kinds) != 4)
-        return PyErr_Format(PyExc_ValueError, "`connect` takes 2 types and 4 dtypes");
-    exchange = NULL;
-    if (capsule != Py_None) {
-        const Exchange *table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-        if (!table) return NULL;
-        while (table && table->major != 1) table = table->previous;
-        exchange = table && table->tensor_from ? table : NULL;
-    }
+    if (!PyArg_ParseTuple(args, "OO!p", &capsule, &PyTuple_Type, &types, &pool)) return NULL;
+    if (PyTuple_Size(types) != 2) return PyErr_Format(PyExc_ValueError, "`connect` takes 2 types");
+    const Exchange *table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    while (table && table->major != 1) table = table->previous;
+    if (!table) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "DLPack's table must have major version 1");
+    exchange = table;
     for (int i = 0; i < 2; i++) keep(&tensor_types[i], PyTuple_GetItem(types, i));
-    for (int i = 0; i < 4; i++) keep(&dtypes[i], PyTuple_GetItem(kinds, i));
     find_pool(pool);
     Py_XDECREF(is_neg);
     is_neg = PyObject_GetAttrString(tensor_types[0], "is_neg");
@@ -931,7 +917,7 @@ static PyObject *connect(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
-    {"connect", connect, METH_VARARGS, "Meet the framework: its exchange table, tensor types and dtypes."},
+    {"connect", connect, METH_VARARGS, "Meet the framework: its exchange table and tensor types."},
     {"new_plan", new_plan, METH_NOARGS, "Working memory for one param group."},
     {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, "Collect a group's tensors; -1 if not possible."},
     {"sums", (PyCFunction)(void (*)(void))sums, METH_FASTCALL, "Sum the squares of each bucket's gradients."},

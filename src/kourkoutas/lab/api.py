@@ -178,11 +178,11 @@ class Result:
         """Steps and seconds until, for example, "val_loss<=0.5", and who was first."""
         return tuned.to_target(self.study, self.study.runs(), targets.parse_target(target))
 
-    def report(self) -> Path:
-        """Write report.html into the folder, and say where."""
+    def report(self, *, target: str | None = None) -> Path:
+        """Write report.html into the folder, and say where; with how soon a `target` as of `to_target` was reached."""
         from kourkoutas.lab.showing import report
 
-        return report.build(self.study)
+        return report.build(self.study, target=None if target is None else targets.parse_target(target))
 
     def _name(self, run: StoredRun) -> dict[str, Any]:
         question = self.study.record.tuning

@@ -13,6 +13,8 @@ from kourkoutas.optax.axes import Axes
 from kourkoutas.optax.dtypes import as_real, stack
 from kourkoutas.rule import NonFiniteGradient
 
+_SMALL = 1 << 16
+
 
 class Members:
     """Which parameters are in which bucket, for `rule.step`: one operation each, none when every bucket has one."""
@@ -54,8 +56,9 @@ def _root(total: jax.Array, gs: Sequence[Any], members: Members, axes: Sequence[
     NOTE: with s = 2^k the square root of the largest number, Σ(g/s)² overflows only where n itself does. Where Σg²
     overflows, n > s, and squares that underflow are below its last digit.
 
-    NOTE: on a CPU a second sum costs as much as reading all gradients again, so it stands in a branch that is hardly
-    ever taken; on an accelerator a branch waits for the host, and two sums are one pass over the gradients.
+    NOTE: on a CPU a second sum costs as much as reading all gradients again. If these are large, it stands in a branch
+    that is hardly ever taken; if they are small, the branch would cost more. On an accelerator a branch waits for the
+    host, and two sums are one pass over the gradients.
     """
     finite, s = jnp.isfinite(total), 2.0 ** (jnp.finfo(total.dtype).maxexp // 2)
 
@@ -68,7 +71,7 @@ def _root(total: jax.Array, gs: Sequence[Any], members: Members, axes: Sequence[
     every = jnp.all(finite)
     if not isinstance(every, jax.core.Tracer):
         return jnp.sqrt(total) if every else scaled()
-    branches = jax.default_backend() == "cpu"
+    branches = jax.default_backend() == "cpu" and sum(g.size for g in gs if g is not None) > _SMALL
     n: jax.Array = lax.cond(every, lambda: jnp.sqrt(total), scaled) if branches else scaled()
     return n
 

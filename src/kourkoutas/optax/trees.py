@@ -31,17 +31,23 @@ class Layout(NamedTuple):
     axes: list[Axes]
 
 
-def layout_of(params: PyTree, buckets: Buckets, axis_name: AxisName = None) -> Layout:
-    """The layout of a tree of parameters, or of any tree of their shape and dtype, such as `mu`."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    paths = [path for path, _ in leaves]
+def leaf_names(params: PyTree) -> list[str]:
+    """The dotted names of all leaves, each its own."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     # flax boxes parameters in nodes with one child, `value`, which is no part of the name.
     if all(path and path[-1] == jax.tree_util.GetAttrKey("value") for path in paths):
         paths = [path[:-1] for path in paths]
     names = [name_of(path) for path in paths]
     if len(set(names)) < len(names):  # {"a.b": ...} beside {"a": {"b": ...}}
         names = [jax.tree_util.keystr(path) for path in paths]
-    shapes = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for _, x in leaves]
+    return names
+
+
+def layout_of(params: PyTree, buckets: Buckets, axis_name: AxisName = None) -> Layout:
+    """The layout of a tree of parameters, or of any tree of their shape and dtype, such as `mu`."""
+    names = leaf_names(params)
+    leaves = jax.tree.leaves(params)
+    shapes = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in leaves]
     axes = axes_of(axis_name, params, names, shapes)
     if buckets == "shape" and any(each.dims is None for each in axes):
         raise ValueError(

@@ -196,7 +196,7 @@ def square_sums(grads: list[Tensor], plain: bool) -> list[float]:
 
 def _square_sum(g: Tensor) -> float:
     g = wide(lists.real(g)) if g.dtype is not torch.float32 else g
-    flat = g.view(-1) if g.is_contiguous() else g.reshape(-1)
+    flat = g if g.dim() == 1 else g.reshape(-1)
     square: float = flat.dot(flat).item()
     if not math.isfinite(square):
         largest = flat.abs().amax().item()

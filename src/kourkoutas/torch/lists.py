@@ -138,8 +138,8 @@ def update(
     for chosen in kinds.values():
         old = [[ts[i] for i in chosen] for ts in tensors]
         new = [[wide(t) for t in ts] for ts in old]
-        picked = [_picked(x, chosen, new[0][0], len(grads)) for x in (*k, 1 - k.c2)]
-        _update(new, Coefficients(*picked[:-1]), picked[-1], group["maximize"])
+        *picked, beta2 = _picked([*k, 1 - k.c2], chosen, new[0][0], len(grads))
+        _update(new, Coefficients(*picked), beta2, group["maximize"])
         if new[0][0] is not old[0][0]:
             torch._foreach_copy_(old[0], new[0])
         if new[2][0] is not old[2][0]:
@@ -147,12 +147,20 @@ def update(
             noise.store(old[2:], new[2:], seeds if noisy and old[2][0].dtype is torch.bfloat16 else None)
 
 
-def _picked(x: Any, chosen: list[int], like: Tensor, count: int) -> Any:
-    """A coefficient of some parameters: a number, numbers, or 0-dim tensors with the device and dtype of `like`."""
-    if not isinstance(x, Tensor):
-        return [float(x[i]) for i in chosen] if isinstance(x, np.ndarray) and x.ndim else x
-    values = x.to(device=like.device, dtype=like.dtype).expand(count).unbind()
-    return list(values) if len(chosen) == count else [values[i] for i in chosen]
+def _picked(xs: list[Any], chosen: list[int], like: Tensor, count: int) -> list[Any]:
+    """Coefficients of some parameters: a number, numbers, or 0-dim tensors with the device and dtype of `like`."""
+    vectors = [x if x.ndim else x.expand(count) for x in xs if isinstance(x, Tensor)]
+    cells = torch.cat(vectors).to(device=like.device, dtype=like.dtype).unbind() if vectors else ()
+    starts = iter(range(0, len(cells), count))
+    picked = []
+    for x in xs:
+        if isinstance(x, Tensor):
+            start = next(starts)
+            x = [cells[start + i] for i in chosen]
+        elif isinstance(x, np.ndarray) and x.ndim:
+            x = [float(x[i]) for i in chosen]
+        picked.append(x)
+    return picked
 
 
 def _update(tensors: list[list[Tensor]], k: Coefficients, beta2: Any, maximize: bool) -> None:

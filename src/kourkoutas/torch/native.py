@@ -21,19 +21,13 @@ from kourkoutas.rule import Hyper
 from kourkoutas.torch.pooling import Pooled
 from kourkoutas.torch.work import Options, Work
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
-
-def connect(*, dlpack: bool = True, pool: bool = True) -> Any:
-    """The kernel, ready for torch's tensors, or None; either of torch's two services can be left unused.
-
-    Args:
-      dlpack: read tensors through torch's DLPack table, which torch has from 2.10 on; else by their methods.
-      pool: run on torch's OpenMP threads; else on threads made for the call.
-    """
-    if _native.step is not None:
-        table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if dlpack else None
-        _native.step.connect(table, (Tensor, torch.nn.Parameter), _DTYPES, pool)
+def connect(*, pool: bool = True) -> Any:
+    """The kernel, ready for torch's tensors, or None; `pool` False: on threads of its own, not torch's OpenMP ones."""
+    table = getattr(Tensor, "__dlpack_c_exchange_api__", None)  # torch has it from 2.10 on
+    if _native.step is None or table is None:
+        return None
+    _native.step.connect(table, (Tensor, torch.nn.Parameter), pool)
     return _native.step
 
 

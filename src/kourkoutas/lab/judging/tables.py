@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kourkoutas.lab.judging.fitting import Fitting
 from kourkoutas.lab.judging.power import MOST_SEEDS
 from kourkoutas.lab.judging.stats import Comparison, Contrast, Interval, Seed, all_notes
 from kourkoutas.lab.judging.verdicts import floor_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
     from kourkoutas.lab.judging.analysis import Analysis, Finding, Judged
     from kourkoutas.lab.judging.power import Detectable, Needed
@@ -115,17 +115,6 @@ def show_effect(spread: float, log: bool, digits: int = 4) -> str:
     return "baseline diverged" if spread > 0 else "treatment diverged"
 
 
-def table(title: str, *columns: str) -> Table:
-    """An empty table for a console: names to the left, numbers to the right."""
-    from rich import box
-    from rich.table import Table
-
-    made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
-    for i, column in enumerate(columns):
-        made.add_column(column, justify="left" if i == 0 else "right", overflow="fold", no_wrap=i == 0)
-    return made
-
-
 def render(comparison: Comparison, *, seeds: bool = True, notes: Sequence[str] | None = None) -> RenderableType:
     """Tables for a rich console: every seed, each optimizer, effect sizes, then tests and notes.
 
@@ -133,7 +122,6 @@ def render(comparison: Comparison, *, seeds: bool = True, notes: Sequence[str] |
     are; JSON and `kbeta export` hold all.
     """
     from rich.console import Group
-    from rich.markup import escape  # a label may hold brackets: kbeta[alpha=0.9]
     from rich.text import Text
 
     log, level = comparison.log, f"{100 * comparison.confidence:g} %"
@@ -141,22 +129,23 @@ def render(comparison: Comparison, *, seeds: bool = True, notes: Sequence[str] |
     parts: list[RenderableType] = [_every_seed(comparison)] if seeds else []
 
     middle = "geometric mean" if log else "mean ± sd"
-    arms = table("Each optimizer", "", "runs", "diverged", "median [IQR]", middle)
-    robust = table("", "", f"IQM [{level}]", *([f"success [{level}]"] if comparison.threshold is not None else []))
+    arms = Fitting("Each optimizer", ["", "runs", "diverged", "median [IQR]", middle])
+    success = [f"success [{level}]"] if comparison.threshold is not None else []
+    robust = Fitting("", ["", f"IQM [{level}]", *success])
     for s in comparison.summaries[:MOST_ROWS]:
         mean = show(s.geometric_mean) if log else show(s.mean) + (f" ± {show(s.sd, 2)}" if s.sd is not None else "")
-        arms.add_row(
-            escape(s.optimizer), str(s.n), str(s.diverged), f"{show(s.median)} [{show(s.q1)}, {show(s.q3)}]", mean
-        )
+        spread = f"{show(s.median)} [{show(s.q1)}, {show(s.q3)}]"
+        arms.add_row(s.optimizer, str(s.n), str(s.diverged), spread, mean)
         rate = [f"{s.success.successes}/{s.success.n}: {show_ci(s.success.rate, s.success.ci, 3)}"] if s.success else []
-        robust.add_row(escape(s.optimizer), show_ci(s.iqm, s.iqm_ci, 4), *rate)
+        robust.add_row(s.optimizer, show_ci(s.iqm, s.iqm_ci, 4), *rate)
 
     title = f"Effect sizes: {effect_name(comparison)}; {'> 1' if log else '> 0'} speaks for the first named"
-    effects = table(title, "", "w/t/l", f"P(better) [{level}]", f"{'ratio' if log else 'difference'} [{level}]")
-    sizes = table("", "", f"BCa [{level}]", "median", "d_z", "r", "rank-bis.")
-    tests = table(f"Tests, two-sided, paired by seed{' on log10' if log else ''}", "", "test", "", "p", "Holm p")
+    effects = Fitting(title, ["", "w/t/l", f"P(better) [{level}]", f"{'ratio' if log else 'difference'} [{level}]"])
+    sizes = Fitting("", ["", f"BCa [{level}]", "median", "d_z", "r", "rank-bis."], words=["median"])
+    heading = f"Tests, two-sided, paired by seed{' on log10' if log else ''}"
+    tests = Fitting(heading, ["", "test", "statistic", "p", "Holm p"], words=["test", "statistic"])
     for c in comparison.contrasts[:MOST_ROWS]:
-        label, size = escape(f"{c.treatment} vs {c.baseline}"), c.ratio if log else c.difference
+        label, size = f"{c.treatment} vs {c.baseline}", c.ratio if log else c.difference
         effects.add_row(
             label,
             f"{c.wins}/{c.ties}/{c.losses}",
@@ -183,7 +172,6 @@ def render(comparison: Comparison, *, seeds: bool = True, notes: Sequence[str] |
 
 def _every_seed(comparison: Comparison) -> RenderableType:
     """One row per seed; of many seeds as plain lines, since a console table takes long to lay out."""
-    from rich.markup import escape
     from rich.text import Text
 
     arms = list(comparison.values)[:MOST_COLUMNS]
@@ -196,7 +184,7 @@ def _every_seed(comparison: Comparison) -> RenderableType:
     ]
     if len(rows) > MOST_ROWS:
         return Text("\n".join("  ".join(row) for row in [["Every seed:", *arms], *rows]))
-    every = table("Every seed", "seed", *map(escape, arms))
+    every = Fitting("Every seed", ["seed", *arms])
     for row in rows:
         every.add_row(*row)
     return every
@@ -216,16 +204,14 @@ def _left_out(comparison: Comparison) -> list[str]:
 
 def render_arms(analysis: Analysis) -> RenderableType:
     """One row per arm: how its runs ended, the primary endpoint, and the time."""
-    from rich.markup import escape
-
     ends = ["ok", "diverged", "failed", *(["unfinished"] if any(arm.unfinished for arm in analysis.arms) else [])]
     tuned = list(dict.fromkeys(name for arm in analysis.arms for name in arm.chosen))
-    rows = table("", "optimizer", *tuned, "runs", *ends, "median", "mean", "s/run", "s/step")
+    rows = Fitting("", ["optimizer", *tuned, "runs", *ends, "median", "mean", "s/run", "s/step"])
     for arm in analysis.arms[:MOST_ROWS]:
         counts = [show(arm.chosen.get(name)) for name in tuned]
         counts += [str(getattr(arm, key)) for key in ("runs", *ends)]
         numbers = [show(arm.median), show(arm.mean), show(arm.seconds, 3), show(arm.seconds_per_step, 3)]
-        rows.add_row(escape(arm.label), *counts, *numbers)
+        rows.add_row(arm.label, *counts, *numbers)
     return rows
 
 
@@ -252,19 +238,12 @@ def render_power(
     probability: float,
 ) -> RenderableType:
     """What the seeds could have shown, and the seeds that each difference needs."""
-    from rich.markup import escape
-
-    made = table(
+    made = Fitting(
         f"{title}: found with {100 * probability:g} % probability",
-        "",
-        "seeds",
-        "they find",
-        "observed",
-        "it needs",
-        *(f"for {text}" for text in differences),
+        ["", "seeds", "they find", "observed", "it needs", *(f"for {text}" for text in differences)],
     )
     for finding, shown, needed in rows:
-        label = escape(f"{finding.treatment} vs {finding.baseline}")
+        label = f"{finding.treatment} vs {finding.baseline}"
         if shown is None:
             made.add_row(label, str(finding.n), *["–"] * (3 + len(differences)))
             continue

@@ -93,6 +93,16 @@ class Race:
     p_sign: float | None
     p_holm: float | None = None
 
+    @property
+    def sentence(self) -> str:
+        """Who was first how often, in words, with the adjusted p."""
+        n = self.wins + self.ties + self.losses
+        others = [f"{word} on {count}" for word, count in (("equal", self.ties), ("later", self.losses)) if count]
+        p = [] if self.p_holm is None else [f"Wilcoxon p = {self.p_holm:.3g} after Holm"]
+        rest = "; ".join([*([", ".join(others)] if others else []), *p])
+        text = f"{self.treatment} got there before {self.baseline} on {self.wins} of {n} seeds"
+        return f"{text} ({rest})." if rest else f"{text}."
+
 
 def reached(runs: Sequence[StoredRun], target: Target) -> dict[str, Reached]:
     """{arm: its way to the target}, of runs that ended, diverged ones too.
@@ -132,6 +142,15 @@ def _reached(arm: str, results: Mapping[int, RunResult], target: Target) -> Reac
         median_seconds=quantile(np.array(known), 0.5) if len(known) == len(seconds) else None,
         share=tuple((step, sum(x <= step for x in arrived) / len(steps)) for step in dict.fromkeys(arrived)),
     )
+
+
+def until(value: float | None) -> str:
+    """Median steps or seconds for people: "not reached" where fewer than half of the runs got there.
+
+    >>> until(1250.0), until(math.inf), until(None)
+    ('1250', 'not reached', '–')
+    """
+    return "–" if value is None else f"{value:.4g}" if math.isfinite(value) else "not reached"
 
 
 def races(found: Mapping[str, Reached], pairs: Sequence[tuple[str, str]]) -> list[Race]:

@@ -75,7 +75,7 @@ def fairness(study: Study, tuning_runs: Sequence[StoredRun], found: dict[str, li
     question = record.tuning
     ranges = ", ".join(f"{axis.name} in {axis.low:g} to {axis.high:g}" for axis in question.axes)
     most = max((len(own) for own in found.values()), default=0)
-    wider = f", {most} after widening" if most > question.trials else ""
+    wider = f" ({most} after widening the range)" if most > question.trials else ""
     lines = [
         f"Tuned alike: {ranges}, {question.trials} trials{wider} on {len(question.seeds)} tuning seeds for each "
         "optimizer; the best median of each is compared on other seeds."

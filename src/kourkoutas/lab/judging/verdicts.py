@@ -72,13 +72,25 @@ def size_words(c: Contrast) -> str:
     level = f"{100 * c.confidence:g} % interval"
     if c.percent is not None and math.isfinite(c.percent.value):
         ci = c.percent.ci
-        between = "" if ci is None else f", {level} {ci.low:.3g} to {ci.high:.3g} %"
         side = "better" if c.percent.value > 0 else "worse"
+        between = "" if ci is None else f", {level} {_between(ci.low, ci.high)}"
         return f"{abs(c.percent.value):.3g} % {side}{between}"
     if c.difference is not None:
         ci = c.difference.ci
         return f"by {c.difference.value:.4g}" + ("" if ci is None else f", {level} {ci.low:.4g} to {ci.high:.4g}")
     return ""
+
+
+def _between(low: float, high: float) -> str:
+    """An interval of percentages whose sides are said in words where it has both; else they are those of the estimate.
+
+    >>> _between(-51.2, -13.3), _between(-5.81, 10.6)
+    ('13.3 to 51.2 %', '5.81 % worse to 10.6 % better')
+    """
+    if low < 0 < high:
+        return f"{-low:.3g} % worse to {high:.3g} % better"
+    near, far = sorted((abs(low), abs(high)))
+    return f"{near:.3g} to {far:.3g} %"
 
 
 def p_words(c: Contrast) -> str:

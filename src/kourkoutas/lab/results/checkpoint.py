@@ -6,33 +6,14 @@ ones go after that. What a kill leaves under a temporary name is removed by the 
 
 from __future__ import annotations
 
-import os
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-Arrays = dict[str, NDArray[Any]]
-
-
-def write_atomically(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write an .npz file so that `path` is at all times absent, the old file, or the whole new one."""
-    temporary = path.with_name(f".{path.name}.part")
-    with temporary.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    if os.name == "nt":  # Windows cannot open a folder to sync it
-        return
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+from kourkoutas.lab.results import files
+from kourkoutas.lab.results.files import Arrays
 
 
 class Checkpoints:
@@ -48,8 +29,7 @@ class Checkpoints:
             raise ValueError(f"`keep` must be a whole number >= 1; got {keep!r}")
         self.folder = folder
         self.keep = keep
-        for left in folder.glob(".*.part"):
-            left.unlink()
+        files.remove_stale(folder)
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, in order."""
@@ -60,7 +40,7 @@ class Checkpoints:
 
     def save(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path(step), arrays)
+        files.write_arrays(self._path(step), arrays)
         for old in self.steps()[: -self.keep]:
             self._path(old).unlink()
 
@@ -68,9 +48,8 @@ class Checkpoints:
         """The newest checkpoint that can be read, or None. One damaged on the disk is passed over for an older one."""
         for step in reversed(self.steps()):
             try:
-                with self._path(step).open("rb") as file, np.load(file, allow_pickle=False) as saved:
-                    return step, {name: saved[name] for name in saved.files}
-            except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+                return step, files.read_arrays(self._path(step), "an older checkpoint is taken")
+            except files.StoreError:
                 continue
         return None
 

@@ -9,8 +9,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from kourkoutas.lab.results import store
-from kourkoutas.lab.specs.spec import RunResult
+from kourkoutas.lab.results.files import TEMPORARY, write_bytes
 
 Files = dict[str, bytes]  # by path below the folder
 
@@ -52,9 +51,7 @@ def unpack_run(files: Mapping[str, bytes], folder: Path) -> None:
     """Make `folder` hold these files of a run and no others; result.json, which makes the run finished, comes last."""
     for name, content in files.items():
         if name != "result.json":
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+            write_bytes(folder / name, content)
     for path in list(_complete(folder)):
         if path.relative_to(folder).as_posix() not in {*files, HOME}:
             path.unlink()
@@ -62,7 +59,7 @@ def unpack_run(files: Mapping[str, bytes], folder: Path) -> None:
         if path.is_dir() and not any(file.is_file() for file in path.rglob("*")):
             shutil.rmtree(path)
     if "result.json" in files:
-        store.write_result(folder, RunResult.model_validate_json(files["result.json"]))
+        write_bytes(folder / "result.json", files["result.json"])
 
 
 def of_code(file: Path) -> Files:
@@ -109,4 +106,4 @@ def from_tar(data: bytes) -> Files:
 
 def _complete(folder: Path) -> Iterator[Path]:
     """Every file below `folder` but those that are being written under a temporary name."""
-    return (path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".part", ".tmp"))
+    return (path for path in folder.rglob("*") if path.is_file() and path.suffix not in TEMPORARY)

@@ -1,7 +1,7 @@
 """Snapshots of runs in a place that every machine reaches: where a run goes on when its machine is lost.
 
     ADDRESS/STUDY/seen                 tells a node that it looks at the same place as the study
-    ADDRESS/STUDY/RUN/<time>-<pid>.tar the run's folder at that time
+    ADDRESS/STUDY/RUN/<time>-<pid>.tar the run's folder at that time: SHA-256 of a tar file, then the tar file
 
 ADDRESS is a shared folder or anything that fsspec knows (s3://..., gs://..., sftp://...). A snapshot is written under a
 temporary name and renamed, so that a kill leaves no half of one; a damaged one is passed over for an older one.
@@ -9,6 +9,7 @@ temporary name and renamed, so that a kill leaves no half of one; a damaged one 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tarfile
 import time
@@ -45,9 +46,11 @@ class Snapshots:
         return bool(self._files.exists(f"{self._root}/seen"))
 
     def save(self, run: str, files: parcel.Files) -> None:
-        name = f"{self._root}/{run}/{time.time_ns():020d}-{os.getpid()}"
+        # Names sort by age also when the clock was set back.
+        kept = [int(name.rpartition("/")[2].partition("-")[0]) for name in self._names(run)]
+        name = f"{self._root}/{run}/{max([time.time_ns(), *(at + 1 for at in kept)]):020d}-{os.getpid()}"
         self._files.makedirs(f"{self._root}/{run}", exist_ok=True)
-        self._files.pipe_file(f"{name}.part", parcel.to_tar(files))
+        self._files.pipe_file(f"{name}.part", _sealed(parcel.to_tar(files)))
         self._files.mv(f"{name}.part", f"{name}.tar")
         for old in self._names(run)[:-KEPT]:
             self._remove(old)
@@ -56,7 +59,7 @@ class Snapshots:
         """The newest snapshot that can be read, or None."""
         for name in reversed(self._names(run)):
             try:
-                return parcel.from_tar(self._files.cat_file(name))
+                return parcel.from_tar(_unsealed(self._files.cat_file(name)))
             except (OSError, tarfile.TarError):
                 continue
         return None
@@ -85,3 +88,14 @@ class Snapshots:
             self._files.rm_file(name)
         except FileNotFoundError:  # an earlier attempt that has not yet noticed that it was given up
             return
+
+
+def _sealed(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest() + data
+
+
+def _unsealed(sealed: bytes) -> bytes:
+    told, data = sealed[:32], sealed[32:]
+    if hashlib.sha256(data).digest() != told:
+        raise tarfile.TarError("its checksum does not fit")
+    return data

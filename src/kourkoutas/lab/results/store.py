@@ -1,4 +1,4 @@
-"""The results folder of a study: the only module that reads or writes one.
+"""The results folder of a study: what is in it, who may write, and what fits together.
 
     OUT/study.json              what was asked for: testbed, preset, engine, arms, seeds, settings, command, environment
     OUT/.lock                   held while a process writes here
@@ -11,8 +11,8 @@
     OUT/runs/<id>/output.txt    what the run printed, where a worker process ran it
     OUT/runs/<id>/result.json   there if and only if the run is finished
 
-NOTE: every JSON file is written to a temporary file, synced and renamed, so a kill at any moment leaves the old file or
-the new one. A leftover `*.tmp` is never read and is removed by the next process that writes here.
+NOTE: `kourkoutas.lab.results.files` writes and reads the files themselves, so that a kill at any moment leaves an old
+file or a new one, and damage is seen.
 """
 
 from __future__ import annotations
@@ -24,29 +24,22 @@ import importlib.metadata
 import json
 import os
 import shutil
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from kourkoutas.lab.locks import try_lock
 from kourkoutas.lab.machine import environment
+from kourkoutas.lab.results import files
+from kourkoutas.lab.results.files import StoreError as StoreError
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.lab.specs.tuning import Tuning, Value
 
 VERSIONED = ("kourkoutas-beta", "numpy", "torch", "jax", "jaxlib", "optax", "mlx", "scipy", "statsmodels")
-
-Model = TypeVar("Model", bound=BaseModel)
-
-
-class StoreError(ValueError):
-    """A results folder that cannot be read or must not be written; the message says how to go on."""
 
 
 class DiskFull(StoreError):
@@ -159,18 +152,18 @@ class StoredRun:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl; a last line cut short by a kill is left out while the run is unfinished."""
-        return read_metrics(self.folder / "metrics.jsonl", finished=self.result is not None)
+        file, finished = self.folder / "metrics.jsonl", self.result is not None
+        return files.read_lines(file, finished=finished, remedy=_redo(self.folder))
 
     def trace(self) -> dict[str, NDArray[Any]] | None:
         """The arrays `names`, `steps`, `sun` and `beta2`, or None when the run recorded none."""
         path = self.folder / "trace.npz"
-        if not path.exists():
-            return None
-        try:
-            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}
-        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-            raise StoreError(f"{path}: not a readable trace ({error}); {_redo(self.folder)}") from None
+        return files.read_arrays(path, _redo(self.folder), "trace") if path.exists() else None
+
+    def params(self) -> dict[str, NDArray[Any]] | None:
+        """The final parameters, or None when the run kept none."""
+        path = self.folder / "params.npz"
+        return files.read_arrays(path, _redo(self.folder)) if path.exists() else None
 
 
 @dataclass(frozen=True)
@@ -187,7 +180,7 @@ class Study:
     Example:
       >>> Study.open("no-such-folder")
       Traceback (most recent call last):
-      kourkoutas.lab.results.store.StoreError: no-such-folder/study.json: not found; ...
+      kourkoutas.lab.results.files.StoreError: no-such-folder/study.json: not found; ...
     """
 
     def __init__(self, path: Path, record: StudyRecord) -> None:
@@ -203,7 +196,7 @@ class Study:
         if not file.exists():
             raise StoreError(f"{file}: not found; `kbeta study ... --out {path}` makes one")
         remedy = f"move {path} away and run the study again, or restore the file"
-        return cls(path, _read(file, StudyRecord, remedy))
+        return cls(path, files.read_json(file, StudyRecord, remedy))
 
     def folder(self, spec: RunSpec) -> Path:
         return self.path / "runs" / spec.id
@@ -344,8 +337,8 @@ def writing(
         if (path / "study.json").exists():
             record = _extend(path, Study.open(path).record, record)
         _write(path / "study.json", record)
-        for stale in (*path.glob("*.tmp"), *path.glob("runs/*/*.tmp")):
-            stale.unlink(missing_ok=True)
+        for folder in (path, *path.glob("runs/*")):
+            files.remove_stale(folder)
         yield Writer(path, record)
 
 
@@ -358,30 +351,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-def read_metrics(file: Path, *, finished: bool) -> list[dict[str, Any]]:
-    """The rows of one metrics.jsonl, in order; absent means none were logged."""
-    if not file.exists():
-        return []
-    rows = []
-    lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
-    complete, tail = lines[:-1], lines[-1]
-    for number, line in enumerate(complete, start=1):
-        rows.append(_row(file, number, line))
-    if tail and finished:
-        rows.append(_row(file, len(lines), tail))
-    return rows
-
-
-def _row(file: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict):
-        raise StoreError(f"{file}, line {number}: not a JSON object: {line[:60]!r}; {_redo(file.parent)}")
-    return row
-
-
 def _redo(folder: Path) -> str:
     return f"delete the folder {folder} and run the study again to redo this run"
 
@@ -391,7 +360,7 @@ def _read_result(folder: Path) -> RunResult | None:
     if not file.exists():
         return None
     try:
-        return _read(file, RunResult, f"use --retry-failed, or {_redo(folder)}")
+        return files.read_json(file, RunResult, f"use --retry-failed, or {_redo(folder)}")
     except StoreError as error:
         return RunResult(status="failed", error=str(error))
 
@@ -400,57 +369,19 @@ def _read_spec(folder: Path) -> RunSpec:
     file = folder / "spec.json"
     if not file.exists():
         raise StoreError(f"{file}: not found; {_redo(folder)}")
-    spec = _read(file, RunSpec, _redo(folder))
+    spec = files.read_json(file, RunSpec, _redo(folder))
     if spec.id != folder.name:
         raise StoreError(f"{file}: describes run {spec.id}, not its folder; it was edited or moved: {_redo(folder)}")
     return spec
 
 
-def _read(file: Path, model: type[Model], remedy: str) -> Model:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"{file}: cannot be read ({error}); {remedy}") from None
-    try:
-        return model.model_validate(json.loads(text))
-    except json.JSONDecodeError as error:
-        cut = "is empty or cut short" if error.pos >= len(text.rstrip()) else "is not JSON"
-        raise StoreError(f"{file}, line {error.lineno}: {cut} ({error.msg}); {remedy}") from None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise StoreError(f"{file}, line {_line_of(text, first['loc'])}: `{field}`: {first['msg']}; {remedy}") from None
-
-
-def _line_of(text: str, loc: tuple[int | str, ...]) -> int:
-    """The line where the key that a validation error names stands, or 1 when it is a missing one."""
-    at = 0
-    for part in loc:
-        if isinstance(part, str) and (next_at := text.find(f'"{part}"', at)) >= 0:
-            at = next_at
-    return text.count("\n", 0, at) + 1
-
-
 def _write(file: Path, content: BaseModel) -> None:
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(content.model_dump_json(indent=1) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, file)
+        files.write_json(file, content)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         if is_full(error):
             raise DiskFull.of(OSError(error.errno, error.strerror, str(file))) from None
         raise
-    if os.name == "nt":  # Windows cannot open a folder to sync it
-        return
-    directory = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _kept(folder: Path) -> Iterator[Path]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,8 @@ from numpy.typing import NDArray
 
 from kourkoutas.lab import engines, testbeds
 from kourkoutas.lab.engines import Engine, Trainer
-from kourkoutas.lab.results.checkpoint import Arrays, Checkpoints, write_atomically
+from kourkoutas.lab.results.checkpoint import Checkpoints
+from kourkoutas.lab.results.files import Arrays, Lines, write_arrays
 from kourkoutas.lab.running.clock import Clock
 from kourkoutas.lab.specs import optimizers
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
@@ -132,7 +132,7 @@ class _Run:
                 trace_every=math.ceil(problem.steps / TRACE_ROWS),
                 compile=problem.compile,
             )
-        self._log = _Log(folder / "metrics.jsonl") if folder is not None else None
+        self._log = Lines(folder / "metrics.jsonl") if folder is not None else None
 
     def __enter__(self) -> _Run:
         return self
@@ -242,8 +242,8 @@ class _Run:
             return
         rows = self._trace()
         if rows:
-            write_atomically(self._folder / "trace.npz", rows)
-        write_atomically(self._folder / "params.npz", self._trainer.params())
+            write_arrays(self._folder / "trace.npz", rows)
+        write_arrays(self._folder / "params.npz", self._trainer.params())
         if self._every is None:
             self._checkpoints.clear()
 
@@ -271,7 +271,7 @@ class _Run:
         self._saved_at = time.monotonic()
         notes = {
             "run": self._spec.id,
-            "offset": self._log.flush() if self._log is not None else 0,
+            "offset": self._log.sync() if self._log is not None else 0,
             "evaluations": self._evaluations,
             "seconds": self.seconds(),
             "times": self._clock.times(),
@@ -309,32 +309,3 @@ class _Run:
         self._before = {k.removeprefix("trace/"): x for k, x in saved.items() if k.startswith("trace/")}
         self._trainer.restore({k.removeprefix("trainer/"): x for k, x in saved.items() if k.startswith("trainer/")})
         self._resumed_at = self.step
-
-
-class _Log:
-    """Lines of JSON, appended; NaN and Infinity as strings, as in `RunResult`."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab")
-
-    def write(self, row: dict[str, float]) -> None:
-        plain = {k: v if math.isfinite(v) else _WORDS[str(v)] for k, v in row.items()}
-        self._file.write(json.dumps(plain).encode() + b"\n")
-        self._file.flush()
-
-    def flush(self) -> int:
-        """To the disk; returns the length of the file."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return self._file.tell()
-
-    def cut(self, length: int) -> None:
-        self._file.truncate(length)
-        self._file.seek(length)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-_WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import math
 import statistics
 import sys
@@ -26,11 +25,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
-from kourkoutas.lab.results import store
+from kourkoutas.lab.results import files, store
 from kourkoutas.lab.specs import optimizers
 from kourkoutas.lab.specs.optimizers import Recipe
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
@@ -39,7 +38,6 @@ from kourkoutas.trace import WINDOW, Trace
 CURVE_POINTS = 2000
 # What the last line of a failed run's traceback begins with, where it is the study that has to be corrected.
 UNREAD = "kourkoutas.lab.running.trial.UnreadSettingError: "
-NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # as in result.json
 OWN_SETTINGS = ("code", "endpoint")  # what a plan adds to the settings of a run of a user's function
 Progress = Callable[[int, int | None, float | None], None]
 
@@ -105,7 +103,7 @@ class Trial:
         self._traced: Any = None
         self._trace: Trace | None = None
         self._pulled = 0
-        self._file: TextIO | None = None
+        self._file: files.Lines | None = None
         self._began = time.perf_counter()
         self._ready: float | None = None
         self._last: tuple[int, float] | None = None
@@ -155,11 +153,9 @@ class Trial:
         row = {name: _number(name, value) for name, value in metrics.items()}
         self._pace(int(step))
         self.rows.append({"step": int(step), **row})
-        text = {name: value if math.isfinite(value) else NOT_FINITE[str(value)] for name, value in row.items()}
         if self._file is None:
-            self._file = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
-        self._file.write(json.dumps({"step": int(step), **text}) + "\n")
-        self._file.flush()
+            self._file = files.Lines(self.folder / "metrics.jsonl")
+        self._file.write({"step": int(step), **row})
         if self._on_trace is not None or int(step) - self._pulled >= WINDOW // 2:
             self._pulled = int(step)
             self._pull()
@@ -190,7 +186,7 @@ class Trial:
         self._pull()
         if self._trace is not None and self._trace.steps.size:
             keep = slice(None, None, -(-self._trace.steps.size // CURVE_POINTS))
-            np.savez_compressed(self.folder / "trace.npz", **self._rows(keep))
+            files.write_arrays(self.folder / "trace.npz", self._rows(keep), compress=True)
 
     def _rows(self, keep: slice) -> dict[str, Any]:
         """Rows of the trace, as the arrays of trace.npz."""

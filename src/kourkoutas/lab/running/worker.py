@@ -28,7 +28,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from kourkoutas.lab.results import store
+from kourkoutas.lab.results import files, store
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 Report = Callable[[int, int | None, float | None], None]
@@ -139,7 +139,7 @@ class _Output:
 
     @contextlib.contextmanager
     def to(self, path: Path) -> Any:
-        with path.open("a", encoding="utf-8") as file:
+        with files.output(path) as file:
             faulthandler.enable(file)
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)

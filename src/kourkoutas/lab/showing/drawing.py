@@ -24,8 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 
 WIDTH = 356.0
-TEXT = 12.0  # px, of every label
-CHARACTER = 7.4  # px, of a letter of that size, on the wide side: what margins are made for
+CHARACTER = 7.4  # px, of a letter of 12 px, on the wide side: what margins are made for
 TYPICAL = 6.5  # px, of a letter on average over a sentence
 
 
@@ -258,11 +257,6 @@ class Panel:
 
     def line(self, xs: ArrayLike, ys: ArrayLike, **attributes: Any) -> None:
         self.add("path", d=line_path(self.x(xs), self.y(ys)), fill="none", **attributes)
-
-    def band(self, xs: Array, low: Array, high: Array, **attributes: Any) -> None:
-        shape = band_path(self.x(xs), self.y(low), self.y(high))
-        if shape:
-            self.add("path", d=shape, **attributes)
 
     def drawing(self, title: str, description: str, **data: Any) -> Drawing:
         """The picture; `data` are kept as JSON in data- attributes, for the script that shows values."""

@@ -7,13 +7,14 @@ open ones. Where percentages make no sense, as for values of both signs, an endp
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from kourkoutas.lab.judging.analysis import Finding, Judged
-from kourkoutas.lab.showing.drawing import TYPICAL, WIDTH, Drawing, Scale, element, label, picture, tick_text
+from kourkoutas.lab.showing.drawing import CHARACTER, TYPICAL, WIDTH, Drawing, Scale, element, label, picture, tick_text
 
 WIDE = 580.0
 MOST_ROWS = 9  # of a first screen; beyond, it shows the deciding endpoint only
@@ -121,12 +122,14 @@ def _draw(groups: Sequence[tuple[str, bool, list[Row]]], who: str, unit: str, wi
     neutral = 1.0 if unit == "factor" else 0.0
     words_room, name_room = (238.0, 124.0) if wide else (0.0, 0.0)
     scale = Scale(*_limits(every, neutral), name_room + 12, width - words_room - 12)
-    height_of, parts, y = 26.0 if wide else 40.0, list[Markup](), 18.0
+    height_of, parts, y = 26.0 if wide else 36.0, list[Markup](), 18.0
     body: list[Markup] = []
     for title, primary, rows in groups:
-        heading = f"{title} (primary: it decides)" if primary else f"{title} (secondary)"
-        body.append(label(heading, 0, y + 18, class_="strong" if primary else "soft", room=width))
-        y += 26
+        heading = f"{title} {'(primary: it decides)' if primary else '(secondary)'}"
+        for line in textwrap.wrap(heading, int(width / CHARACTER)):
+            body.append(label(line, 0, y + 18, class_="strong" if primary else "soft"))
+            y += 18
+        y += 8
         for row in rows:
             body += _marks(row, scale, y, wide, width, name_room, scale.at(neutral))
             y += height_of

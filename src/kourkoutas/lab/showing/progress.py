@@ -6,13 +6,14 @@ import contextlib
 from collections.abc import Iterator
 
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from kourkoutas.lab.judging.fitting import NAME, Fitting
 from kourkoutas.lab.running.crew import Observer
 from kourkoutas.lab.showing.drawing import shorten
 from kourkoutas.lab.showing.status import Status, words
+from kourkoutas.lab.showing.status import name_of as status_name
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.lab.specs.tuning import Tuning
 
@@ -46,18 +47,14 @@ def outcome(result: RunResult) -> str:
 
 def render_status(status: Status) -> RenderableType:
     """How far a study is, for a console: no number of it is broken across lines at 80 columns."""
-    from kourkoutas.lab.judging.tables import table
-
     ends = ("finished", "diverged", "failed", "running", "waiting")
-    rows = table("", "optimizer", *ends)
-    for column in rows.columns[1:]:
-        column.no_wrap = True
+    rows = Fitting("", ["optimizer", *ends])
     for arm in status.arms:
-        rows.add_row(escape(shorten(arm.label, 26)), *(str(getattr(arm, end)) for end in ends))
+        rows.add_row(shorten(arm.label, NAME), *(str(getattr(arm, end)) for end in ends))
     lines = []
     for run in status.going:
         step = "" if run.step is None else f": step {run.step}" + ("" if run.steps is None else f" of {run.steps}")
-        lines.append(f"{run.optimizer} seed {run.seed}{step}" + ("" if run.loss is None else f", loss {run.loss:.4g}"))
+        lines.append(f"{status_name(run)}{step}" + ("" if run.loss is None else f", loss {run.loss:.4g}"))
     return Group(Text(words(status)), rows, *(Text(line) for line in lines))
 
 

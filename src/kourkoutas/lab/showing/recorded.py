@@ -102,8 +102,7 @@ def own_pictures(study: Study, runs: Sequence[StoredRun]) -> list[tuple[Figure, 
     params = {}
     for run in chosen:
         if run.spec.settings == shared:
-            with (run.folder / "params.npz").open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-                params[run.spec.optimizer] = {name: file[name] for name in file.files}
+            params[run.spec.optimizer] = run.params() or {}
     settings = testbeds.settings_of(testbeds.get(record.testbed), record.preset, shared)
     title = f"seed {chosen[0].spec.seed}"
     return [(figure, f"{description} ({title})") for figure, description in draw(settings, params)]

@@ -13,7 +13,7 @@ import base64
 import csv
 import hashlib
 import io
-import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,17 +24,30 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from kourkoutas.lab.judging import stats, tables
+from kourkoutas.lab.judging import stats, tables, tuned
 from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, Judged, analyse
 from kourkoutas.lab.judging.causes import examine, size_of
+from kourkoutas.lab.judging.targets import Target
 from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.results import export
+from kourkoutas.lab.results.files import write_text
 from kourkoutas.lab.results.store import StoredRun, Study
-from kourkoutas.lab.showing import answer, commands, curves, distributions, effects, looks, maps, recorded, sensitivity
+from kourkoutas.lab.showing import (
+    answer,
+    commands,
+    curves,
+    distributions,
+    effects,
+    looks,
+    maps,
+    reaching,
+    recorded,
+    sensitivity,
+)
 from kourkoutas.lab.showing.drawing import Drawing, element
 from kourkoutas.lab.showing.failures import Failure, failures
 from kourkoutas.lab.showing.pictures import embed
-from kourkoutas.lab.showing.status import Status, duration, status_of, words
+from kourkoutas.lab.showing.status import Status, duration, name_of, status_of, words
 
 
 @dataclass(frozen=True)
@@ -56,15 +69,12 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Extra:
-    """A section that another part of the laboratory adds: sentences, drawings, and tables of (head, rows)."""
+class Told:
+    """What a section of sentences, drawings and one table of (head, rows) shows."""
 
-    id: str
-    title: str
-    notes: Sequence[str] = ()
-    drawings: Sequence[Drawing] = ()
-    tables: Sequence[tuple[Sequence[str], Sequence[Sequence[str]]]] = ()
-    open: bool = False
+    notes: Sequence[str]
+    drawings: Sequence[Drawing]
+    table: tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,9 @@ class Page:
       caveats: what a reader must know beside it, such as that the arms were not tuned.
       effects: the effect plot, for a wide page and for a phone.
       ranked: the arms, the best median first.
-      live: how far the study is, on a page that follows it; None in a file.
+      by_ranks: whether ranks decide a contrast of the effect plot, because a run diverged.
+      seeds: how many each arm is to be run on.
+      live: for a page that follows the study.
     """
 
     title: str
@@ -84,6 +96,8 @@ class Page:
     lead: str
     caveats: Sequence[str]
     effects: Sequence[Drawing]
+    by_ranks: bool
+    seeds: int
     analysis: Analysis
     ranked: Sequence[ArmSummary]
     looks: Mapping[str, looks.Look]
@@ -99,8 +113,7 @@ def page_of(
     study: Study,
     endpoints: Sequence[str] = (),
     *,
-    caveats: Sequence[str] = (),
-    extras: Sequence[Extra] = (),
+    target: Target | None = None,
     live: bool = False,
     resamples: int = stats.RESAMPLES,
 ) -> Page:
@@ -109,8 +122,7 @@ def page_of(
     Args:
       study: a results folder.
       endpoints: metrics to judge by besides the primary endpoint, as in `analysis.analyse`.
-      caveats: sentences for the first screen.
-      extras: further sections, such as a sensitivity.
+      target: adds how soon each arm reached it.
       live: for a page that is served while the study goes on.
       resamples: of each bootstrap.
     """
@@ -120,16 +132,15 @@ def page_of(
     places = {arm: place for place, arm in enumerate(arms)}
     failed = failures(runs)
     status = status_of(study, runs)
-    lead = answer.sentence(analysis.primary.findings)
-    if status.done < status.total and analysis.primary.findings:
-        lead = f"So far, with {status.done} of {status.total} runs done: {lead}"
     courses = recorded.courses(study, runs)
     return Page(
         title=f"Study: {study.record.testbed}",
         facts=_facts(study, runs),
-        lead=lead,
-        caveats=[*caveats, *analysis.fairness, *analysis.notes],
+        lead=_lead(analysis, status),
+        caveats=[*analysis.fairness, *analysis.notes],
         effects=effects.plots(analysis.endpoints, places),
+        by_ranks=any(f.diverged_treatment or f.diverged_baseline for j in analysis.endpoints for f in j.findings),
+        seeds=len(study.record.seeds),
         analysis=analysis,
         ranked=_ranked(analysis),
         looks=arms,
@@ -139,21 +150,35 @@ def page_of(
             "curves.csv": _csv(recorded.drawn(courses)),
         },
         more=commands.more_seeds(study.record.command, study.record.seeds),
-        sections=_sections(study, runs, analysis, arms, courses, failed, extras),
+        sections=_sections(study, runs, analysis, arms, courses, failed, target),
         status=status,
         live=live,
     )
 
 
+def _lead(analysis: Analysis, status: Status) -> str:
+    """The one sentence that answers, or why there is no answer (yet)."""
+    first = analysis.primary
+    if status.total and status.failed == status.total:
+        return f"All {status.total} runs failed: there is nothing to compare."
+    if status.tuning and not first.values and status.done < status.total:
+        return f"The optimizers are being tuned, {status.tuned} of {status.tuning} runs so far; the comparison follows."
+    text = answer.sentence(first.findings, first.missing)
+    if status.done == status.total:
+        return text
+    so_far = f"So far, with {status.done} of {status.total} runs done"
+    return f"{so_far}: {text}" if first.findings else f"{so_far}, {answer.NOTHING}."
+
+
 def _facts(study: Study, runs: Sequence[StoredRun]) -> dict[str, str]:
     record = study.record
-    seconds = sum(run.result.seconds for run in runs if run.result)
-    return {
-        "preset": record.preset,
-        "engine": record.engine,
+    every = [*runs, *study.tuning_runs()]
+    seconds = sum(run.result.seconds for run in every if run.result)
+    made = {} if record.code else {"preset": record.preset, "engine": record.engine}
+    return made | {
         "seeds": commands.ranges(record.seeds),
-        "begun": record.created.replace("T", " ")[:16],
-        "compute": f"{duration(seconds)} in {len(runs)} runs",
+        "begun": _whole(record.created.replace("T", " ")[:16]),
+        "compute": f"{duration(seconds)} in {len(every)} runs",
     }
 
 
@@ -180,7 +205,7 @@ def _sections(
     arms: Mapping[str, looks.Look],
     courses: curves.Courses,
     failed: Sequence[Failure],
-    extras: Sequence[Extra],
+    target: Target | None,
 ) -> list[Section]:
     numbers = {(run.spec.optimizer, run.spec.seed): f"run-{k}" for k, run in enumerate(runs)}
     places = {arm: place for place, arm in enumerate(arms)}
@@ -204,8 +229,10 @@ def _sections(
     if causes:
         title = "What does the work? Dynamics, mean β2 or hidden warmup"
         found.append(Section("causes", title, "causes", causes, short="What does the work?"))
-    for extra in (*_tuned(analysis, arms), *extras):
-        found.append(Section(extra.id, extra.title, "extra", extra, extra.open))
+    if analysis.sensitivity:
+        found.append(_sensitivity(analysis, arms))
+    if target is not None:
+        found.append(_target(study, runs, target, arms))
     traces = {arm: maps.drawings(own, arm) for arm in arms if (own := recorded.traces(runs, arm))}
     if traces:
         found.append(Section("traces", "sun and β2 over training", "traces", traces, open=True))
@@ -222,17 +249,28 @@ def _sections(
     return found
 
 
-def _tuned(analysis: Analysis, arms: Mapping[str, looks.Look]) -> list[Extra]:
-    """How much each arm depends on what was tuned, where one option was."""
-    if not analysis.sensitivity:
-        return []
+def _sensitivity(analysis: Analysis, arms: Mapping[str, looks.Look]) -> Section:
+    """How much each arm depends on the option that was tuned."""
     first = analysis.primary
     drawn = sensitivity.draw(analysis.sensitivity, arms, first.title, log=first.log, maximize=first.maximize)
     note = (
         f"Each optimizer on the tuning seeds, against {analysis.sensitivity[0].option}; a ring marks the chosen value. "
         "Sensitivity is what a value loses against the best one, as a mean over the values tried."
     )
-    return [Extra("sensitivity", "Sensitivity", [note], [drawn], [sensitivity.table(analysis.sensitivity)], open=True)]
+    told = Told((note,), (drawn,), sensitivity.table(analysis.sensitivity))
+    title = f"Sensitivity to {analysis.sensitivity[0].option}"
+    return Section("sensitivity", title, "told", told, open=True)
+
+
+def _target(study: Study, runs: Sequence[StoredRun], target: Target, arms: Mapping[str, looks.Look]) -> Section:
+    """How soon each arm reached a target."""
+    found, races = tuned.to_target(study, runs, target)
+    told = Told(
+        (*(race.sentence for race in races), reaching.NOTE),
+        (reaching.draw(found, reaching.last_step(runs), arms, str(target)),) if found else (),
+        reaching.table(found),
+    )
+    return Section("target", f"Time to {target}", "told", told, short="Time to target")
 
 
 def _endpoint(
@@ -243,10 +281,8 @@ def _endpoint(
     places: Mapping[str, int],
     anchor: distributions.Anchor,
 ) -> Section:
-    standing = tables.standing(judged)
     data = {
         "judged": judged,
-        "standing": standing,
         "runs": {(run.spec.optimizer, run.spec.seed): run for run in runs},
         "arms": [arm.label for arm in analysis.arms],
         "seeds": analysis.seeds,
@@ -254,7 +290,7 @@ def _endpoint(
         "effects": effects.plots([judged], places),
         "anchor": anchor,
     }
-    title = f"{judged.title} ({standing}): every seed, effects, tests"
+    title = f"{judged.title} ({tables.standing(judged)}): every seed, effects, tests"
     return Section(f"endpoint-{at}", title, "endpoint", data, short=judged.title)
 
 
@@ -308,6 +344,17 @@ def policy(live: bool) -> str:
     return "; ".join([*parts, "base-uri 'none'", "form-action 'none'"])
 
 
+def unbroken(text: str) -> str:
+    """A sentence in which no line ends inside 1e-12 or before a percent sign."""
+    percent = re.sub(r"(?<=\d) %", "\u00a0%", text)
+    return re.sub(r"\b\d[\d.]*e-\d+", lambda number: _whole(number[0]), percent)
+
+
+def _whole(text: str) -> str:
+    """The same, joined where a browser would end a line after a hyphen."""
+    return text.replace("-", "-\u2060")
+
+
 def swatch(look: looks.Look) -> Markup:
     """A short line in an arm's colour and dash, for legends."""
     line = element("line", x1=1, x2=25, y1=6, y2=6, class_="curve", stroke_dasharray=look.dasharray)
@@ -338,8 +385,9 @@ def _environment() -> jinja2.Environment:
         antilog=stats.antilog,
         size_of=size_of,
         swatch=swatch,
-        duration=duration,
         words=words,
+        name_of=name_of,
+        unbroken=unbroken,
         style=Markup(style()),
         script=Markup(script()),
     )
@@ -351,15 +399,11 @@ def build(
     out: str | Path | None = None,
     *,
     endpoints: Sequence[str] = (),
-    caveats: Sequence[str] = (),
-    extras: Sequence[Extra] = (),
+    target: Target | None = None,
 ) -> Path:
     """Write the page and return its path; report.html in the results folder unless `out` is given."""
     out = Path(out) if out is not None else study.path / "report.html"
-    text = render(page_of(study, endpoints, caveats=caveats, extras=extras))
+    text = render(page_of(study, endpoints, target=target))
     out.parent.mkdir(parents=True, exist_ok=True)
-    # in one move, so that a reader never sees half a page
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, out)
+    write_text(out, text)
     return out

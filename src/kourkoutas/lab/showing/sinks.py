@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kourkoutas.lab.results.files import row_of
 from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.trace import KEYS, Sink, TensorBoardSink, WandbSink
 
@@ -61,7 +61,7 @@ class Follower:
         complete = new[: new.rfind(b"\n") + 1]
         self._bytes += len(complete)
         for line in complete.splitlines():
-            row = json.loads(line)
+            row = row_of(line.decode())
             self._sink.write(int(row["step"]), {key: float(x) for key, x in row.items() if key != "step"})
 
     def trace(self, rows: Mapping[str, NDArray[Any]]) -> None:

@@ -9,7 +9,7 @@ Everything is read from the results folder, so that any process can ask, at any 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,11 +20,16 @@ from kourkoutas.lab.results.store import StoredRun, Study
 
 @dataclass(frozen=True)
 class Going:
-    """One run under way; `step`, `steps` and `loss` are None before the first is logged, or where they are not."""
+    """One run under way; `step`, `steps` and `loss` are None before the first is logged, or where they are not.
+
+    Attributes:
+      values: {option: value} that a run of a tuning tries; empty for any other.
+    """
 
     id: str
     optimizer: str
     seed: int
+    values: Mapping[str, float | int]
     step: int | None
     steps: int | None
     loss: float | None
@@ -52,6 +57,8 @@ class Status:
 
     Attributes:
       writer: the process that is making runs; None when nobody is.
+      total: of a tuned study, the runs that its tuning has asked for so far and all that will be compared.
+      tuning, tuned: how many of them are the tuning's, and how many of those have ended.
       finished: runs that gave a value; diverged and failed ones are counted apart.
       seconds_left: an estimate; None before a run has finished, and when nobody is making runs.
     """
@@ -59,6 +66,8 @@ class Status:
     testbed: str
     writer: str | None
     total: int
+    tuning: int
+    tuned: int
     finished: int
     diverged: int
     failed: int
@@ -85,7 +94,8 @@ def status_of(study: Study, runs: Sequence[StoredRun] | None = None) -> Status:
       study: a results folder.
       runs: those to be compared, when they have been read already.
     """
-    every = [*study.tuning_runs(), *(study.runs() if runs is None else runs)]
+    tuning, compared = study.tuning_runs(), study.runs() if runs is None else runs
+    every, later = [*tuning, *compared], _later(study, compared)
     holder = study.holder()
     going = [] if holder is None else [_going(study, run) for run in every if _under_way(run, holder.since)]
     under_way = {run.id for run in going}
@@ -95,24 +105,33 @@ def status_of(study: Study, runs: Sequence[StoredRun] | None = None) -> Status:
         own = [run for run in every if run.spec.optimizer == label]
         ends = [run.result.status if run.result else "" for run in own]
         running = sum(run.id in under_way for run in own)
-        arms.append(
-            ArmStatus(
-                label, ends.count("ok"), ends.count("diverged"), ends.count("failed"), running, ends.count("") - running
-            )
-        )
+        waiting = ends.count("") - running + later.get(label, 0)
+        arms.append(ArmStatus(label, ends.count("ok"), ends.count("diverged"), ends.count("failed"), running, waiting))
     return Status(
         testbed=study.record.testbed,
         writer=None if holder is None else holder.text,
-        total=len(every),
+        total=len(every) + sum(later.values()),
+        tuning=len(tuning),
+        tuned=sum(run.result is not None for run in tuning),
         finished=sum(arm.finished for arm in arms),
         diverged=sum(arm.diverged for arm in arms),
         failed=sum(arm.failed for arm in arms),
         running=len(going),
         waiting=sum(arm.waiting for arm in arms),
-        seconds_left=None if holder is None else _seconds_left(every, going),
+        seconds_left=None if holder is None else _seconds_left(every, going, later),
         arms=tuple(arms),
         going=tuple(going),
     )
+
+
+def _later(study: Study, compared: Sequence[StoredRun]) -> dict[str, int]:
+    """{arm: runs to be compared that a tuning study plans only when the arm's values have been chosen}."""
+    if study.record.tuning is None:
+        return {}
+    planned = {(run.spec.optimizer, run.spec.seed) for run in compared}
+    return {
+        arm.label: sum((arm.label, seed) not in planned for seed in study.record.seeds) for arm in study.record.arms
+    }
 
 
 def _under_way(run: StoredRun, since: float) -> bool:
@@ -137,6 +156,9 @@ def _going(study: Study, run: StoredRun) -> Going:
         run.id,
         run.spec.optimizer,
         run.spec.seed,
+        {}
+        if study.record.tuning is None or run.spec.seed in study.record.seeds
+        else study.record.tuning.values(run.spec),
         int(last["step"]) if last else None,
         _steps(study, run),
         float(losses[-1]) if losses else None,
@@ -155,7 +177,7 @@ def _steps(study: Study, run: StoredRun) -> int | None:
     return steps if isinstance(steps, int) else None
 
 
-def _seconds_left(runs: Sequence[StoredRun], going: Sequence[Going]) -> float | None:
+def _seconds_left(runs: Sequence[StoredRun], going: Sequence[Going], later: Mapping[str, int]) -> float | None:
     took: dict[str, list[float]] = {}
     for run in runs:
         if run.result is not None and run.result.status == "ok":
@@ -169,7 +191,13 @@ def _seconds_left(runs: Sequence[StoredRun], going: Sequence[Going]) -> float | 
         for run in runs
         if run.result is None
     )
+    work += sum(count * statistics.median(took.get(arm, every)) for arm, count in later.items())
     return work / max(1, len(going))
+
+
+def name_of(run: Going) -> str:
+    """A run in a few words: "kbeta, lr 0.001, seed 100"."""
+    return ", ".join([run.optimizer, *(f"{name} {value:g}" for name, value in run.values.items()), f"seed {run.seed}"])
 
 
 def duration(seconds: float) -> str:
@@ -199,7 +227,8 @@ def words(status: Status) -> str:
         )
         if count or name == "finished"
     ]
-    text = f"{status.total} runs: {', '.join(counts)}."
+    of_tuning = f", {status.tuning} of them to tune ({status.tuned} done)" if status.tuning else ""
+    text = f"{status.total} runs{of_tuning}: {', '.join(counts)}."
     if status.seconds_left is not None and status.done < status.total:
         return f"{text} About {duration(status.seconds_left)} left."
     if status.writer is None and status.done < status.total:

@@ -1,0 +1,199 @@
+"""How a file of a results folder is written and read: every write to one goes through here.
+
+| files                               | written                          | damage is seen by                       |
+|-------------------------------------|----------------------------------|-----------------------------------------|
+| study.json, spec.json, result.json  | whole or not at all              | `sha256`, of the rest of the JSON       |
+| metrics.jsonl                       | line by line, at the end         | `crc32` of each line                    |
+| checkpoints, trace.npz, params.npz  | whole or not at all              | SHA-256 of the file, behind it          |
+| report.html                         | whole or not at all              | (made again from the rest)              |
+| output.txt                          | as the run prints                | (for people)                            |
+
+Files of version 0.1 have none of these checksums, and are read without that check.
+
+NOTE: a kill leaves the old file, the new one, or a file under a temporary name, which is never read and which the next
+writer removes. Of metrics.jsonl it may leave half a line at the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
+
+from kourkoutas import atomic
+from kourkoutas.lab.specs.spec import digest_of
+
+Arrays = dict[str, NDArray[Any]]
+Model = TypeVar("Model", bound=BaseModel)
+
+NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+TEMPORARY = (".tmp", ".part")
+SEAL = b"kourkoutas-sha256:"  # between an .npz file and its checksum
+
+
+class StoreError(ValueError):
+    """A results folder that cannot be read or must not be written; the message says how to go on."""
+
+
+# JSON files
+
+
+def write_json(file: Path, content: BaseModel) -> None:
+    plain = json.loads(content.model_dump_json())
+    text = json.dumps({**plain, "sha256": digest_of(plain)}, indent=1, ensure_ascii=False)
+    write_text(file, text + "\n")
+
+
+def read_json(file: Path, model: type[Model], remedy: str) -> Model:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{file}: cannot be read ({error}); {remedy}") from None
+    try:
+        plain = json.loads(text)
+        told = plain.pop("sha256", None) if isinstance(plain, dict) else None
+        content = model.model_validate(plain)
+    except json.JSONDecodeError as error:
+        cut = "is empty or cut short" if error.pos >= len(text.rstrip()) else "is not JSON"
+        raise StoreError(f"{file}, line {error.lineno}: {cut} ({error.msg}); {remedy}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise StoreError(f"{file}, line {_line_of(text, first['loc'])}: `{field}`: {first['msg']}; {remedy}") from None
+    except (RecursionError, OverflowError) as error:
+        raise StoreError(f"{file}: is not JSON of ours ({error}); {remedy}") from None
+    if told is not None and told != digest_of(plain):
+        raise StoreError(f"{file}: its checksum does not fit, so it is damaged, or was edited or moved; {remedy}")
+    return content
+
+
+def _line_of(text: str, loc: tuple[int | str, ...]) -> int:
+    """The line where the key that a validation error names stands, or 1 when it is a missing one."""
+    at = 0
+    for part in loc:
+        if isinstance(part, str) and (next_at := text.find(f'"{part}"', at)) >= 0:
+            at = next_at
+    return text.count("\n", 0, at) + 1
+
+
+# Arrays
+
+
+def write_arrays(file: Path, arrays: Mapping[str, NDArray[Any]], *, compress: bool = False) -> None:
+    """An .npz file with its SHA-256 behind it, which NumPy passes over.
+
+    NOTE: zip has checksums of its members only: a damaged directory may hide some of them unseen.
+    """
+    buffer = io.BytesIO()
+    (np.savez_compressed if compress else np.savez)(buffer, **arrays)  # type: ignore[arg-type]
+    data = buffer.getvalue()
+    atomic.replace(file, lambda stream: stream.write(data + SEAL + hashlib.sha256(data).digest()))
+
+
+def read_arrays(file: Path, remedy: str, what: str = "file of arrays") -> Arrays:
+    try:
+        data = file.read_bytes()
+        end = len(data) - len(SEAL) - 32
+        if data[end : end + len(SEAL)] == SEAL and data[end + len(SEAL) :] != hashlib.sha256(data[:end]).digest():
+            raise ValueError("its checksum does not fit")
+        with np.load(io.BytesIO(data), allow_pickle=False) as saved:
+            return {name: saved[name] for name in saved.files}
+    except Exception as error:  # zipfile, zlib and numpy raise many kinds on damage
+        raise StoreError(f"{file}: not a readable {what} ({error}); {remedy}") from None
+
+
+# Lines
+
+
+class Lines:
+    """Rows of numbers as lines of JSON, appended; NaN and Infinity as strings, as in `RunResult`."""
+
+    def __init__(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._file = file.open("ab")
+
+    def write(self, row: Mapping[str, float]) -> None:
+        text = json.dumps({key: x if math.isfinite(x) else NOT_FINITE[str(float(x))] for key, x in row.items()})
+        self._file.write(f'{text[:-1]}, "crc32": "{zlib.crc32(text.encode()):08x}"}}\n'.encode())
+        self._file.flush()
+
+    def sync(self) -> int:
+        """To the disk; returns the length of the file."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def cut(self, length: int) -> None:
+        self._file.truncate(length)
+        self._file.seek(length)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def row_of(line: str) -> dict[str, Any]:
+    """The row of one line; ValueError if it is not one that `Lines` wrote, in this version or in 0.1."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise ValueError("not a JSON object")
+    told = row.pop("crc32", None)
+    if told is not None and told != f"{zlib.crc32(json.dumps(row).encode()):08x}":
+        raise ValueError("its checksum does not fit, so it was damaged or edited")
+    for key, x in row.items():
+        if isinstance(x, bool) or not (isinstance(x, int | float) or x in NOT_FINITE.values()):
+            raise ValueError(f"{key!r} is not a number")
+    return row
+
+
+def read_lines(file: Path, *, finished: bool, remedy: str) -> list[dict[str, Any]]:
+    """The rows of one metrics.jsonl, in order; absent means none were logged.
+
+    A last line cut short by a kill is left out while the run is unfinished.
+    """
+    if not file.exists():
+        return []
+    lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
+    rows = []
+    for number, line in enumerate(lines if lines[-1] and finished else lines[:-1], start=1):
+        try:
+            rows.append(row_of(line))
+        except (ValueError, RecursionError) as error:
+            raise StoreError(f"{file}, line {number}: {error}: {line[:60]!r}; {remedy}") from None
+    return rows
+
+
+# Other files
+
+
+def write_text(file: Path, text: str) -> None:
+    atomic.replace(file, lambda stream: stream.write(text.encode()))
+
+
+def write_bytes(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    atomic.replace(file, lambda stream: stream.write(content))
+
+
+def output(file: Path) -> IO[str]:
+    """What a run prints goes here, as it does."""
+    return file.open("a", encoding="utf-8")
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove what kills have left under temporary names."""
+    for ending in TEMPORARY:
+        for stale in folder.glob(f".*{ending}"):
+            stale.unlink(missing_ok=True)

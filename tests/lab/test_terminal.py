@@ -1,0 +1,92 @@
+"""What `kbeta` prints on a console of 80 columns: the same words and numbers as on a wide one, none of them broken."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from kourkoutas import cli
+from kourkoutas.lab.judging.fitting import Fitting
+
+# Values of many digits, and names as long as a study's own.
+TASK = """
+ARMS = {"kbeta": 1.0, "adam95": 1.3, "adam999": 1.1, "adam999-warm": 1.7}
+
+def train(trial):
+    lr = trial.settings["lr"]
+    value = 1.23456789e-7 * (1 + 0.1 * (trial.seed * 7919 % 13)) * ARMS[trial.arm] + 1e-9 * lr
+    for step in range(1, 4):
+        trial.log(step * 10_000, loss=value / step, a_metric_with_a_long_name=-123456.789 * value)
+    return value
+"""
+STUDY = [
+    *("--optimizers", "kbeta,adam95,adam999,adam999-warm", "--seeds", "0-4", "--workers", "2", "--log", "--no-report"),
+    *("--tune", "lr=0.0123:0.345", "--trials", "2", "--tune-seeds", "100-101", "--tune-budget", "0"),
+    *("--target", "loss<=1e-7"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("terminal")
+    (made / "task.py").write_text(TASK)
+    done = CliRunner().invoke(cli.app, ["study", f"{made}/task.py:train", *STUDY, "--out", str(made / "out")])
+    assert done.exit_code == 0, done.output
+    return made
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, list[str]], str]:
+    def call(width: int, arguments: list[str]) -> str:
+        text = io.StringIO()
+        monkeypatch.setattr(cli, "out", Console(width=width, file=text))
+        done = CliRunner().invoke(cli.app, arguments)
+        assert done.exit_code == 0, done.output
+        return text.getvalue()
+
+    return call
+
+
+@pytest.mark.parametrize("command", ["study", "stats", "power", "compare", "run", "testbeds"])
+def test_no_word_and_no_number_is_broken_at_80_columns(
+    command: str, folder: Path, printed: Callable[[int, list[str]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    task, out = f"{folder}/task.py:train", "out"
+    arguments = {
+        "study": ["study", task, *STUDY, "--out", out],
+        "stats": ["stats", out, "--endpoint", "a_metric_with_a_long_name"],
+        "power": ["power", out],
+        "compare": ["compare", out, out],
+        "run": ["run", task, "--set", "lr=0.1", "--out", str(folder / "one")],
+        "testbeds": ["testbeds"],
+    }[command]
+    wide, narrow = (set(re.sub("─+", " ", printed(width, arguments)).split()) for width in (1000, 80))
+    assert any(re.search(r"\d", word) for word in wide)
+    assert narrow == wide
+
+
+def test_a_table_that_is_too_wide_goes_on_below_with_its_first_column_again() -> None:
+    table = Fitting("A title", ["name", "first number", "second number", "third"])
+    table.add_row("x[y]", "1.23456e-07 [1, 2]", "-123456.789", "7")
+    console = Console(width=40, file=io.StringIO(), record=True)
+    console.print(table)
+    lines = [line.split() for line in console.export_text().splitlines() if line.strip() and "─" not in line]
+    assert lines == [
+        ["A", "title"],
+        ["name", "first", "number"],
+        ["x[y]", "1.23456e-07", "[1,", "2]"],
+        ["name", "second", "number", "third"],
+        ["x[y]", "-123456.789", "7"],
+    ]
+
+
+def test_a_row_of_another_length_than_the_head_is_refused() -> None:
+    with pytest.raises(ValueError, match="a row of this table has 2 cells, name, value; got"):
+        Fitting("", ["name", "value"]).add_row("x")

@@ -1,0 +1,73 @@
+"""Results folders and checkpoints written by version 0.1: read, reported on, and gone on with."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kourkoutas.lab.judging.analysis import analyse
+from kourkoutas.lab.results.store import Study
+from kourkoutas.lab.running import train
+from kourkoutas.lab.showing import report
+from kourkoutas.lab.specs.spec import RunSpec
+from tests.old_state.write_lab import EVERY, SPEC
+
+FOLDER = Path(__file__).parent / "lab-v0.1"
+
+
+def test_a_results_folder_is_read_whole():
+    study = Study.open(FOLDER / "study")
+    runs = study.runs()
+    assert study.damage == []
+    assert [(run.spec.optimizer, run.spec.seed) for run in runs] == [
+        ("kbeta", 0), ("kbeta", 1), ("adam95", 0), ("adam95", 1),
+    ]  # fmt: skip
+    for run in runs:
+        written = json.loads((run.folder / "result.json").read_text())
+        assert run.result.status == "ok"
+        assert run.result.endpoint == written["endpoint"]
+        assert run.result.curve["loss"] == written["curve"]["loss"]
+        rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+        assert run.metrics() == rows
+        assert len(rows) > 100
+        trace = run.trace()
+        assert (trace is None) == (run.spec.optimizer == "adam95")
+        assert trace is None or (np.isfinite(trace["beta2"]).all() and len(trace["steps"]) > 100)
+        assert all(np.isfinite(x).all() for x in run.params().values())
+
+
+def test_a_results_folder_is_judged_and_reported(tmp_path):
+    study = Study.open(FOLDER / "study")
+    ends = {
+        (run["optimizer"], run["seed"]): json.loads(path.with_name("result.json").read_text())["endpoint"]
+        for path in FOLDER.glob("study/runs/*/spec.json")
+        for run in [json.loads(path.read_text())]
+    }
+    judged = analyse(study).primary
+    values = {(arm, seed): value for arm, by_seed in judged.values.items() for seed, value in by_seed.items()}
+    assert values == ends
+    page = report.build(study, tmp_path / "report.html").read_text()
+    assert "sanity1" in page
+    assert "adam95" in page
+
+
+@pytest.mark.parametrize("engine", ["torch", "jax", "mlx"])
+def test_a_run_goes_on_from_its_checkpoint(engine, tmp_path):
+    pytest.importorskip({"mlx": "mlx.core"}.get(engine, engine))
+    folder = tmp_path / "run"
+    shutil.copytree(FOLDER / engine, folder)
+    kept = (folder / "metrics.jsonl").read_text().splitlines()
+    seen = []
+    spec = RunSpec(**SPEC, engine=engine)
+    result = train.run(spec, folder, on_progress=lambda step, steps, loss: seen.append(step), checkpoint_every=EVERY)
+    assert seen == [1000]  # the first 500 steps were not made again
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    before = [line for line in kept if json.loads(line)["step"] <= EVERY]
+    assert len(before) > 100
+    assert lines[: len(before)] == before
+    end = json.loads((FOLDER / f"{engine}-end.json").read_text())
+    assert result.status == end["status"] == "ok"
+    np.testing.assert_allclose(result.endpoint, end["endpoint"], rtol=1e-5)
+    np.testing.assert_allclose(result.curve["loss"], end["curve"]["loss"], rtol=1e-4, atol=1e-7)

@@ -1,0 +1,197 @@
+"""A state that does not fit: one error that lists names, and the optimizer as it was."""
+
+import json
+
+import numpy as np
+import pytest
+
+from kourkoutas import state
+from tests.state.problem import FRAMEWORKS, gradients, start
+
+pytest.importorskip("torch")
+pytest.importorskip("optax")
+pytest.importorskip("mlx.core")
+safetensors = pytest.importorskip("safetensors.numpy")
+
+
+def made(name="torch", options=(), steps=3, params=None):
+    run = FRAMEWORKS[name](start() if params is None else params, dict(options))
+    for t in range(steps):
+        run.step({n: gradients(run.params, t)[n] for n in run.params})
+    return run
+
+
+def snapshot(run, tmp_path):
+    """The whole state, by way of its own file."""
+    run.save(tmp_path / "snapshot")
+    return (tmp_path / "snapshot").read_bytes()
+
+
+def loading(run, file, rename=None):
+    """Load into a run's optimizer the way its framework does."""
+    if hasattr(run, "tensors"):
+        state.torch.load(file, run.optimizer, rename=rename)
+    elif hasattr(run, "optimizer"):
+        state.mlx.load(file, run.optimizer, run.tree, rename=rename)
+    else:
+        run.state = state.optax.load(file, run.state, buckets=run.buckets, rename=rename)
+
+
+@pytest.fixture(autouse=True)
+def _modules():
+    import kourkoutas.state.mlx
+    import kourkoutas.state.optax
+    import kourkoutas.state.torch  # noqa: F401
+
+
+def refused(run, file, tmp_path, *said, rename=None):
+    before = snapshot(run, tmp_path)
+    with pytest.raises(ValueError, match=r"\w") as caught:
+        loading(run, file, rename)
+    for part in said:
+        assert part in str(caught.value)
+    assert snapshot(run, tmp_path) == before
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_other_names_other_shapes_other_buckets_and_other_options_are_listed(name, tmp_path):
+    file = tmp_path / "file"
+    params = start()
+    renamed = {("dec.gain" if n == "gain" else n): x for n, x in params.items()}
+    other = FRAMEWORKS["torch"](renamed, {})
+    other.save(file)
+    refused(made(name), file, tmp_path, "only the file has 'dec.gain'", "only the optimizer has 'gain'", "rename=")
+
+    bigger = {n: np.zeros((7, 3), np.float32) if n == "dec.weight" else x for n, x in params.items()}
+    FRAMEWORKS["torch"](bigger, {}).save(file)
+    refused(made(name), file, tmp_path, "'dec.weight' has shape (7, 3) in the file and (4, 3) here")
+
+    made("torch", {"buckets": "module"}).save(file)
+    refused(made(name), file, tmp_path, "'enc.bias'", "'enc.weight'", "use the same `buckets`")
+
+    made("torch", {"bias_correction": "exact", "nonfinite": "skip"}).save(file)
+    refused(
+        made(name, {"decay": 1.0}), file, tmp_path,
+        "without, the optimizer with `decay`", "with, the optimizer without `bias_correction='exact'`", "`nonfinite",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_foreign_and_broken_files_are_refused(name, tmp_path):
+    file, run = tmp_path / "file", made(name)
+    safetensors.save_file({"encoder": np.zeros(3)}, file)
+    refused(run, file, tmp_path, "not a state of Kourkoutas-β", "'encoder'")
+    file.write_bytes(b"PK\\x03\\x04 a zip file of somebody")
+    refused(run, file, tmp_path, "not a whole safetensors file")
+    file.write_bytes(b"")
+    refused(run, file, tmp_path, "not a whole safetensors file")
+    with pytest.raises(FileNotFoundError):
+        loading(run, tmp_path / "nowhere")
+
+
+def test_a_newer_version_of_the_format_is_told(tmp_path):
+    file = tmp_path / "file"
+    made().save(file)
+    data = file.read_bytes()
+    assert data.count(rb"\"version\": 1") == 1
+    file.write_bytes(data.replace(rb"\"version\": 1", rb"\"version\": 2"))
+    with pytest.raises(ValueError, match=r"version 2 of the format.*reads version 1"):
+        state.read(file)
+
+
+def test_every_truncation_is_an_error(tmp_path):
+    file = tmp_path / "file"
+    made().save(file)
+    data = file.read_bytes()
+    for length in range(0, len(data), 7):
+        file.write_bytes(data[:length])
+        with pytest.raises(ValueError, match="not a whole safetensors file"):
+            state.read(file)
+
+
+def test_every_flipped_byte_is_an_error_or_changes_nothing(tmp_path):
+    file = tmp_path / "file"
+    made("torch", {"decay": 1.0, "nonfinite": "skip"}, params={"w": np.ones(2, np.float32)}).save(file)
+    data, whole = file.read_bytes(), state.read(file)
+    rng = np.random.default_rng(0)
+    errors = 0
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= int(rng.integers(1, 256))
+        file.write_bytes(damaged)
+        try:
+            got = state.read(file)
+        except ValueError:
+            errors += 1
+            continue
+        assert same(got, whole), f"byte {at}"
+    assert errors > 0.95 * len(data)
+
+
+def same(a, b):
+    return json.dumps(plain(a), sort_keys=True) == json.dumps(plain(b), sort_keys=True)
+
+
+def plain(x):
+    if isinstance(x, state.Portable):
+        return {name: plain(value) for name, value in vars(x).items()}
+    if isinstance(x, dict):
+        return {name: plain(value) for name, value in x.items()}
+    return [str(x.dtype), x.tolist()] if isinstance(x, np.ndarray) else x
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_renaming_brings_a_state_of_other_names_home(name, tmp_path):
+    file, params = tmp_path / "file", start()
+    other = FRAMEWORKS["torch"]({f"model.{n}": x for n, x in params.items()}, {})
+    other.step({f"model.{n}": g for n, g in gradients(params, 0).items()})
+    other.save(file)
+    run = made(name)
+    loading(run, file, rename=lambda n: n.removeprefix("model."))
+    run.save(tmp_path / "again")
+    here, there = state.read(tmp_path / "again"), state.read(file)
+    for n in params:
+        np.testing.assert_array_equal(here.v[n], there.v[f"model.{n}"])
+        assert here.entry("ema", n) == there.entry("ema", f"model.{n}")
+    refused(run, file, tmp_path, "`rename` has 'nobody'", "'model.gain'", rename={"nobody": "gain"})
+    refused(run, file, tmp_path, "several parameters the name 'gain'", rename=lambda n: "gain")
+
+
+def test_what_the_portable_form_cannot_hold_is_refused():
+    import jax.numpy as jnp
+    import torch
+
+    from kourkoutas.mlx import KourkoutasBeta as MlxKourkoutasBeta
+    from kourkoutas.optax import kourkoutas_beta
+    from kourkoutas.torch import KourkoutasBeta
+
+    spiral = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(ValueError, match="'w' is complex"):
+        state.torch.save(KourkoutasBeta([("w", spiral)]), "nowhere")
+    with pytest.raises(ValueError, match="'w' is complex"):
+        state.optax.save(kourkoutas_beta(1e-3).init({"w": jnp.ones(2, jnp.complex64)}), "nowhere")
+    with pytest.raises(ValueError, match="must hold one Kourkoutas-β; found 0"):
+        state.optax.save((), "nowhere")
+    with pytest.raises(ValueError, match="pass the `buckets` that the solver was made with"):
+        state.optax.save(kourkoutas_beta(1e-3).init({"a": jnp.ones(2), "b": jnp.ones(2)}), "nowhere", buckets="global")
+    with pytest.raises(ValueError, match="no state yet"):
+        state.mlx.save(MlxKourkoutasBeta(1e-3), "nowhere")
+    x, y = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    groups = [{"params": [("x", x)], "decay": 1.0}, {"params": [("y", y)]}]
+    with pytest.raises(ValueError, match="the groups differ in what they keep"):
+        state.torch.save(KourkoutasBeta(groups), "nowhere")
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    made().save(file)
+    before = file.read_bytes()
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        made(steps=4).save(file)
+    assert file.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
