@@ -36,7 +36,7 @@ out = Console(soft_wrap=False)
 err = Console(stderr=True)
 
 FAILED, BAD_INPUT = 1, 2
-LAB_PACKAGES = ("scipy", "statsmodels", "matplotlib", "pydantic", "jinja2")
+LAB_PACKAGES = ("scipy", "matplotlib", "pydantic", "jinja2", "pandas", "cloudpickle")
 
 
 def _version(wanted: bool) -> None:

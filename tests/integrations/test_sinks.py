@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -24,13 +25,20 @@ def tensorboard(folder):
 
 
 def wandb_offline(folder):
-    """{name: {step: value}} of the one offline run under `folder`: W&B's records in its log file."""
+    """{name: {step: value}} of the one offline run under `folder`: W&B's records in its log file.
+
+    W&B's own process writes that file and may not be done when `run.finish()` returns; its last record is the exit.
+    """
     internal = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     (file,) = folder.rglob("run-*.wandb")
-    found = {}
-    for data in log_records(file.read_bytes()):
-        record = internal.Record()
-        record.ParseFromString(data)
+    found, end = {}, time.monotonic() + 60
+    while True:
+        records = [internal.Record.FromString(data) for data in log_records(file.read_bytes())]
+        if any(record.HasField("exit") for record in records):
+            break
+        assert time.monotonic() < end, "the run has no end"
+        time.sleep(0.1)
+    for record in records:
         items = record.history.item if record.HasField("history") else ()
         row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
         for name, value in row.items():
@@ -49,6 +57,8 @@ def log_records(data):
             at += block - at % block
             continue
         _, length, kind = header.unpack_from(data, at)
+        if at + header.size + length > len(data):
+            return
         parts.append(data[at + header.size : at + header.size + length])
         at += header.size + length
         if kind in last:

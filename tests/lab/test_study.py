@@ -464,9 +464,10 @@ def test_an_interrupt_ends_the_workers_keeps_results_and_says_how_to_resume(
 ) -> None:
     out = tmp_path / "with space"
     call = command(task, out, "--set", "pause=0.05")
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     # A shell that starts the tests in the background has made them deaf to an interrupt.
-    with subprocess.Popen(call, preexec_fn=lambda: signal.signal(sent, signal.SIG_DFL), **pipes) as process:
+    hearing = f"import os, signal, sys; signal.signal({sent:d}, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    call = [sys.executable, "-c", hearing, *call]
+    with subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         wait_for(lambda: bool(finished(out)))
         process.send_signal(sent)
         printed, errors = process.communicate(timeout=60)

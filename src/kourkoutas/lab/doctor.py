@@ -28,7 +28,7 @@ FRONT_ENDS = {
     "jax": ("kourkoutas.optax",),
     "mlx": ("kourkoutas.mlx", "kourkoutas.paper"),
 }
-LAB = ("scipy", "statsmodels", "matplotlib", "rich", "typer", "pydantic", "jinja2")
+LAB = ("scipy", "matplotlib", "rich", "typer", "pydantic", "jinja2", "pandas", "cloudpickle")
 OPTIONAL = ("triton", "pytorch_optimizer", "tensorboard", "wandb", "ray")
 SECONDS = 120
 

@@ -39,7 +39,7 @@ from kourkoutas.lab.results.files import StoreError as StoreError
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.lab.specs.tuning import Tuning, Value
 
-VERSIONED = ("kourkoutas-beta", "numpy", "torch", "jax", "jaxlib", "optax", "mlx", "scipy", "statsmodels")
+VERSIONED = ("kourkoutas-beta", "numpy", "torch", "jax", "jaxlib", "optax", "mlx", "scipy")
 
 
 class DiskFull(StoreError):
