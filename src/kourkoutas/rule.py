@@ -190,7 +190,7 @@ class State(NamedTuple):
     step: Any  # t, the steps taken: per parameter, or one number that all share
     log_beta2: Any = None  # Σ log β2 over a parameter's steps, for bias_correction="exact"
     skipped: Any = None  # per bucket, for nonfinite="skip"
-    rows: Any = None  # what a signal other than "sunspike" keeps, (rows, buckets)
+    memory: Any = None  # what a signal other than "sunspike" keeps, (buckets, signals.MEMORY)
 
 
 class Coefficients(NamedTuple):
@@ -218,6 +218,7 @@ class Step(NamedTuple):
     k: Coefficients
     sun: Any  # per bucket; NaN where it did not go on
     beta2: Any  # per bucket; NaN where it did not go on
+    norm: Any  # n, per bucket; NaN where it did not go on
     fine: Any  # which buckets go on; None: all
     fine_each: Any  # which parameters go on; None: all
 
@@ -283,7 +284,7 @@ def step(
     """
     t = state.step + 1
     t_bucket = t if members is None or _is_zero(hyper.warmup_steps) else members.largest(t)
-    c2, sun, r, rows = _memory(hyper, norm, state, t_bucket, xp)
+    c2, sun, r, memory = _memory(hyper, norm, state, t_bucket, xp)
     c2_each = c2 if members is None else members.spread(c2)
     # Σ log β2 ← Σ log β2 + log β2
     log_beta2 = state.log_beta2 if state.log_beta2 is None else state.log_beta2 + xp.log1p(-c2_each)
@@ -306,9 +307,9 @@ def step(
         shrink=None if _is_zero(hyper.weight_decay) else 1 - lr * hyper.weight_decay,
         leak=hyper.leak,
     )
-    new = State(r, t, log_beta2, state.skipped, rows)
+    new = State(r, t, log_beta2, state.skipped, memory)
     if live is None and hyper.nonfinite != "skip":
-        return Step(new, k, sun, 1 - c2, None, None)
+        return Step(new, k, sun, 1 - c2, norm, None, None)
 
     fine = live
     if hyper.nonfinite == "skip":
@@ -323,7 +324,7 @@ def step(
         ema=xp.where(fine, r, state.ema),
         step=xp.where(each, t, state.step),
         log_beta2=None if log_beta2 is None else xp.where(each, log_beta2, state.log_beta2),
-        rows=None if rows is None else xp.where(fine, rows, state.rows),
+        memory=None if memory is None else xp.where(fine[..., None], memory, state.memory),
     )
     zero, nan = xp.zeros_like(c2_each), xp.zeros_like(sun) + math.nan
 
@@ -339,18 +340,18 @@ def step(
         still(k.shrink, 1),
         still(k.leak, 1),
     )
-    return Step(new, k, xp.where(fine, sun, nan), xp.where(fine, 1 - c2, nan), fine, each)
+    return Step(new, k, *(xp.where(fine, x, nan) for x in (sun, 1 - c2, norm)), fine, each)
 
 
 def _memory(hyper: Hyper, norm: Any, state: State, t: Any, xp: Any) -> tuple[Any, Any, Any, Any]:
-    """(1-β2, sun, r, rows) of each bucket; `t` counts its steps, this one included."""
-    c2, sun, r, rows = signals.forgetting(hyper, norm, state.ema, state.rows, xp)
+    """(1-β2, sun, r, memory) of each bucket; `t` counts its steps, this one included."""
+    c2, sun, r, memory = signals.forgetting(hyper, norm, state.ema, state.memory, xp)
     if _is_zero(hyper.warmup_steps):
-        return c2, sun, r, rows
+        return c2, sun, r, memory
     # While t ≤ warmup_steps: sun = 0 and β2 = ½(β2_min + β2_max)
     middle, zero = 1 - (hyper.beta2_min + hyper.beta2_max) / 2, xp.zeros_like(sun)
     warm = t > hyper.warmup_steps
-    return xp.where(warm, c2, zero + middle), xp.where(warm, sun, zero), r, rows
+    return xp.where(warm, c2, zero + middle), xp.where(warm, sun, zero), r, memory
 
 
 def _is_zero(x: Any) -> bool:

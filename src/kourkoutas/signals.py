@@ -36,59 +36,59 @@ SIGNALS = ("sunspike", "centred", "predictive")
 FORECASTS = 8
 DISCOUNT = 0.998
 FARTHEST = 1e3  # of n/q: a spike counts against every forecast, and must not end in inf
-ROWS = {"sunspike": 0, "centred": 1, "predictive": 1 + 2 * FORECASTS}
+MEMORY = {"sunspike": 0, "centred": 1, "predictive": 1 + 2 * FORECASTS}
 """Scalars that a signal keeps per bucket beside r: none; w; the count of norms, then q_k, then L_k."""
 
 
-def forgetting(hyper: Any, norm: Any, ema: Any, rows: Any, xp: Any) -> tuple[Any, Any, Any, Any]:
-    """(1-β2, sun, r, rows) of each bucket after it saw `norm`.
+def forgetting(hyper: Any, norm: Any, ema: Any, memory: Any, xp: Any) -> tuple[Any, Any, Any, Any]:
+    """(1-β2, sun, r, memory) of each bucket after it saw `norm`.
 
     Args:
       hyper: the hyper-parameters; `hyper.signal` chooses.
       norm: n, one entry per bucket.
       ema: r before the step.
-      rows: what else the signal keeps, (ROWS[signal], buckets); None for "sunspike".
+      memory: what else the signal keeps, (buckets, MEMORY[signal]); None for "sunspike".
       xp: the array namespace.
     """
     # r = α·r + (1-α)·n
     r = hyper.alpha * ema + (1 - hyper.alpha) * norm
     if hyper.signal == "predictive":
-        return _predictive(hyper, norm, r, rows, xp)
+        return _predictive(hyper, norm, r, memory, xp)
     if hyper.signal == "centred":
         # w = α·w + (1-α),  sun = max(0, (n - r/w) / (n + r/w + tiny_spike))
-        rows = hyper.alpha * rows + (1 - hyper.alpha)
-        mean = r / rows[0]
+        memory = hyper.alpha * memory + (1 - hyper.alpha)
+        mean = r / memory[..., 0]
         sun = (norm - mean) / (norm + mean + hyper.tiny_spike)
         sun = xp.where(sun < 0, 0 * sun, sun)
     else:
         # raw = n / (r + tiny_spike),  sun = raw / (1 + raw) = n / (n + r + tiny_spike)
         sun = norm / (norm + r + hyper.tiny_spike)
     # β2 = β2_max - (β2_max - β2_min)·sun
-    return (1 - hyper.beta2_max) + (hyper.beta2_max - hyper.beta2_min) * sun, sun, r, rows
+    return (1 - hyper.beta2_max) + (hyper.beta2_max - hyper.beta2_min) * sun, sun, r, memory
 
 
-def _predictive(hyper: Any, norm: Any, r: Any, rows: Any, xp: Any) -> tuple[Any, Any, Any, Any]:
-    seen, q, score = rows[:1], rows[1 : 1 + FORECASTS], rows[1 + FORECASTS :]
+def _predictive(hyper: Any, norm: Any, r: Any, memory: Any, xp: Any) -> tuple[Any, Any, Any, Any]:
+    seen, q, score, n = memory[..., :1], memory[..., 1 : 1 + FORECASTS], memory[..., 1 + FORECASTS :], norm[..., None]
     # place_k = 0 … 1 and c_k = (1-β2_max)·((1-β2_min)/(1-β2_max))^place_k
-    place = (xp.cumsum(xp.zeros_like(q) + 1, 0) - 1) / (FORECASTS - 1)
-    lowest, span = _log(1 - hyper.beta2_max, xp), _log(1 - hyper.beta2_min, xp) - _log(1 - hyper.beta2_max, xp)
-    c = xp.exp(lowest + span * place)
+    place = (xp.cumsum(xp.zeros_like(q) + 1, -1) - 1) / (FORECASTS - 1)
+    lowest, highest = _log(1 - hyper.beta2_max, xp), _log(1 - hyper.beta2_min, xp)
+    c = xp.exp(lowest + (highest - lowest) * place)
 
     # q̂_k = √(s_k / (1 - (1-c_k)^seen)): a forecast from `seen` norms; before the first there is none
     gathered = -xp.expm1(seen * xp.log1p(-c))
     forecast = q / xp.sqrt(xp.where(seen > 0, gathered, gathered + 1)) + hyper.tiny_spike
-    far = norm / forecast
+    far = n / forecast
     x = xp.where(far < FARTHEST, far, 0 * far + FARTHEST) ** 2
     # L_k ← discount·L_k + log(s_k/s_0) + x_k, then less the smallest
-    score = xp.where(seen > 0, DISCOUNT * score + 2 * xp.log(forecast / forecast[:1]) + x, score)
-    score = score - (xp.amin if hasattr(xp, "amin") else xp.min)(score, 0)
+    score = xp.where(seen > 0, DISCOUNT * score + 2 * xp.log(forecast / forecast[..., :1]) + x, score)
+    score = score - (xp.amin if hasattr(xp, "amin") else xp.min)(score, -1)[..., None]
     weight = xp.exp(-score / 2)
-    sun = (weight * place).sum(0) / weight.sum(0)
+    sun = (weight * place).sum(-1) / weight.sum(-1)
 
     # s_k ← s_k + c_k·(n² - s_k), divided by the larger of the two
-    largest = xp.where(q < norm, norm + 0 * q, q) + hyper.tiny_spike
-    q = largest * xp.sqrt((1 - c) * (q / largest) ** 2 + c * (norm / largest) ** 2)
-    return xp.exp(lowest + span * sun), sun, r, (xp.concatenate((seen + 1, q, score)))
+    largest = xp.where(q < n, n + 0 * q, q) + hyper.tiny_spike
+    q = largest * xp.sqrt((1 - c) * (q / largest) ** 2 + c * (n / largest) ** 2)
+    return xp.exp(lowest + (highest - lowest) * sun), sun, r, xp.concatenate((seen + 1, q, score), -1)
 
 
 def _log(x: Any, xp: Any) -> Any:

@@ -1,11 +1,11 @@
-"""Recording sun and β2 per bucket while training.
+"""Recording sun, β2 and the gradient norm n per bucket while training.
 
 With `diagnostics=True` an optimizer writes one row per step into a ring of `WINDOW` rows that lives where its other
 state lives (device memory, the JAX state, the MLX state): no transfer, no synchronisation. A `Trace` on the host pulls
 the rows that are new since its last pull, in one copy, and keeps them under the buckets' names. Pull at least every
 `WINDOW` steps; rows that were overwritten before a pull are counted in `Trace.lost`, never invented.
 
-    ring    float array (WINDOW, 2, buckets): ring[(t-1) % WINDOW] = (sun, β2) of step t
+    ring    float array (WINDOW, 3, buckets): ring[(t-1) % WINDOW] = (sun, β2, n) of step t
     count   the number of rows ever written
 
 A bucket that had no gradient at a step, or was skipped, has NaN there.
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOW = 1024
+KEYS = ("sun", "beta2", "norm")
 
 
 class Sink(Protocol):
@@ -34,16 +35,16 @@ class Sink(Protocol):
 
 
 class Trace:
-    """sun and β2 of named buckets over training, on the host.
+    """sun, β2 and n of named buckets over training, on the host.
 
     Args:
       names: bucket names, in the order of the ring's last axis.
-      sinks: also send each row there, as `sun/<bucket>` and `beta2/<bucket>`.
+      sinks: also send each row there, as `sun/<bucket>`, `beta2/<bucket>` and `norm/<bucket>`.
       every: keep every k-th step only.
 
     Example:
-      >>> ring = np.zeros((WINDOW, 2, 1), np.float32)
-      >>> ring[0] = [[0.5], [0.9395]]
+      >>> ring = np.zeros((WINDOW, 3, 1), np.float32)
+      >>> ring[0] = [[0.5], [0.9395], [2.0]]
       >>> trace = Trace(["layer"])
       >>> trace.pull(ring, count=1)
       >>> {name: round(v["beta2"], 4) for name, v in trace.snapshot().items()}
@@ -64,9 +65,9 @@ class Trace:
     def pull(self, ring: Any, count: int) -> None:
         """Take over the rows written since the last pull; `ring` is anything NumPy can read."""
         ring = np.asarray(ring)
-        if ring.ndim != 3 or ring.shape[1:] != (2, len(self.names)):
+        if ring.ndim != 3 or ring.shape[1:] != (len(KEYS), len(self.names)):
             raise ValueError(
-                f"`ring` must have shape (window, 2, {len(self.names)}) for the {len(self.names)} buckets of this "
+                f"`ring` must have shape (window, {len(KEYS)}, {len(self.names)}) for the {len(self.names)} buckets of this "
                 f"trace; got {ring.shape}: make the Trace with the names of the same optimizer"
             )
         count = int(count)
@@ -105,6 +106,11 @@ class Trace:
         """β2, (steps, buckets)."""
         return self._column(1)
 
+    @property
+    def norm(self) -> NDArray[np.float32]:
+        """Pooled gradient norms n, (steps, buckets)."""
+        return self._column(2)
+
     def _column(self, k: int) -> NDArray[np.float32]:
         if not self._rows:
             return np.zeros((0, len(self.names)), np.float32)
@@ -116,15 +122,17 @@ class Trace:
         return self.sun[keep], self.beta2[keep]
 
     def snapshot(self) -> dict[str, dict[str, float]]:
-        """The newest row: bucket name → {"sun": …, "beta2": …}; empty before the first step."""
+        """The newest row: bucket name → {"sun": …, "beta2": …, "norm": …}; empty before the first step."""
         if not self._rows:
             return {}
         row = self._rows[-1][-1]
         return {name: {key: float(row[k, b]) for k, key in enumerate(KEYS)} for b, name in self._named()}
 
     def save(self, path: str | Path) -> None:
-        """Write all rows to an .npz file with arrays `names`, `steps`, `sun` and `beta2`."""
-        np.savez_compressed(path, names=np.array(self.names), steps=self.steps, sun=self.sun, beta2=self.beta2)
+        """Write all rows to an .npz file with arrays `names`, `steps`, `sun`, `beta2` and `norm`."""
+        np.savez_compressed(
+            path, names=np.array(self.names), steps=self.steps, sun=self.sun, beta2=self.beta2, norm=self.norm
+        )
 
     def close(self) -> None:
         for sink in self.sinks:
@@ -137,9 +145,6 @@ class Trace:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-KEYS = ("sun", "beta2")
 
 
 class CsvSink:

@@ -25,6 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "signals.h"
 #include "threads.h"
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
@@ -185,7 +186,8 @@ typedef struct { /* hyper-parameters, packed by kourkoutas/torch/native.py in th
     double beta1, beta2_min, beta2_max, alpha, eps, tiny_spike, tiny_denom;
     double leak, max_ratio; /* negative: None */
     double warmup_steps, weight_decay;
-    double adaptive_tiny, exact, corrected, skip, maximize, noisy; /* 0 or 1 */
+    double adaptive_tiny, exact, corrected, skip, maximize, noisy, lr_warmup; /* 0 or 1 */
+    double signal; /* SUNSPIKE, … */
 } Hyper;
 
 typedef struct {
@@ -198,6 +200,8 @@ static void set(Scalar s, double x) {
     if (s.kind == F64) *s.at = x;
     else *(float *)s.at = (float)x;
 }
+
+static Scalar at(Scalar s, int i) { return (Scalar){(double *)((char *)s.at + i * KIND_BYTES[s.kind]), s.kind}; }
 
 typedef struct {
     char *theta, *g, *m, *v, *v_max;
@@ -213,15 +217,16 @@ typedef struct {
 } Item;
 
 typedef struct {
-    Scalar ema;
+    Scalar ema, memory; /* memory: the first of MEMORY[signal] */
     int64_t *skipped;
     int number, items; /* number: in the group */
-    double square, sun, beta2; /* square: Σ g² */
+    double square, norm, sun, beta2; /* square: Σ g² */
     int fine;
 } Bucket;
 
 typedef struct {
     Hyper h;
+    Rates rates;
     Item *items;   /* sorted by bucket */
     Item *unsorted;
     Bucket *buckets;
@@ -429,6 +434,20 @@ static double floor_of(const Hyper *h, const Item *it) {
     return eps * it->k.root;
 }
 
+/* 1-β2 and sun of a bucket by its signal, as in kourkoutas/signals.py. */
+static double forgetting(const Plan *plan, Bucket *bucket, double n, double r, double *sun) {
+    const Hyper *h = &plan->h;
+    const int signal = (int)h->signal, kept = MEMORY[signal];
+    double memory[1 + 2 * FORECASTS];
+    for (int i = 0; i < kept; i++) memory[i] = get(at(bucket->memory, i));
+    if (signal == PREDICTIVE) *sun = predictive(n, h->tiny_spike, &plan->rates, memory);
+    else if (signal == CENTRED) *sun = centred(n, r, h->alpha, h->tiny_spike, memory);
+    else *sun = n / (n + r + h->tiny_spike);
+    for (int i = 0; i < kept; i++) set(at(bucket->memory, i), memory[i]);
+    if (signal == PREDICTIVE) return exp(plan->rates.lowest + (plan->rates.highest - plan->rates.lowest) * *sun);
+    return (1 - h->beta2_max) + (h->beta2_max - h->beta2_min) * *sun;
+}
+
 /* The scalar rule, as in kourkoutas/rule.py: n → r → sun → β2, bias corrections, and each parameter's coefficients. */
 static void scalars(Plan *plan, int first_item, int last_item, double lr) {
     const Hyper *h = &plan->h;
@@ -436,7 +455,7 @@ static void scalars(Plan *plan, int first_item, int last_item, double lr) {
         Bucket *bucket = &plan->buckets[plan->items[i].bucket];
         int end = i + bucket->items;
         double n = sqrt(bucket->square), step = 0;
-        bucket->sun = bucket->beta2 = NAN;
+        bucket->sun = bucket->beta2 = bucket->norm = NAN;
         bucket->fine = !h->skip || isfinite(n);
         if (!bucket->fine) {
             ++*bucket->skipped;
@@ -445,10 +464,8 @@ static void scalars(Plan *plan, int first_item, int last_item, double lr) {
         }
         for (int j = i; j < end; j++) step = fmax(step, get(plan->items[j].step) + 1);
 
-        /* r = α·r + (1-α)·n,  sun = n/(n + r + tiny_spike),  1-β2 = (1-β2_max) + (β2_max-β2_min)·sun */
-        double r = h->alpha * get(bucket->ema) + (1 - h->alpha) * n;
-        double sun = n / (n + r + h->tiny_spike);
-        double c2 = (1 - h->beta2_max) + (h->beta2_max - h->beta2_min) * sun;
+        /* r = α·r + (1-α)·n */
+        double r = h->alpha * get(bucket->ema) + (1 - h->alpha) * n, sun, c2 = forgetting(plan, bucket, n, r, &sun);
         if (h->warmup_steps > 0 && step <= h->warmup_steps) {
             sun = 0;
             c2 = 1 - (h->beta2_min + h->beta2_max) / 2;
@@ -456,6 +473,7 @@ static void scalars(Plan *plan, int first_item, int last_item, double lr) {
         set(bucket->ema, r);
         bucket->sun = sun;
         bucket->beta2 = 1 - c2;
+        bucket->norm = n;
 
         for (; i < end; i++) {
             Item *it = &plan->items[i];
@@ -477,11 +495,13 @@ static void scalars(Plan *plan, int first_item, int last_item, double lr) {
             k->c1 = 1 - h->beta1;
             k->beta2 = 1 - c2;
             k->c2 = c2;
+            /* γ_t = γ·√(1 - β2_max^t) with lr_warmup */
+            double lr_t = h->lr_warmup ? lr * sqrt(-expm1(t * (h->beta2_max > 0 ? log(h->beta2_max) : -INFINITY))) : lr;
             k->root = sqrt(b2);
-            k->rate = lr / a1 * k->root;
+            k->rate = lr_t / a1 * k->root;
             k->floor = k->floor_used = floor_of(h, it);
-            k->limit = h->max_ratio < 0 ? INFINITY : lr * h->max_ratio;
-            k->shrink = 1 - lr * h->weight_decay;
+            k->limit = h->max_ratio < 0 ? INFINITY : lr_t * h->max_ratio;
+            k->shrink = 1 - lr_t * h->weight_decay;
             k->leak = h->leak;
             k->sign = h->maximize ? -1 : 1;
         }
@@ -528,7 +548,7 @@ typedef struct { /* DLPack's DLPackExchangeAPI, major version 1 */
 
 static const Exchange *exchange;
 static PyObject *tensor_types[2], *is_neg;
-static PyObject *s_grad, *s_step, *s_exp_avg, *s_exp_avg_sq, *s_max, *s_log_beta2, *s_ema, *s_skipped;
+static PyObject *s_grad, *s_step, *s_exp_avg, *s_exp_avg_sq, *s_max, *s_log_beta2, *s_ema, *s_skipped, *s_memory;
 
 typedef struct {
     DLTensor dl;
@@ -629,7 +649,7 @@ static int grow(void **array, size_t *room, size_t need, size_t size) {
     return 1;
 }
 
-enum { HELD = 8 }; /* at most, per parameter: θ, m, v, v_max, step, Σ log β2, r, skipped */
+enum { HELD = 9 }; /* at most, per parameter: θ, m, v, v_max, step, Σ log β2, r, memory, skipped */
 
 static int make_room(Plan *plan, size_t params, size_t buckets) {
     size_t *room = plan->room;
@@ -643,14 +663,17 @@ static int make_room(Plan *plan, size_t params, size_t buckets) {
 
 static PyObject *entry(PyObject *state, PyObject *name) { return PyDict_GetItemWithError(state, name); }
 
-static int read_scalar(Plan *plan, PyObject *x, Scalar *s) {
+/* `count` numbers, next to each other. */
+static int read_scalars(Plan *plan, PyObject *x, Scalar *s, int count) {
     View view;
-    if (!x || !read_tensor(x, &view) || view.n != 1 || (view.kind != F32 && view.kind != F64)) return 0;
+    if (!x || !read_tensor(x, &view) || view.n != count || !dense(&view) || (view.kind != F32 && view.kind != F64)) return 0;
     hold(plan, x);
     s->at = view.dl.data;
     s->kind = view.kind;
     return 1;
 }
+
+static int read_scalar(Plan *plan, PyObject *x, Scalar *s) { return read_scalars(plan, x, s, 1); }
 
 /* 1: gathered; 0: not for this kernel (or state is missing). */
 static int gather_item(Plan *plan, PyObject *p, PyObject *g, PyObject *state, int entry_number, int bucket_number) {
@@ -673,7 +696,9 @@ static int gather_item(Plan *plan, PyObject *p, PyObject *g, PyObject *state, in
     int b = plan->bucket_at[bucket_number];
     if (b < 0) {
         Bucket *bucket = &plan->buckets[plan->n_buckets];
+        const int kept = MEMORY[(int)h->signal];
         if (!read_scalar(plan, entry(state, s_ema), &bucket->ema)) return 0;
+        if (kept && !read_scalars(plan, entry(state, s_memory), &bucket->memory, kept)) return 0;
         if (h->skip) {
             PyObject *skipped = entry(state, s_skipped);
             View view;
@@ -747,6 +772,7 @@ static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args
 
     release_held(plan);
     memcpy(&plan->h, packed, sizeof(Hyper));
+    if (plan->h.signal == PREDICTIVE) plan->rates = rates_of(plan->h.beta2_min, plan->h.beta2_max);
     plan->summed = 0;
     plan->n_entries = (int)n_params;
     if (!make_room(plan, (size_t)n_params, (size_t)n_buckets)) return NULL;
@@ -825,7 +851,7 @@ static PyObject *sums(PyObject *self, PyObject *const *args, Py_ssize_t n_args) 
 
 /* apply(plan, lr, threads, ring, rows, first, squares, last, means) → the tensors written.
 
-   `ring` is None, or the trace (window, 2, buckets) whose row number `rows` takes sun and β2 of the group's buckets,
+   `ring` is None, or the trace (window, 3, buckets) whose row number `rows` takes sun, β2 and n of the group's buckets,
    which are `first` and on, with NaN for those that had no gradient; `last` counts the row. `squares` is None, or Σ g²
    of every bucket of the group; `means` is None, or ⟨|θ|⟩ of every tensor gathered from. */
 static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
@@ -842,11 +868,11 @@ static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
         View ring, rows;
         if (!read_tensor(args[3], &ring) || ring.kind != F32 || !read_tensor(args[4], &rows) || rows.n != 1)
             return PyErr_Format(PyExc_ValueError, "`ring` must be a float32 and `rows` an int64 tensor");
-        width = ring.n / (2 * WINDOW);
+        width = ring.n / (3 * WINDOW);
         if (first < 0 || first + plan->n_group_buckets > width)
             return PyErr_Format(PyExc_ValueError, "`ring` has %lld buckets; need more", (long long)width);
         int64_t *count = rows.dl.data;
-        row = (float *)ring.dl.data + *count % WINDOW * 2 * width + first;
+        row = (float *)ring.dl.data + *count % WINDOW * 3 * width + first;
         *count += args[7] == Py_True;
     }
     if (args[6] != Py_None) {
@@ -867,11 +893,12 @@ static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
     plan->busy = 0;
 
     if (row) {
-        for (int b = 0; b < plan->n_group_buckets; b++) row[b] = row[width + b] = NAN;
+        for (int b = 0; b < plan->n_group_buckets; b++) row[b] = row[width + b] = row[2 * width + b] = NAN;
         for (int b = 0; b < plan->n_buckets; b++) {
             const Bucket *bucket = &plan->buckets[b];
             row[bucket->number] = (float)bucket->sun;
             row[width + bucket->number] = (float)bucket->beta2;
+            row[2 * width + bucket->number] = (float)bucket->norm;
         }
     }
 
@@ -937,5 +964,6 @@ PyMODINIT_FUNC PyInit__step(void) {
     s_log_beta2 = PyUnicode_InternFromString("log_beta2");
     s_ema = PyUnicode_InternFromString("norm_ema");
     s_skipped = PyUnicode_InternFromString("skipped");
+    s_memory = PyUnicode_InternFromString("memory");
     return PyModule_Create(&module);
 }

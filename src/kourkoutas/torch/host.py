@@ -75,7 +75,7 @@ class HostStep:
         self, options: Options, group: dict[str, Any], work: Work, route: Route, cells: tuple[Cells, Cells, Cells]
     ) -> None:
         self.hyper, self.group, self.work, self.route, self.cells = options.hyper, group, work, route, cells
-        self.lr, self.present, self.lone = float(group["lr"]), work.present, len(work.params) == 1
+        self.lr, self.present, self.lone = float(group["lr"]), work.present, len(work.params) == 1 and not work.memories
         self.pooled: list[float] | None = None
         self.grads = work.grads if route.name == "host" else lists.resolved(work.grads)
         self.members = None
@@ -112,8 +112,8 @@ class HostStep:
             self.norm = math.sqrt(self.local[0]) if self.lone else np.sqrt(self.local)
         return self.norm
 
-    def apply(self) -> tuple[Any, Any]:
-        """Move the scalar state and the tensors; returns sun and β2 of the buckets that have a gradient."""
+    def apply(self) -> tuple[Any, Any, Any]:
+        """Move the scalar state and the tensors; returns sun, β2 and n of the buckets that have a gradient."""
         work, (ema, count, log) = self.work, self.cells
         steps = count.read(work.steps)
         # Mostly all have taken the same number of steps, and share their bias corrections.
@@ -121,6 +121,7 @@ class HostStep:
             self._vector(ema.read(work.norm_emas)),
             steps[0] if steps.count(steps[0]) == len(steps) else np.array(steps),
             self._vector(log.read(work.log_beta2s)) if work.log_beta2s else None,
+            memory=np.stack([x.detach().double().numpy() for x in work.memories]) if work.memories else None,
         )
         arguments = (self.hyper, self.lr, self.norm, state)
         if self.lone:
@@ -138,9 +139,11 @@ class HostStep:
         ema.write(new.state.ema)
         if work.log_beta2s:
             log.write(new.state.log_beta2)
+        for x, values in zip(work.memories, new.state.memory if work.memories else (), strict=True):
+            x.copy_(torch.from_numpy(values))
         updates: dict[str, Callable[..., None]] = {"host": _update, "lists": lists.update, "adam": lists.update_by_adam}
         updates[self.route.name](self.hyper, self.group, work, self.grads, new.k, going)
-        return new.sun, new.beta2
+        return new.sun, new.beta2, new.norm
 
     def _vector(self, xs: list[float]) -> Any:
         """An array, or a float for a lone parameter."""

@@ -77,12 +77,13 @@ class DeviceStep:
             self.norm = unit * torch.zeros_like(unit).index_add_(0, self.members.index, shares).sqrt()
         return self.norm
 
-    def apply(self) -> tuple[Tensor, Tensor]:
-        """Move the scalar state and the tensors; returns sun and β2 of the buckets that have a gradient."""
+    def apply(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Move the scalar state and the tensors; returns sun, β2 and n of the buckets that have a gradient."""
         work, vector = self.work, self._vector
         logs = vector(work.log_beta2s) if work.log_beta2s else None
         skipped = torch.stack(work.skipped).to(self.device) if work.skipped else None
-        state = rule.State(vector(work.norm_emas), vector(work.steps), logs, skipped)
+        memory = torch.stack([x.to(self.device, self.dtype) for x in work.memories]) if work.memories else None
+        state = rule.State(vector(work.norm_emas), vector(work.steps), logs, skipped, memory)
         members, live = self.members, None
         if self.pooled is not None and (latest := self.pooled.latest) is not None:
             # Buckets with members on other ranks: theirs count, too.
@@ -90,7 +91,8 @@ class DeviceStep:
             members, live = Members(index, lambda t: latest.to(t)), latest > 0
         arguments = (self.hyper, self.lr, self.norm, state, torch)
         new = rule.step(*arguments, members=members, mean_abs=self.mean_abs, live=live)
-        for targets, values in zip((work.norm_emas, work.steps, work.log_beta2s, work.skipped), new.state, strict=True):
+        kept = (work.norm_emas, work.steps, work.log_beta2s, work.skipped, work.memories)
+        for targets, values in zip(kept, new.state, strict=True):
             if targets and not (self.adam and targets is work.steps):
                 values = [x.to(t.device) for x, t in zip(values.unbind(), targets, strict=True)]
                 torch._foreach_copy_(targets, values)
@@ -100,7 +102,7 @@ class DeviceStep:
             grads = [torch.where(ok.to(g.device), g, 0) for ok, g in zip(fine, grads, strict=True)]
         if grads:
             (update_by_adam if self.adam else update)(self.hyper, self.group, work, grads, new.k, going)
-        return new.sun, new.beta2
+        return new.sun, new.beta2, new.norm
 
     def _vector(self, xs: Sequence[Tensor]) -> Tensor:
         if not xs:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kourkoutas import _native
 from kourkoutas.rule import Hyper
+from kourkoutas.signals import SIGNALS
 from kourkoutas.torch.pooling import Pooled
 from kourkoutas.torch.work import Options, Work
 
@@ -40,6 +41,7 @@ def pack(hyper: Hyper, maximize: bool, state_dtype: torch.dtype | None) -> bytes
     values = [getattr(hyper, name) for name in (*names, "warmup_steps", "weight_decay", "adaptive_tiny")]
     exact, corrected = hyper.bias_correction == "exact", hyper.bias_correction != "none"
     values += [exact, corrected, hyper.nonfinite == "skip", maximize, state_dtype is torch.bfloat16]
+    values += [hyper.lr_warmup, SIGNALS.index(hyper.signal)]
     if any(isinstance(x, Tensor) for x in values):
         return None
     return struct.pack(f"{len(values)}d", *(-1.0 if x is None else x for x in values))
@@ -94,7 +96,7 @@ class KernelStep:
         return None if self.squares is None else [math.sqrt(x) for x in self.squares]
 
     def apply(self, ring: Tensor | None, rows: Tensor | None, first: int, last: bool) -> None:
-        """Move everything; write (sun, β2) of the buckets, which are `first` and on in the trace, into its row.
+        """Move everything; write (sun, β2, n) of the buckets, which are `first` and on in the trace, into its row.
 
         The last group of a step counts the row.
         """

@@ -22,10 +22,11 @@ from kourkoutas.torch.lists import DeviceStep
 from kourkoutas.torch.parts import same_layout
 from kourkoutas.torch.pooling import Pool, check_process_group
 from kourkoutas.torch.work import LOW_PRECISION, Options, Work
-from kourkoutas.trace import WINDOW, Trace
+from kourkoutas.signals import MEMORY
+from kourkoutas.trace import KEYS, WINDOW, Trace
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-_BUCKET_STATE = ("norm_ema", "skipped")
+_BUCKET_STATE = ("norm_ema", "skipped", "memory")
 _SCALAR_STATE = ("step", "log_beta2", *_BUCKET_STATE)
 _STATE = (*_MOMENTS, *_SCALAR_STATE)  # in the order of `Work`
 _IN_GROUP = [name for name in rule.HYPER_NAMES if name not in ("beta1", "beta2_max")]
@@ -65,11 +66,11 @@ class KourkoutasBeta(Optimizer):
       params: tensors, param groups, or `model.named_parameters()`. Any keyword below may be set per group.
       lr: learning rate γ, a float or a tensor.
       beta1, beta2_min, beta2_max, alpha, eps, tiny_spike, tiny_denom, decay, max_ratio, adaptive_tiny, bias_correction,
-        warmup_steps, nonfinite: see :class:`kourkoutas.Hyper`.
+        warmup_steps, nonfinite, signal, lr_warmup: see :class:`kourkoutas.Hyper`.
       weight_decay: decoupled weight decay λ, as in AdamW.
       buckets: what shares a β2: "parameter", "module" (needs named parameters), "shape", "global" or a callable
         `f(name, tensor)`. Buckets never reach across param groups.
-      diagnostics: record sun and β2 of every bucket at every step; read them with :meth:`pull`.
+      diagnostics: record sun, β2 and n of every bucket at every step; read them with :meth:`pull`.
       maximize: maximize the objective.
       state_dtype: None keeps m, v and v_max in the parameter's dtype. torch.bfloat16 halves the state of float32
         parameters: arithmetic stays float32, and results are rounded stochastically, so that small changes are kept on
@@ -96,7 +97,7 @@ class KourkoutasBeta(Optimizer):
 
     NOTE: state. Per parameter, with Adam's names: `step`, `exp_avg` (m), `exp_avg_sq` (v), `max_exp_avg_sq` (v_max, if
     `Hyper.leak` is set), `log_beta2` (Σ log β2, for "exact"). Per bucket, one tensor shared by its members: `norm_ema`
-    (r), `skipped` (for nonfinite="skip"). An Adam checkpoint loads: r then starts afresh. AdamW loads this state, too.
+    (r), `skipped` (for nonfinite="skip"), `memory` (for other signals than "sunspike"). An Adam checkpoint loads: r then starts afresh. AdamW loads this state, too.
 
     NOTE: sharded parameters. A bucket's norm is that of the whole tensors: DTensors (FSDP2, HSDP, tensor parallel) are
     updated where they lie, after one small all-reduce over each mesh dimension that shards any of them, so all ranks
@@ -133,6 +134,8 @@ class KourkoutasBeta(Optimizer):
         weight_decay: float = 0.0,
         buckets: Buckets = "parameter",
         nonfinite: str = "propagate",
+        signal: str = "sunspike",
+        lr_warmup: bool = False,
         diagnostics: bool = False,
         maximize: bool = False,
         state_dtype: torch.dtype | None = None,
@@ -156,6 +159,8 @@ class KourkoutasBeta(Optimizer):
         super().__setstate__(state)
         for options in (self.defaults, *self.param_groups):
             _join_betas(options)
+            options.setdefault("signal", Hyper.signal)  # saved by a version without signals
+            options.setdefault("lr_warmup", Hyper.lr_warmup)
         self._process_group = getattr(self, "_process_group", None)  # torch loads a state through here, too
         self._own_buckets()
         self._reset()
@@ -290,7 +295,7 @@ class KourkoutasBeta(Optimizer):
             extras = hyper.adaptive_tiny or hyper.max_ratio is not None or hyper.leak not in (None, 1)
             adam = packed is not None and hyper.fixed and plain and not extras
             unused = {"max_exp_avg_sq": hyper.leak is None, "log_beta2": hyper.bias_correction != "exact"}
-            unused["skipped"] = hyper.nonfinite != "skip"
+            unused |= {"skipped": hyper.nonfinite != "skip", "memory": not MEMORY[hyper.signal]}
             needed = tuple(name for name in _STATE if not unused.get(name))
             cached = self._options[number] = Options(
                 key, hyper, packed, adam, needed, group["state_dtype"] is torch.bfloat16
@@ -312,7 +317,7 @@ class KourkoutasBeta(Optimizer):
         if group["diagnostics"] and self._ring is None:
             count = sum(len(g["bucket_names"]) for g in self.param_groups)
             device = group["params"][0].device if group["params"] else None
-            self._ring = torch.full((WINDOW, 2, count), torch.nan, dtype=torch.float32, device=device)
+            self._ring = torch.full((WINDOW, len(KEYS), count), torch.nan, dtype=torch.float32, device=device)
             self._rows = torch.zeros((), dtype=torch.int64, device=device)
         grads: list[Any] = [p.grad for p in group["params"]]
         work.places.extend([i for i, g in enumerate(grads) if g is not None])
@@ -332,7 +337,7 @@ class KourkoutasBeta(Optimizer):
             for p in work.params:  # every check comes before the first state is made
                 _check_parameter(p, group)
             for p, b in zip(work.params, bucket_of, strict=True):
-                self._fill_state(p, needed, (number, b), group["state_dtype"])
+                self._fill_state(p, needed, (number, b), group)
             found = [[self.state[p][name] for p in work.params] for name in needed]
         # A gradient on another rank moves the statistics of a bucket that has none here.
         work.present.extend(range(len(group["bucket_names"])) if pool.spans[number] else dict.fromkeys(bucket_of))
@@ -343,6 +348,10 @@ class KourkoutasBeta(Optimizer):
                 first = dict(zip(reversed(bucket_of), reversed(tensors), strict=True))
                 tensors = [first[b] if b in first else self._bucket_state(name, number, b) for b in work.present]
             work[2 + _STATE.index(name)].extend(tensors)
+        if any(x.shape != (MEMORY[group["signal"]],) for x in work.memories):
+            raise RuntimeError(
+                f"`memory` in the state is not that of signal={group['signal']!r}: load a state saved with this signal"
+            )
         parts = pool.parts[number]
         if parts is not None:
             work.parts.extend([parts[i] for i in work.places])
@@ -353,19 +362,17 @@ class KourkoutasBeta(Optimizer):
                         "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which spreads a state"
                     )
 
-    def _fill_state(
-        self, p: Tensor, names: tuple[str, ...], bucket: tuple[int, int], state_dtype: torch.dtype | None
-    ) -> None:
+    def _fill_state(self, p: Tensor, names: tuple[str, ...], bucket: tuple[int, int], group: dict[str, Any]) -> None:
         """Make what is missing; the members of a bucket share its statistics."""
         state, shared = self.state[p], self._shared.setdefault(bucket, {})
         for name in names:
             if name in state:
                 continue
             if name in _MOMENTS:
-                state[name] = torch.zeros_like(p, dtype=state_dtype, memory_format=torch.preserve_format)
+                state[name] = torch.zeros_like(p, dtype=group["state_dtype"], memory_format=torch.preserve_format)
                 continue
             new = shared.get(name) if name in _BUCKET_STATE else None
-            state[name] = torch.zeros((), dtype=_dtype(name, p), device=p.device) if new is None else new
+            state[name] = _zeros(name, p, group) if new is None else new
             if name in _BUCKET_STATE:
                 shared[name] = state[name]
 
@@ -374,7 +381,7 @@ class KourkoutasBeta(Optimizer):
         group, shared = self.param_groups[number], self._shared.setdefault((number, bucket), {})
         if name not in shared:
             p = group["params"][group["bucket_index"].index(bucket)]
-            shared[name] = torch.zeros((), dtype=_dtype(name, p), device=p.device)
+            shared[name] = _zeros(name, p, group)
         return shared[name]
 
     @overload
@@ -491,7 +498,7 @@ class KourkoutasBeta(Optimizer):
 
     def _work(self, number: int, group: dict[str, Any]) -> Work:
         """The tensors of one step; of those that are spread over ranks, what lies here."""
-        work = Work([], [], [], [], [], [], [], [], [], [], [], [], [])
+        work = Work(*([] for _ in Work._fields))
         self._init_group(group, number, *work)
         if work.parts:
             pooling.local(work)
@@ -513,10 +520,10 @@ class KourkoutasBeta(Optimizer):
         return cursor >= 0
 
     def _record(self, first: int, count: int, step: Any, stats: Any) -> None:
-        """Write (sun, β2) of one group into this step's row of the trace; NaN for buckets without a gradient."""
+        """Write (sun, β2, n) of one group into this step's row of the trace; NaN for buckets without a gradient."""
         if self._ring is None or self._rows is None:
             return
-        block = torch.full((2, count), torch.nan, device=self._ring.device)
+        block = torch.full((len(KEYS), count), torch.nan, device=self._ring.device)
         if step is not None:
             place = torch.tensor(step.present, device=block.device)
             block[:, place] = torch.stack([torch.as_tensor(x, device=block.device).view(-1) for x in stats]).to(block)
@@ -600,9 +607,10 @@ def _named(entries: list[Any], first: int) -> tuple[list[str], list[Tensor]]:
     return [name for name, _ in found.values()], [tensor for _, tensor in found.values()]
 
 
-def _dtype(name: str, p: Tensor) -> torch.dtype:
-    """The dtype of a scalar of the state."""
-    return {"step": torch.float32, "skipped": torch.int64}.get(name, _stat(p))
+def _zeros(name: str, p: Tensor, group: dict[str, Any]) -> Tensor:
+    """A new statistic of the state."""
+    dtype = {"step": torch.float32, "skipped": torch.int64}.get(name, _stat(p))
+    return torch.zeros(MEMORY[group["signal"]] if name == "memory" else (), dtype=dtype, device=p.device)
 
 
 def _stat(p: Tensor) -> torch.dtype:
