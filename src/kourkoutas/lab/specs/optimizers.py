@@ -7,9 +7,11 @@
 | kbeta-exact                   | the same with bias_correction="exact": dynamics without the hidden warmup           |
 | kbeta-fixed                   | the same with β2_min = β2_max, which is Adam                                        |
 | centred, predictive           | K-β with that signal and exact bias correction                                      |
+| X-shuffled                    | a signal's β2 of a random one of the last 200 steps: does its timing help?          |
+| adafactor-beta2               | Adam with β2 = 1 - t^-0.8                                                           |
 | adam90, adam95, adam99, adam999 | the framework's Adam, β1 0.9, eps 1e-8, bias correction on                        |
 | adam-mid                      | Adam with β2 = ½(β2_min + β2_max): is it the mean value?                            |
-| X-warm                        | Adam or an exact K-β, its learning rate times √(1 - 0.999^t): the hidden warmup?    |
+| X-warm                        | one of these, its learning rate times √(1 - 0.999^t): the hidden warmup?            |
 | adam95-nobc, adam999-nobc     | Adam without bias correction                                                        |
 | radam, adabelief, yogi, …     | rivals, from torch.optim, optax, mlx.optimizers or pytorch_optimizer as installed   |
 | muon                          | Muon on the matrices, Adam (adam999) on the rest: `muon+adam999`                    |
@@ -127,6 +129,16 @@ RIVALS: dict[str, Rival] = {
         },
     ),
 }
+# Controls of the signals, which live here: see `kourkoutas.lab.specs.dictated`.
+DICTATED = (*(f"{signal}-shuffled" for signal in signals.SIGNALS[1:]), "adafactor-beta2")
+RIVALS["adafactor-beta2"] = Rival(
+    {"torch": "kourkoutas.lab.specs.dictated:Adafactor"}, {"beta1": 0.9, "eps": 1e-8, "power": 0.8}
+)
+for _signal in signals.SIGNALS[1:]:
+    RIVALS[f"{_signal}-shuffled"] = Rival(
+        {"torch": "kourkoutas.lab.specs.dictated:Shuffled"},
+        {"signal": _signal, "beta1": 0.9, "beta2_min": 0.88, "beta2_max": 0.999, "alpha": 0.93, "window": 200},
+    )
 # Options that only one home needs: the switch that makes torch's Adam an AMSGrad, the size of Muon's step.
 _FIXED: dict[tuple[str, str], dict[str, Any]] = {
     ("amsgrad", "torch"): {"amsgrad": True},
@@ -152,7 +164,7 @@ LABELS = (
     "kbeta",
     *FIXED,
     *CONTROLS,
-    *(label for base in (*FIXED, *EXACT) if (label := f"{base}-warm") not in CONTROLS),
+    *(label for base in (*FIXED, *EXACT, *DICTATED) if (label := f"{base}-warm") not in CONTROLS),
     *signals.SIGNALS[1:],
     "kbeta-fixed",
     "adam95-nobc",
@@ -235,9 +247,9 @@ def recipe(label: str, kbeta: Mapping[str, Any] | None = None, overrides: Mappin
         warm = WARM if base.endswith("-warm") else None
     elif base in LABELS and base.startswith("adam") and base not in RIVALS:
         family, options, warm = "adam", *_adam_options(base, kbeta or {}, overrides)
-    elif base in RIVALS:
-        family = base
-        options = {**RIVALS[base].options, **{k: guess(v) for k, v in overrides.items()}}
+    elif base in RIVALS or base.removesuffix("-warm") in DICTATED:
+        family, warm = base.removesuffix("-warm"), WARM if base.endswith("-warm") else None
+        options = {**RIVALS[family].options, **{k: guess(v) for k, v in overrides.items()}}
     elif base.partition(".")[0] in _LIBRARIES and base.partition(".")[2]:
         family, options = base, {k: guess(v) for k, v in overrides.items()}
     else:
@@ -386,7 +398,7 @@ def _rival(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, A
     words = _KEYWORDS[engine]
     options = {words.get(k, k): v for k, v in recipe.items}
     accepted = tuple(inspect.signature(make).parameters)
-    if "betas" in accepted and ("beta1" in options or "beta2" in options):
+    if "betas" in accepted and "beta1" not in accepted and ("beta1" in options or "beta2" in options):
         options["betas"] = (options.pop("beta1", 0.9), options.pop("beta2", 0.999))
     options.update(_FIXED.get((recipe.family, engine), {}))
     for word in options:
