@@ -292,7 +292,7 @@ def step(
     root = _sqrt(b2, xp)
     if hyper.lr_warmup:
         # γ_t = γ·√(1 - β2_max^t)
-        lr = lr * _sqrt(_one_minus_power(hyper.beta2_max, _real(t, norm), xp), xp)
+        lr = lr * warmup(hyper.beta2_max, _real(t, norm), xp)
 
     eps: Any = hyper.eps
     if mean_abs is not None:
@@ -373,6 +373,11 @@ def _one_minus_power(beta: Any, step: Any, xp: Any) -> Any:
         return -xp.expm1(step * xp.log(beta))
     exponent = step * (math.log(beta) if beta > 0 else -math.inf)
     return -math.expm1(exponent) if isinstance(exponent, float) else -xp.expm1(exponent)
+
+
+def warmup(beta2_max: Any, step: Any, xp: Any) -> Any:
+    """√(1 - β2_max^t), the factor of the learning rate with lr_warmup."""
+    return _sqrt(_one_minus_power(beta2_max, step, xp), xp)
 
 
 def bias_corrections(hyper: Hyper, step: Any, log_beta2: Any, xp: Any) -> tuple[Any, Any]:

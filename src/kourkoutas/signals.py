@@ -71,8 +71,7 @@ def _predictive(hyper: Any, norm: Any, r: Any, memory: Any, xp: Any) -> tuple[An
     seen, q, score, n = memory[..., :1], memory[..., 1 : 1 + FORECASTS], memory[..., 1 + FORECASTS :], norm[..., None]
     # place_k = 0 … 1 and c_k = (1-β2_max)·((1-β2_min)/(1-β2_max))^place_k
     place = (xp.cumsum(xp.zeros_like(q) + 1, -1) - 1) / (FORECASTS - 1)
-    lowest, highest = _log(1 - hyper.beta2_max, xp), _log(1 - hyper.beta2_min, xp)
-    c = xp.exp(lowest + (highest - lowest) * place)
+    c = _rate(hyper, place, xp)
 
     # q̂_k = √(s_k / (1 - (1-c_k)^seen)): a forecast from `seen` norms; before the first there is none
     gathered = -xp.expm1(seen * xp.log1p(-c))
@@ -82,14 +81,17 @@ def _predictive(hyper: Any, norm: Any, r: Any, memory: Any, xp: Any) -> tuple[An
     # L_k ← discount·L_k + log(s_k/s_0) + x_k, then less the smallest
     score = xp.where(seen > 0, DISCOUNT * score + 2 * xp.log(forecast / forecast[..., :1]) + x, score)
     score = score - (xp.amin if hasattr(xp, "amin") else xp.min)(score, -1)[..., None]
-    weight = xp.exp(-score / 2)
+    weight = math.e ** (-score / 2)  # NOTE: MLX's exp has the digits of float32 only, in float64 too
     sun = (weight * place).sum(-1) / weight.sum(-1)
 
     # s_k ← s_k + c_k·(n² - s_k), divided by the larger of the two
     largest = xp.where(q < n, n + 0 * q, q) + hyper.tiny_spike
     q = largest * xp.sqrt((1 - c) * (q / largest) ** 2 + c * (n / largest) ** 2)
-    return xp.exp(lowest + (highest - lowest) * sun), sun, r, xp.concatenate((seen + 1, q, score), -1)
+    return _rate(hyper, sun, xp), sun, r, xp.concatenate((seen + 1, q, score), -1)
 
 
-def _log(x: Any, xp: Any) -> Any:
-    return math.log(x) if isinstance(x, (int, float)) else xp.log(x)
+def _rate(hyper: Any, place: Any, xp: Any) -> Any:
+    """(1-β2_max)·((1-β2_min)/(1-β2_max))^place, which rounding must not carry past 1-β2_min."""
+    shortest, longest = 1 - hyper.beta2_min, 1 - hyper.beta2_max
+    c = longest * (shortest / longest) ** place
+    return xp.where(c < shortest, c, 0 * c + shortest)

@@ -126,6 +126,12 @@ EXTRA: dict[str, dict[str, Any]] = {
     "fixed": {"beta2_min": 0.95, "beta2_max": 0.95},
     "wide": {"beta2_min": 0.0, "beta2_max": 0.9999, "alpha": 0.5, "bias_correction": "exact"},
     "big-eps": {"eps": 1e-2, "tiny_spike": 1e-1, "tiny_denom": 1e-2, "adaptive_tiny": True},
+    "lr-warmup": {"lr_warmup": True, "bias_correction": "exact", "weight_decay": 0.1, "max_ratio": 0.5},
+    "centred": {"signal": "centred", "bias_correction": "exact"},
+    "centred-full": {"signal": "centred", "decay": 0.98, "max_ratio": 3, "warmup_steps": 7, "nonfinite": "skip"},
+    "predictive": {"signal": "predictive", "bias_correction": "exact", "lr_warmup": True},
+    "predictive-full": {"signal": "predictive", "decay": 0.98, "adaptive_tiny": True, "nonfinite": "skip"},
+    "predictive-wide": {"signal": "predictive", "beta2_min": 0.0, "beta2_max": 0.9999, "warmup_steps": 7},
 }
 
 CASES = _table()

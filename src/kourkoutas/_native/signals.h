@@ -5,15 +5,20 @@ enum { FORECASTS = 8 };
 static const int MEMORY[] = {0, 1, 1 + 2 * FORECASTS}; /* scalars that each keeps per bucket */
 static const double DISCOUNT = 0.998, FARTHEST = 1e3;
 
-typedef struct { /* the forgetting rates of "predictive": c_k, log(1 - c_k), and log c_k between these two */
-    double c[FORECASTS], log_kept[FORECASTS], lowest, highest;
+/* (1-β2_max)·((1-β2_min)/(1-β2_max))^place, which rounding must not carry past 1-β2_min. */
+static double rate(double beta2_min, double beta2_max, double place) {
+    double shortest = 1 - beta2_min, longest = 1 - beta2_max, c = longest * pow(shortest / longest, place);
+    return c > shortest ? shortest : c;
+}
+
+typedef struct { /* the forgetting rates of "predictive": c_k and log(1 - c_k) */
+    double c[FORECASTS], log_kept[FORECASTS];
 } Rates;
 
 static Rates rates_of(double beta2_min, double beta2_max) {
-    Rates rates = {.lowest = log(1 - beta2_max), .highest = log(1 - beta2_min)};
+    Rates rates;
     for (int k = 0; k < FORECASTS; k++) {
-        double place = k / (FORECASTS - 1.0);
-        rates.c[k] = exp(rates.lowest + (rates.highest - rates.lowest) * place);
+        rates.c[k] = rate(beta2_min, beta2_max, k / (FORECASTS - 1.0));
         rates.log_kept[k] = log1p(-rates.c[k]);
     }
     return rates;

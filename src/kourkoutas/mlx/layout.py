@@ -8,6 +8,7 @@ The state holds arrays only, in one flat dictionary per kind, so that it saves w
     t                                  step count: one while all parameters share it, else as log_beta2
     log_beta2                          (P,), one entry per parameter, paths in natural order
     ema, skipped                       (B,), one entry per bucket
+    memory                             (B, kourkoutas.signals.MEMORY[signal]), for other signals than "sunspike"
     ring, count                        as `kourkoutas.trace` describes them, with `diagnostics=True`
 
 NOTE: `t` is one number as long as every parameter has had a gradient at every step. All of them then share their bias
@@ -27,7 +28,8 @@ from kourkoutas.buckets import Partition, bucket_key, partition
 from kourkoutas.mlx.plan import PER_PARAMETER, Plan
 from kourkoutas.mlx.trees import flat, natural
 from kourkoutas.rule import Buckets, Hyper
-from kourkoutas.trace import WINDOW
+from kourkoutas.signals import MEMORY
+from kourkoutas.trace import KEYS, WINDOW
 
 State = dict[str, Any]
 
@@ -55,7 +57,7 @@ class Layout:
     def vectors(self) -> tuple[str, ...]:
         """What is kept per parameter or bucket, as one number."""
         exact = ("log_beta2",) if self.hyper.bias_correction == "exact" else ()
-        return ("t", *exact, "ema", "skipped")
+        return ("t", *exact, "ema", "skipped", *(("memory",) if MEMORY[self.hyper.signal] else ()))
 
     def plan(self, numbers: list[int]) -> Plan:
         """The plan of a step in which the parameters `numbers`, ascending, have a gradient."""
@@ -124,27 +126,28 @@ class Layout:
 
     def _extend(self, state: State, name: str, source: list[int], size: int, dtype: mx.Dtype, loaded: bool) -> None:
         """state[name][i] ← its entry source[i], or zero where source[i] is -1."""
+        shape = (size, MEMORY[self.hyper.signal]) if name == "memory" else (size,)
         if name not in state:
             if loaded:
                 raise ValueError(
                     f"the state has no {name!r}, which these settings need: load a state saved with the same settings"
                 )
-            state[name] = mx.zeros((size,), dtype)
-        if state[name].shape != (size,):
+            state[name] = mx.zeros(shape, dtype)
+        if state[name].shape != shape:
             raise ValueError(
-                f"the state's {name!r} has shape {tuple(state[name].shape)} but `buckets` {self.buckets!r} give "
-                f"({size},): load a state saved with the same parameters and buckets"
+                f"the state's {name!r} has shape {tuple(state[name].shape)} but these settings and `buckets` "
+                f"{self.buckets!r} give {shape}: load a state saved with the same parameters, buckets and settings"
             )
         if source != list(range(size)):
-            padded = mx.concatenate([state[name], mx.zeros((1,), state[name].dtype)])
+            padded = mx.concatenate([state[name], mx.zeros((1, *shape[1:]), state[name].dtype)])
             state[name] = padded[mx.array([i if i >= 0 else size for i in source], mx.int32)]
 
 
 def _extend_ring(state: State, source: list[int], size: int, dtype: mx.Dtype) -> None:
     ring = state.get("ring")
-    if ring is None or ring.shape[2] != size:
-        ring, state["count"] = mx.full((WINDOW, 2, size), math.nan, dtype), mx.array(0, mx.int32)
+    if ring is None or ring.shape[1:] != (len(KEYS), size):  # version 0.1 recorded no norms
+        ring, state["count"] = mx.full((WINDOW, len(KEYS), size), math.nan, dtype), mx.array(0, mx.int32)
     if source != list(range(size)):
-        padded = mx.concatenate([ring, mx.full((ring.shape[0], 2, 1), math.nan, ring.dtype)], axis=2)
+        padded = mx.concatenate([ring, mx.full((ring.shape[0], len(KEYS), 1), math.nan, ring.dtype)], axis=2)
         ring = padded[:, :, mx.array([i if i >= 0 else size for i in source], mx.int32)]
     state["ring"] = ring

@@ -41,7 +41,7 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
       alpha: decay of the moving average of n; a number, an array or a schedule.
       buckets: which parameters share one β2: "parameter", "module", "shape", "global" or a callable f(path, array),
         called once per parameter.
-      diagnostics: record sun and β2 of each bucket at each step; read them with `pull`.
+      diagnostics: record sun, β2 and n of each bucket at each step; read them with `pull`.
 
     The other arguments are those of `kourkoutas.rule.Hyper`.
 
@@ -78,6 +78,8 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         weight_decay: float = _DEFAULT.weight_decay,
         buckets: Buckets = "parameter",
         nonfinite: Literal["propagate", "skip", "raise"] = _DEFAULT.nonfinite,
+        signal: Literal["sunspike", "centred", "predictive"] = _DEFAULT.signal,
+        lr_warmup: bool = _DEFAULT.lr_warmup,
         diagnostics: bool = False,
     ) -> None:
         if not callable(learning_rate):
@@ -97,6 +99,8 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
             warmup_steps=warmup_steps,
             weight_decay=weight_decay,
             nonfinite=nonfinite,
+            signal=signal,
+            lr_warmup=lr_warmup,
         )
         check_buckets(buckets)
         if not isinstance(diagnostics, bool):

@@ -11,7 +11,7 @@ from kourkoutas import rule
 from kourkoutas.rule import Hyper
 
 PER_PARAMETER = ("t", "log_beta2")
-STATE = ("ema", "t", "log_beta2", "skipped")  # the names of `rule.State` here
+STATE = ("ema", "t", "log_beta2", "skipped", "memory")  # the names of `rule.State` here
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,10 @@ def take(x: mx.array, numbers: tuple[int, ...] | None) -> mx.array:
 
 
 def put(x: mx.array, numbers: tuple[int, ...] | None, new: mx.array) -> mx.array:
-    return new if numbers is None else mx.put_along_axis(x, mx.array(numbers, mx.int32), new, axis=0)
+    if numbers is None:
+        return new
+    places = mx.array(numbers, mx.int32).reshape(-1, *[1] * (x.ndim - 1))
+    return mx.put_along_axis(x, mx.broadcast_to(places, new.shape), new, axis=0)
 
 
 class _Members:

@@ -10,9 +10,10 @@ import optax
 
 from kourkoutas.optax.axes import AxisName
 from kourkoutas.optax.norms import Members
+from kourkoutas.optax.state import steps_taken
 from kourkoutas.optax.transform import Scalar, scale_by_kourkoutas_beta
 from kourkoutas.optax.trees import PyTree, align, layout_of
-from kourkoutas.rule import Buckets, Hyper, check_learning_rate
+from kourkoutas.rule import Buckets, Hyper, check_learning_rate, warmup
 
 _DEFAULT = Hyper()
 
@@ -36,6 +37,8 @@ def kourkoutas_beta(
     mask: PyTree | Callable[[optax.Params], PyTree] | None = None,
     buckets: Buckets = "parameter",
     nonfinite: str = _DEFAULT.nonfinite,
+    signal: str = _DEFAULT.signal,
+    lr_warmup: bool = _DEFAULT.lr_warmup,
     diagnostics: bool = False,
     axis_name: AxisName = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -66,6 +69,9 @@ def kourkoutas_beta(
         weight decay applies.
       buckets: idem.
       nonfinite: idem; a skipped bucket is not decayed either.
+      signal: idem.
+      lr_warmup: multiply the learning rate of a parameter by √(1 - β2_max^t), t its steps, which
+        `bias_correction="beta2max"` does unasked.
       diagnostics: idem.
       axis_name: idem.
 
@@ -87,7 +93,7 @@ def kourkoutas_beta(
     References:
       Kassinos, Kourkoutas-β: A Sunspike-Driven Adam Optimizer with Desert Flair, 2025.
     """
-    Hyper(weight_decay=weight_decay)  # type: ignore[arg-type]
+    Hyper(weight_decay=weight_decay, lr_warmup=lr_warmup, bias_correction=bias_correction)  # type: ignore[arg-type]
     if not callable(learning_rate):
         check_learning_rate(learning_rate, "learning_rate")
     scale = scale_by_kourkoutas_beta(
@@ -105,6 +111,7 @@ def kourkoutas_beta(
         warmup_steps=warmup_steps,
         buckets=buckets,
         nonfinite=nonfinite,
+        signal=signal,
         diagnostics=diagnostics,
         axis_name=axis_name,
     )
@@ -113,7 +120,23 @@ def kourkoutas_beta(
     decayed = optax.identity() if still else optax.add_decayed_weights(weight_decay)
     if mask is not None:
         decayed = optax.masked(decayed, mask)
-    return _hold_still(optax.chain(scale, decayed, optax.scale_by_learning_rate(learning_rate)), buckets, axis_name)
+    chain = _hold_still(optax.chain(scale, decayed, optax.scale_by_learning_rate(learning_rate)), buckets, axis_name)
+    return _warmed(chain, beta2_max) if lr_warmup else chain
+
+
+def _warmed(inner: optax.GradientTransformationExtraArgs, beta2_max: Scalar) -> optax.GradientTransformationExtraArgs:
+    """`inner` with the update of each parameter times √(1 - β2_max^t), t its steps, this one included."""
+
+    def update_fn(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
+    ) -> tuple[optax.Updates, Any]:
+        updates, new_state = inner.update(updates, state, params, **extra_args)
+        factor = warmup(beta2_max, steps_taken(new_state[0])[1].astype(new_state[0].ema.dtype), jnp)
+        us, rebuild = align(updates, new_state[0].mu, "gradients")
+        # NOTE: a parameter that took no step yet has t = 0 and an update of zero.
+        return rebuild([u * f.astype(jnp.real(u).dtype) for u, f in zip(us, factor, strict=True)]), new_state
+
+    return optax.GradientTransformationExtraArgs(inner.init, update_fn)
 
 
 def _hold_still(

@@ -1,4 +1,4 @@
-"""The trace: rows of sun and β2, written by a step and pulled by the host."""
+"""The trace: rows of sun, β2 and n, written by a step and pulled by the host."""
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +6,7 @@ import optax
 from jax import lax
 
 from kourkoutas import rule
+from kourkoutas.optax.dtypes import cast
 from kourkoutas.optax.state import KourkoutasBetaState
 from kourkoutas.trace import WINDOW, Trace
 
@@ -14,14 +15,14 @@ def record(state: KourkoutasBetaState, step: rule.Step) -> tuple[jax.Array | Non
     """(ring, rows) of `state` with one row more."""
     if state.ring is None or state.rows is None:
         return state.ring, state.rows
-    # ring[(t-1) % WINDOW] = (sun, β2) of step t
-    row = jnp.stack([step.sun, step.beta2]).astype(state.ring.dtype)
+    # ring[(t-1) % WINDOW] = (sun, β2, n) of step t
+    row = jnp.stack([step.sun, step.beta2, cast(step.norm, step.sun.dtype)]).astype(state.ring.dtype)
     ring = lax.dynamic_update_index_in_dim(state.ring, row, state.rows % WINDOW, 0)
     return ring, optax.safe_increment(state.rows)
 
 
 def pull(trace: Trace, state: optax.OptState) -> None:
-    """Copy to a `kourkoutas.trace.Trace` the rows of sun and β2 that a state has gained since the last pull.
+    """Copy to a `kourkoutas.trace.Trace` the rows of sun, β2 and n that a state has gained since the last pull.
 
     Args:
       trace: made with `bucket_names(params, buckets)`.

@@ -12,7 +12,8 @@ from kourkoutas.buckets import Partition
 from kourkoutas.optax.axes import Axes, are_bound
 from kourkoutas.optax.trees import Layout, PyTree, name_of
 from kourkoutas.rule import Hyper
-from kourkoutas.trace import WINDOW
+from kourkoutas.signals import MEMORY
+from kourkoutas.trace import KEYS, WINDOW
 
 
 class KourkoutasBetaState(NamedTuple):
@@ -26,9 +27,10 @@ class KourkoutasBetaState(NamedTuple):
       ema: moving average r of the pooled norm, (buckets,).
       log_beta2: Σ log β2 of each parameter's steps, (parameters,), with `bias_correction="exact"`.
       skipped: steps skipped by each bucket, int32, (buckets,), with `nonfinite="skip"`.
-      ring: the newest rows of the trace, float32, (WINDOW, 2, buckets), with `diagnostics=True`.
+      ring: the newest rows of the trace, float32, (WINDOW, 3, buckets), with `diagnostics=True`.
       rows: the number of rows ever written, int32, with `diagnostics=True`.
       missed: calls in which a parameter took no step, for want of a gradient or skipped, int32, (parameters,).
+      memory: what a signal other than "sunspike" keeps, (buckets, kourkoutas.signals.MEMORY[signal]).
 
     NOTE: the bias corrections of a parameter use t = count - missed, or 0 where that is negative. `missed` is there
     whatever the options, since whether gradients go missing is not known at `init`. `count` may be set, as in
@@ -45,6 +47,7 @@ class KourkoutasBetaState(NamedTuple):
     ring: jax.Array | None
     rows: jax.Array | None
     missed: jax.Array
+    memory: jax.Array | None = None
 
 
 def first_state(params: optax.Params, hyper: Hyper, layout: Layout, diagnostics: bool) -> KourkoutasBetaState:
@@ -66,9 +69,10 @@ def first_state(params: optax.Params, hyper: Hyper, layout: Layout, diagnostics:
         ema=jnp.zeros(n, real),
         log_beta2=jnp.zeros(size, real) if hyper.bias_correction == "exact" else None,
         skipped=jnp.zeros(n, jnp.int32) if hyper.nonfinite == "skip" else None,
-        ring=jnp.zeros((WINDOW, 2, n), jnp.float32) if diagnostics else None,
+        ring=jnp.zeros((WINDOW, len(KEYS), n), jnp.float32) if diagnostics else None,
         rows=jnp.zeros((), jnp.int32) if diagnostics else None,
         missed=jnp.zeros(size, jnp.int32),
+        memory=jnp.zeros((n, kept), real) if (kept := MEMORY[hyper.signal]) else None,
     )
 
 

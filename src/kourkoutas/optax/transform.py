@@ -40,6 +40,7 @@ def scale_by_kourkoutas_beta(
     warmup_steps: int | jax.Array = _DEFAULT.warmup_steps,
     buckets: Buckets = "parameter",
     nonfinite: str = _DEFAULT.nonfinite,
+    signal: str = _DEFAULT.signal,
     diagnostics: bool = False,
     axis_name: AxisName = None,
 ) -> optax.GradientTransformation:
@@ -83,7 +84,8 @@ def scale_by_kourkoutas_beta(
         with its shape and dtype.
       nonfinite: what a non-finite pooled norm does: "propagate", "skip" the bucket (zero update, state unchanged,
         counted in `skipped`) or "raise" (only outside of jit).
-      diagnostics: record sun and β2 of every bucket and step; read them with `pull`.
+      signal: what moves β2, see `kourkoutas.signals`: "sunspike" (above), "centred" or "predictive".
+      diagnostics: record sun, β2 and n of every bucket and step; read them with `pull`.
       axis_name: inside `shard_map`, the mesh axes over which parameters are sharded: names or a PartitionSpec for all
         of them, a tree of these like the parameters, or a callable of name and array; see `kourkoutas.optax.axes`.
         Norms are then those of whole parameters. Leave it None under `jit`, where XLA sums over all devices by itself.
@@ -144,7 +146,7 @@ def scale_by_kourkoutas_beta(
             hyper,
             1.0,
             norm,
-            rule.State(state.ema, t, state.log_beta2, state.skipped),
+            rule.State(state.ema, t, state.log_beta2, state.skipped, state.memory),
             jnp,
             members=members,
             mean_abs=mean_abs,
@@ -169,6 +171,7 @@ def scale_by_kourkoutas_beta(
             ring=ring,
             rows=rows,
             missed=jnp.where(goes_on, state.missed, state.missed + 1),
+            memory=None if state.memory is None else cast(step.state.memory, real),
         )
         return rebuild([leaf.u for leaf in leaves]), new
 

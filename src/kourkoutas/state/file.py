@@ -11,6 +11,7 @@ Per parameter or bucket, as vectors in the order of the header's lists:
     log_beta2             float64, per parameter: Σ log β2, with bias_correction="exact"
     ema                   float64, per bucket: r, the moving average of the pooled norm
     skipped               int64, per bucket, with nonfinite="skip"
+    memory                float64, (buckets, kourkoutas.signals.MEMORY), with another signal than "sunspike"
 
 The safetensors header's metadata has one entry, "kourkoutas-state", which is JSON:
 
@@ -36,11 +37,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kourkoutas import atomic
+from kourkoutas.signals import MEMORY
 
 ENTRY, VERSION = "kourkoutas-state", 1
 MOMENTS = ("m", "v", "v_max")
-VECTORS = {"step": "int64", "log_beta2": "float64", "ema": "float64", "skipped": "int64"}
-PER_BUCKET = ("ema", "skipped")
+VECTORS = {"step": "int64", "log_beta2": "float64", "ema": "float64", "skipped": "int64", "memory": "float64"}
+PER_BUCKET = ("ema", "skipped", "memory")
 
 Array = NDArray[Any]
 Rename = Mapping[str, str] | Callable[[str], str]
@@ -58,6 +60,7 @@ class Portable:
       m, v, v_max: name → array.
       step, log_beta2: one entry per parameter.
       ema, skipped: one entry per bucket.
+      memory: one row per bucket.
     """
 
     names: tuple[str, ...]
@@ -71,11 +74,13 @@ class Portable:
     log_beta2: Array | None
     ema: Array
     skipped: Array | None
+    memory: Array | None = None
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The optional parts that are there."""
-        return tuple(kind for kind in ("v_max", "log_beta2", "skipped") if getattr(self, kind) is not None)
+        kept = tuple(kind for kind in ("v_max", "log_beta2", "skipped") if getattr(self, kind) is not None)
+        return (*kept, *signal_kept(self.memory))
 
     @property
     def buckets(self) -> dict[str, frozenset[str]]:
@@ -109,6 +114,11 @@ class Portable:
             v=moved(self.v),
             v_max=None if self.v_max is None else moved(self.v_max),
         )
+
+
+def signal_kept(memory: Any) -> tuple[str, ...]:
+    """The name of the signal whose memory this is, which tells by its length; none for None."""
+    return () if memory is None else tuple(name for name, kept in MEMORY.items() if kept == memory.shape[-1])
 
 
 def write(state: Portable, file: str | Path) -> None:

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kourkoutas.rule import Hyper
+from kourkoutas.signals import MEMORY
 from kourkoutas.state.file import Portable, listed
 
 _OPTION = {
     "v_max": "`decay` or `max_ratio` (a v_max)",
     "log_beta2": "`bias_correction='exact'`",
     "skipped": "`nonfinite='skip'`",
+    **{name: f"`signal='{name}'`" for name, kept in MEMORY.items() if kept},
 }
 
 
@@ -21,6 +23,7 @@ def kinds_of(hyper: Hyper) -> tuple[str, ...]:
         "v_max": hyper.leak is not None,
         "log_beta2": hyper.bias_correction == "exact",
         "skipped": hyper.nonfinite == "skip",
+        **{name: hyper.signal == name for name, size in MEMORY.items() if size},
     }
     return tuple(kind for kind, there in kept.items() if there)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kourkoutas.rule import Hyper
+from kourkoutas.signals import MEMORY
 from kourkoutas.state.file import Portable, Rename, read, write
 from kourkoutas.state.match import check, kinds_of
 from kourkoutas.torch import KourkoutasBeta
@@ -128,7 +129,17 @@ def portable(optimizer: KourkoutasBeta) -> Portable:
         log_beta2=per_parameter("log_beta2") if "log_beta2" in kinds else None,
         ema=per_bucket("norm_ema"),
         skipped=skipped,
+        memory=_memory(states, bucket_of, (len(places), sum(MEMORY.get(kind, 0) for kind in kinds))),
     )
+
+
+def _memory(states: dict[str, Any], bucket_of: tuple[int, ...], shape: tuple[int, int]) -> Any:
+    """What the signal keeps, a row per bucket; None if it keeps nothing."""
+    rows = np.zeros(shape)
+    for state, b in zip(states.values(), bucket_of, strict=True):
+        if "memory" in state:
+            rows[b] = state["memory"].detach().cpu().double().numpy()
+    return rows if shape[1] else None
 
 
 def _array(x: Tensor) -> Any:
@@ -147,4 +158,6 @@ def _entries(state: Portable, name: str, p: Tensor) -> dict[str, Tensor]:
         kept["log_beta2"] = torch.tensor(state.entry("log_beta2", name), dtype=real)
     if state.skipped is not None:
         kept["skipped"] = torch.tensor(state.entry("skipped", name), dtype=torch.int64)
+    if state.memory is not None:
+        kept["memory"] = torch.tensor(state.entry("memory", name), dtype=real)
     return kept
