@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Params, Squares, Trainer
 from kourkoutas.lab.engines.taylor import taylor_silu
 from kourkoutas.lab.specs.optimizers import Recipe, build_optax
-from kourkoutas.trace import Trace
+from kourkoutas.trace import HISTORY, Trace
 
 
 def _host(x: Any) -> NDArray[Any]:
@@ -64,7 +64,7 @@ class JaxTrainer:
             return None
         from kourkoutas.optax import bucket_names
 
-        return Trace(bucket_names(self._params, self._buckets), every=self._trace_every)
+        return Trace(bucket_names(self._params, self._buckets), every=self._trace_every, history=HISTORY)
 
     def run(self, batches: Batches, lrs: NDArray[np.float64]) -> NDArray[np.float64]:
         losses = self._run_stacked(batches, lrs) if isinstance(batches, Mapping) else self._run_each(batches, lrs)

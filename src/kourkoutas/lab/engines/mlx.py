@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Params, Squares, Trainer
 from kourkoutas.lab.engines.taylor import taylor_silu
 from kourkoutas.lab.specs.optimizers import Recipe, build_mlx
-from kourkoutas.trace import Trace
+from kourkoutas.trace import HISTORY, Trace
 
 _DTYPES = {
     "float32": mx.float32,
@@ -75,7 +75,7 @@ class MlxTrainer:
         self.trace = self._new_trace()
 
     def _new_trace(self) -> Trace | None:
-        return Trace(self._optimizer.bucket_names, every=self._trace_every) if self._trace_every else None
+        return Trace(self._optimizer.bucket_names, every=self._trace_every, history=HISTORY) if self._trace_every else None
 
     def run(self, batches: Batches, lrs: NDArray[np.float64]) -> NDArray[np.float64]:
         losses: list[Array] = []

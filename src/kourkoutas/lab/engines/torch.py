@@ -17,7 +17,7 @@ from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Params, Squares, 
 from kourkoutas.lab.engines.torch_taylor import TaylorLayer, TaylorSquares, compiled, suits
 from kourkoutas.lab.specs.groups import training
 from kourkoutas.lab.specs.optimizers import Recipe, build_torch
-from kourkoutas.trace import Trace
+from kourkoutas.trace import HISTORY, Trace
 
 _DTYPES = {
     "float32": torch.float32,
@@ -120,7 +120,7 @@ class TorchTrainer:
         self.trace = self._new_trace()
 
     def _new_trace(self) -> Trace | None:
-        return Trace(self._optimizer.bucket_names, every=self._trace_every) if self._trace_every else None
+        return Trace(self._optimizer.bucket_names, every=self._trace_every, history=HISTORY) if self._trace_every else None
 
     def run(self, batches: Batches, lrs: NDArray[np.float64]) -> NDArray[np.float64]:
         losses: list[torch.Tensor] = []

@@ -33,7 +33,7 @@ from kourkoutas.lab.running.clock import Clock
 from kourkoutas.lab.specs import optimizers
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.lab.testbeds import Problem
-from kourkoutas.trace import WINDOW
+from kourkoutas.trace import KEYS, WINDOW
 
 CURVE_POINTS = 300
 TRACE_ROWS = 2_000
@@ -253,8 +253,13 @@ class _Run:
         if trace is None:
             return {}
         new = trace.steps > self._resumed_at
-        rows: Arrays = {"steps": trace.steps[new], "sun": trace.sun[new], "beta2": trace.beta2[new]}
-        joined = {k: np.concatenate([self._before[k], x]) if k in self._before else x for k, x in rows.items()}
+        rows: Arrays = {"steps": trace.steps[new], **{key: getattr(trace, key)[new] for key in KEYS}}
+        at, norms = trace.history
+        rows |= {"every_step": at[at > self._resumed_at], "every_norm": norms[at > self._resumed_at]}
+        before = dict(self._before)
+        if before and "norm" not in before:  # a checkpoint of version 0.1
+            before["norm"] = np.full_like(before["sun"], np.nan)
+        joined = {k: np.concatenate([before[k], x]) if k in before else x for k, x in rows.items()}
         return {"names": np.array(trace.names), **joined}
 
     def _checkpoint(self) -> None:

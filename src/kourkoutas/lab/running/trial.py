@@ -33,7 +33,7 @@ from kourkoutas.lab.results import files, store
 from kourkoutas.lab.specs import optimizers
 from kourkoutas.lab.specs.optimizers import Recipe
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
-from kourkoutas.trace import WINDOW, Trace
+from kourkoutas.trace import HISTORY, KEYS, WINDOW, Trace
 
 CURVE_POINTS = 2000
 # What the last line of a failed run's traceback begins with, where it is the study that has to be corrected.
@@ -192,15 +192,17 @@ class Trial:
         """Rows of the trace, as the arrays of trace.npz."""
         if self._trace is None:
             return {}
-        found: dict[str, Any] = {"steps": self._trace.steps, "sun": self._trace.sun, "beta2": self._trace.beta2}
-        return {"names": np.array(self._trace.names), **{name: rows[keep] for name, rows in found.items()}}
+        found = {"steps": self._trace.steps, **{key: getattr(self._trace, key) for key in KEYS}}
+        at, norms = self._trace.history
+        every = {"every_step": at, "every_norm": norms}
+        return {"names": np.array(self._trace.names), **{name: rows[keep] for name, rows in found.items()}, **every}
 
     def _pull(self) -> None:
         """Take over sun and β2 from the optimizer's ring; Optax keeps them in a state that only the user holds."""
         if self._traced is None or not self._traced.bucket_names:
             return
         if self._trace is None:
-            self._trace = Trace(self._traced.bucket_names)
+            self._trace = Trace(self._traced.bucket_names, history=HISTORY)
         if tuple(self._traced.bucket_names) == self._trace.names:  # a group added on the way ends the trace
             self._traced.pull(self._trace)
 

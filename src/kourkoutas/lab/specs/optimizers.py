@@ -132,11 +132,12 @@ RIVALS: dict[str, Rival] = {
 # Controls of the signals, which live here: see `kourkoutas.lab.specs.dictated`.
 DICTATED = (*(f"{signal}-shuffled" for signal in signals.SIGNALS[1:]), "adafactor-beta2")
 RIVALS["adafactor-beta2"] = Rival(
-    {"torch": "kourkoutas.lab.specs.dictated:Adafactor"}, {"beta1": 0.9, "eps": 1e-8, "power": 0.8}
+    {"torch": "kourkoutas.lab.specs.dictated:Adafactor", "jax": "kourkoutas.lab.specs.dictated_optax:adafactor"},
+    {"beta1": 0.9, "eps": 1e-8, "power": 0.8},
 )
 for _signal in signals.SIGNALS[1:]:
     RIVALS[f"{_signal}-shuffled"] = Rival(
-        {"torch": "kourkoutas.lab.specs.dictated:Shuffled"},
+        {"torch": "kourkoutas.lab.specs.dictated:Shuffled", "jax": "kourkoutas.lab.specs.dictated_optax:shuffled"},
         {"signal": _signal, "beta1": 0.9, "beta2_min": 0.88, "beta2_max": 0.999, "alpha": 0.93, "window": 200},
     )
 # Options that only one home needs: the switch that makes torch's Adam an AMSGrad, the size of Muon's step.
@@ -395,7 +396,7 @@ def _rival(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, A
     make = getattr(home, name, None)
     if not callable(make):
         raise unknown(f"optimizer of {module}", name, [n for n in dir(home) if not n.startswith("_")])
-    words = _KEYWORDS[engine]
+    words = {} if recipe.family in DICTATED else _KEYWORDS[engine]
     options = {words.get(k, k): v for k, v in recipe.items}
     accepted = tuple(inspect.signature(make).parameters)
     if "betas" in accepted and "beta1" not in accepted and ("beta1" in options or "beta2" in options):
