@@ -9,10 +9,10 @@ from kourkoutas.trace import WINDOW, CsvSink, TensorBoardSink, Trace, WandbSink
 
 
 def ring_after(count: int) -> np.ndarray:
-    """A ring into which rows (t, t/2) for two buckets were written for t = 1 … count."""
-    ring = np.full((WINDOW, 2, 2), np.nan, np.float32)
+    """A ring into which rows (t, t/2, 3t) for two buckets were written for t = 1 … count."""
+    ring = np.full((WINDOW, 3, 2), np.nan, np.float32)
     for t in range(1, count + 1):
-        ring[(t - 1) % WINDOW] = [[t, t], [t / 2, t / 2]]
+        ring[(t - 1) % WINDOW] = [[t, t], [t / 2, t / 2], [3 * t, 3 * t]]
     return ring
 
 
@@ -38,6 +38,23 @@ def test_every_keeps_each_kth_step():
     assert trace.steps.tolist() == [4, 8]
 
 
+def test_the_history_has_the_norms_of_every_newest_step_whatever_is_kept_of_the_rest():
+    trace = Trace(["a", "b"], every=4, history=20)
+    for count in (7, 12, 30):
+        trace.pull(ring_after(count), count)
+    steps, norms = trace.history
+    assert steps.tolist() == list(range(11, 31))
+    assert norms[:, 1].tolist() == [3 * t for t in steps]
+
+
+def test_the_history_begins_anew_after_lost_rows():
+    trace = Trace(["a", "b"], history=5000)
+    trace.pull(ring_after(10), 10)
+    trace.pull(ring_after(WINDOW + 20), WINDOW + 20)
+    steps, norms = trace.history
+    assert (steps[0], steps[-1], len(norms)) == (21, WINDOW + 20, WINDOW)
+
+
 def test_window_and_snapshot_read_what_was_recorded():
     trace = Trace(["a", "b"])
     assert trace.snapshot() == {}
@@ -45,7 +62,7 @@ def test_window_and_snapshot_read_what_was_recorded():
     sun, beta2 = trace.window(2, 4)
     assert sun[:, 1].tolist() == [2, 3]
     assert beta2[:, 1].tolist() == [1, 1.5]
-    assert trace.snapshot() == {"a": {"sun": 6.0, "beta2": 3.0}, "b": {"sun": 6.0, "beta2": 3.0}}
+    assert trace.snapshot() == {name: {"sun": 6.0, "beta2": 3.0, "norm": 18.0} for name in "ab"}
 
 
 def test_a_ring_of_another_optimizer_is_refused():

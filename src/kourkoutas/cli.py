@@ -472,6 +472,36 @@ def export(
 
 
 @app.command()
+def norms(
+    folder: Folder,
+    optimizer: Annotated[str | None, typer.Option(help="One arm, bucket by bucket.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Which memory, which β2, would have predicted the recorded gradient norms best?"""
+    from kourkoutas.lab.results.store import Study
+    from kourkoutas.lab.showing import memories
+
+    study = Study.open(folder)
+    runs, arms = study.runs(), [arm.label for arm in study.record.arms]
+    if optimizer is not None and optimizer not in arms:
+        raise ValueError(f"`--optimizer` {optimizer!r} is not in {folder}; it has {', '.join(arms)}")
+    chosen = arms if optimizer is None else [optimizer]
+    found = memories.of_arms(runs, chosen)
+    if not found:
+        raise ValueError(
+            f"{folder} has no recorded norms: they come from Kourkoutas-β arms (kbeta-fixed is Adam), made by this "
+            "version or a later one"
+        )
+    if as_json:
+        _print_json({arm: one.to_json() for arm, one in found.items()})
+        return
+    _print_table("What each memory loses, in nats per step", *memories.table(found))
+    if optimizer is not None:
+        _print_table(f"Best β of each bucket, {optimizer}", *memories.buckets(found[optimizer]))
+    out.print(memories.NOTE, markup=False, highlight=False)
+
+
+@app.command()
 def report(folder: Folder, endpoint: Asked = None, target: Aimed = None) -> None:
     """Write report.html of a results folder again."""
     from kourkoutas.lab.results.store import Study

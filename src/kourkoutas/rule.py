@@ -340,7 +340,8 @@ def step(
         still(k.shrink, 1),
         still(k.leak, 1),
     )
-    return Step(new, k, *(xp.where(fine, x, nan) for x in (sun, 1 - c2, norm)), fine, each)
+    told = [xp.where(fine, x, nan) for x in (sun, 1 - c2, norm)]
+    return Step(new, k, told[0], told[1], told[2], fine, each)
 
 
 def _memory(hyper: Hyper, norm: Any, state: State, t: Any, xp: Any) -> tuple[Any, Any, Any, Any]:

@@ -71,8 +71,8 @@ class Trace:
         ring = np.asarray(ring)
         if ring.ndim != 3 or ring.shape[1:] != (len(KEYS), len(self.names)):
             raise ValueError(
-                f"`ring` must have shape (window, {len(KEYS)}, {len(self.names)}) for the {len(self.names)} buckets of this "
-                f"trace; got {ring.shape}: make the Trace with the names of the same optimizer"
+                f"`ring` must have shape (window, {len(KEYS)}, {len(self.names)}) for the {len(self.names)} buckets of "
+                f"this trace; got {ring.shape}: make the Trace with the names of the same optimizer"
             )
         count = int(count)
         if count < self._seen:

@@ -1,5 +1,6 @@
 """Which memory would have predicted recorded norms best: against a plain computation, and where the answer is known."""
 
+import itertools
 import math
 
 import numpy as np
@@ -93,3 +94,43 @@ def test_the_stretches_hold_every_step_once_and_excess_is_never_negative():
 def test_what_cannot_be_examined_is_said(options, word):
     with pytest.raises(ValueError, match=word):
         memory.examine(**{"names": ["a"], "steps": [1, 2, 3], "norms": np.ones((3, 1)), **options})
+
+
+def test_the_command_and_the_report_tell_of_a_real_run_what_a_plain_computation_tells(tmp_path):
+    import json
+    import subprocess
+    import sys
+
+    pytest.importorskip("jax")
+    from kourkoutas.lab.results.store import Study
+
+    call = [sys.executable, "-m", "kourkoutas"]
+    made = [*call, "study", "rare_trigger", "--preset", "smoke", "--engine", "jax", "--seeds", "0-1"]
+    made += ["--optimizers", "kbeta,adam999", "--workers", "1", "--out", str(tmp_path)]
+    subprocess.run(made, check=True, capture_output=True, timeout=300)
+    told = subprocess.run([*call, "norms", str(tmp_path), "--json"], check=True, capture_output=True, timeout=60)
+    found = json.loads(told.stdout)
+    assert list(found) == ["kbeta"]
+    traces = [run.trace() for run in Study.open(tmp_path).runs() if run.spec.optimizer == "kbeta"]
+    steps = traces[0]["every_step"]
+    assert steps.tolist() == list(range(1, len(steps) + 1))
+    edges = found["kbeta"]["edges"]
+    for part, (low, high) in enumerate(itertools.pairwise(edges)):
+        want = _mean_excess(traces, steps, low, high)
+        np.testing.assert_allclose(found["kbeta"]["excess"][part][0], want - want.min(), atol=1e-9)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Which memory predicts the norms?" in page
+    bad = subprocess.run([*call, "norms", str(tmp_path), "--optimizer", "adam999"], capture_output=True, text=True)
+    assert bad.returncode != 0
+    assert "no recorded norms" in " ".join(bad.stderr.split())
+
+
+def _mean_excess(traces, steps, low, high):
+    """The mean over runs of each memory's excess in one stretch, for the first bucket."""
+    here = (steps >= low) & (steps < high)
+    found = []
+    for trace in traces:
+        n = trace["every_norm"][:, 0].astype(float)
+        means = np.array([np.nanmean(np.array(plainly(n, beta))[here]) for beta in memory.BETAS])
+        found.append(means - means.min())
+    return np.mean(found, 0)

@@ -46,6 +46,8 @@ CASES = {
     "shape": {"buckets": "shape"},
     "global": {"buckets": "global"},
     "function": {"buckets": by_kind},
+    "centred": {"signal": "centred", "bias_correction": "exact", "lr_warmup": True},
+    "predictive": {"signal": "predictive", "buckets": "module"},
     "fixed beta2": {"beta2_min": 0.95, "beta2_max": 0.95},
     "betas": {"beta1": 0.8, "beta2_min": 0.7, "beta2_max": 0.99, "alpha": 0.8, "tiny_spike": 1e-4, "eps": 1e-6},
 }
@@ -55,6 +57,13 @@ TOGETHER = {
     "everything": CASES["everything"],
     "amsgrad, none, shape": {"decay": 1.0, "bias_correction": "none", "buckets": "shape", "weight_decay": 0.125},
     "clip only, exact, global": {"decay": 0.0, "max_ratio": 0.5, "bias_correction": "exact", "buckets": "global"},
+    "predictive, exact, lr_warmup, skip": {
+        "signal": "predictive",
+        "bias_correction": "exact",
+        "lr_warmup": True,
+        "nonfinite": "skip",
+        "buckets": "module",
+    },
     "skip, function, max_ratio": {"nonfinite": "skip", "buckets": by_kind, "max_ratio": 2.0, "beta1": 0.8},
 }
 

@@ -17,12 +17,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook as _register_
 from kourkoutas import rule
 from kourkoutas.buckets import check_buckets, partition
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient
+from kourkoutas.signals import MEMORY
 from kourkoutas.torch import host, native, pooling, routes
 from kourkoutas.torch.lists import DeviceStep
 from kourkoutas.torch.parts import same_layout
 from kourkoutas.torch.pooling import Pool, check_process_group
 from kourkoutas.torch.work import LOW_PRECISION, Options, Work
-from kourkoutas.signals import MEMORY
 from kourkoutas.trace import KEYS, WINDOW, Trace
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -97,7 +97,8 @@ class KourkoutasBeta(Optimizer):
 
     NOTE: state. Per parameter, with Adam's names: `step`, `exp_avg` (m), `exp_avg_sq` (v), `max_exp_avg_sq` (v_max, if
     `Hyper.leak` is set), `log_beta2` (Σ log β2, for "exact"). Per bucket, one tensor shared by its members: `norm_ema`
-    (r), `skipped` (for nonfinite="skip"), `memory` (for other signals than "sunspike"). An Adam checkpoint loads: r then starts afresh. AdamW loads this state, too.
+    (r), `skipped` (for nonfinite="skip"), `memory` (for other signals than "sunspike"). An Adam checkpoint loads: r then
+    starts afresh. AdamW loads this state, too.
 
     NOTE: sharded parameters. A bucket's norm is that of the whole tensors: DTensors (FSDP2, HSDP, tensor parallel) are
     updated where they lie, after one small all-reduce over each mesh dimension that shards any of them, so all ranks

@@ -75,7 +75,9 @@ class MlxTrainer:
         self.trace = self._new_trace()
 
     def _new_trace(self) -> Trace | None:
-        return Trace(self._optimizer.bucket_names, every=self._trace_every, history=HISTORY) if self._trace_every else None
+        if not self._trace_every:
+            return None
+        return Trace(self._optimizer.bucket_names, every=self._trace_every, history=HISTORY)
 
     def run(self, batches: Batches, lrs: NDArray[np.float64]) -> NDArray[np.float64]:
         losses: list[Array] = []

@@ -40,6 +40,7 @@ from kourkoutas.lab.showing import (
     effects,
     looks,
     maps,
+    memories,
     reaching,
     recorded,
     sensitivity,
@@ -75,6 +76,7 @@ class Told:
     notes: Sequence[str]
     drawings: Sequence[Drawing]
     table: tuple[Sequence[str], Sequence[Sequence[str]]]
+    by_arm: bool = True  # whether the drawings are in the colours of arms
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,11 @@ def _sections(
     traces = {arm: maps.drawings(own, arm) for arm in arms if (own := recorded.traces(runs, arm))}
     if traces:
         found.append(Section("traces", "sun and β2 over training", "traces", traces, open=True))
+    remembered = memories.of_arms(runs, list(arms))
+    if remembered:
+        drawn = [memories.draw(one, arm) for arm, one in remembered.items()]
+        told = Told((memories.NOTE,), drawn, memories.table(remembered), by_arm=False)
+        found.append(Section("memory", "Which memory predicts the norms?", "told", told, short="Memory"))
     pictures = [embed(figure, text) for figure, text in recorded.own_pictures(study, runs)]
     if pictures:
         found.append(Section("learnt", "What was learnt", "learnt", pictures, open=True))

@@ -40,9 +40,7 @@ def shuffled(
     kept = signals.MEMORY[signal]
 
     def inner(beta2: Any) -> optax.GradientTransformation:
-        return kourkoutas_beta(
-            learning_rate, beta1=beta1, beta2_min=beta2, beta2_max=beta2, bias_correction="exact"
-        )
+        return kourkoutas_beta(learning_rate, beta1=beta1, beta2_min=beta2, beta2_max=beta2, bias_correction="exact")
 
     def init(params: Any) -> ShuffledState:
         n = len(jax.tree.leaves(params))

@@ -328,9 +328,7 @@ def _adam_options(
     hyper = Hyper.pick(kbeta)
     options: dict[str, Any] = dict(_ADAM)
     options["beta2"] = (
-        round((hyper.beta2_min + hyper.beta2_max) / 2, 12)
-        if base == "adam-mid"
-        else FIXED[base.partition("-")[0]]
+        round((hyper.beta2_min + hyper.beta2_max) / 2, 12) if base == "adam-mid" else FIXED[base.partition("-")[0]]
     )
     options["bias_correction"] = not base.endswith("-nobc")
     for name, value in overrides.items():

@@ -1,0 +1,131 @@
+"""Controls with a dictated β2: they are Adam with exact bias correction and the β2 that they say."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("pydantic")
+
+import torch
+
+from kourkoutas import signals
+from kourkoutas.lab.specs import optimizers
+from kourkoutas.rule import Hyper
+
+SHAPES = ((3, 2), (4,))
+
+
+def grads(t):
+    rng = np.random.default_rng(t)
+    return [rng.normal(size=shape).astype(np.float32) * (20 if t % 9 == 5 else 1) for shape in SHAPES]
+
+
+def plain_adam(beta2_of, steps, lr=0.01):
+    """Adam by its equations in float64; β2 of leaf i at step t from `beta2_of(i, t)`."""
+    theta = [np.ones(shape) for shape in SHAPES]
+    m, v, product = [0.0] * 2, [0.0] * 2, [1.0] * 2
+    for t in range(1, steps + 1):
+        for i, g in enumerate(grads(t)):
+            beta2 = beta2_of(i, t)
+            m[i] = 0.9 * m[i] + 0.1 * g
+            v[i] = beta2 * v[i] + (1 - beta2) * g.astype(np.float64) ** 2
+            product[i] *= beta2
+            theta[i] = theta[i] - lr * m[i] / (1 - 0.9**t) / (np.sqrt(v[i] / (1 - product[i])) + 1e-8)
+    return theta
+
+
+def by_torch(label, steps, lr=0.01, reload_at=None):
+    params = [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES]
+    named = [(str(i), p) for i, p in enumerate(params)]
+    recipe = optimizers.recipe(label)
+    optimizer = optimizers.build_torch(recipe, named)
+    for t in range(1, steps + 1):
+        if t == reload_at:
+            saved = optimizer.state_dict()
+            optimizer = optimizers.build_torch(recipe, named)
+            optimizer.load_state_dict(saved)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        for p, g in zip(params, grads(t), strict=True):
+            p.grad = torch.from_numpy(g)
+        optimizer.step()
+    return [p.detach().numpy() for p in params], optimizer
+
+
+def by_optax(label, steps, lr=0.01):
+    jax = pytest.importorskip("jax")
+    optax = pytest.importorskip("optax")
+    solver = optimizers.build_optax(optimizers.recipe(label))(lr)
+    params = [jax.numpy.ones(shape) for shape in SHAPES]
+    state = solver.init(params)
+    update = jax.jit(solver.update)
+    for t in range(1, steps + 1):
+        updates, state = update([jax.numpy.asarray(g) for g in grads(t)], state, params)
+        params = optax.apply_updates(params, updates)
+    return [np.asarray(p) for p in params], state
+
+
+@pytest.mark.parametrize("engine", [by_torch, by_optax])
+def test_adafactors_schedule_is_one_minus_a_power_of_the_step(engine):
+    got, _ = engine("adafactor-beta2", 40)
+    for a, b in zip(got, plain_adam(lambda i, t: 1 - t**-0.8, 40), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+
+
+def said(signal, steps):
+    """β2 of each leaf as the signal says it, by step."""
+    hyper, kept = Hyper(signal=signal), signals.MEMORY[signal]
+    r, memory, found = np.zeros(2), np.zeros((2, kept)), []
+    for t in range(1, steps + 1):
+        norm = np.array([np.linalg.norm(g.astype(np.float64)) for g in grads(t)])
+        c2, _, r, memory = signals.forgetting(hyper, norm, r, memory, np)
+        found.append(1 - c2)
+    return np.array(found)
+
+
+@pytest.mark.parametrize("signal", signals.SIGNALS[1:])
+def test_shuffled_takes_the_signals_values_at_other_times(signal):
+    steps = 30
+    want = said(signal, steps)
+    used = np.empty((steps, 2))
+    for t in range(1, steps + 1):
+        _, optimizer = by_torch(f"{signal}-shuffled", t)
+        used[t - 1] = [group["betas"][1] for group in optimizer.param_groups]
+    for t in range(steps):
+        for i in range(2):
+            assert np.isclose(want[: t + 1, i], used[t, i], rtol=0, atol=1e-6).any()  # a value of now or before
+    assert not np.allclose(used, want, atol=1e-6)
+    got, _ = by_torch(f"{signal}-shuffled", steps)
+    for a, b in zip(got, plain_adam(lambda i, t: used[t - 1, i], steps), strict=True):
+        np.testing.assert_allclose(a, b, atol=5e-6)
+
+
+def test_shuffled_in_optax_draws_from_what_the_signal_said():
+    _, state = by_optax("centred-shuffled", 30)
+    want = said("centred", 30)
+    np.testing.assert_allclose(np.asarray(state.past)[:30], want, atol=1e-6)
+    first = np.asarray(state.inner[0].log_beta2)
+    low, high = np.log(want.min(0)) * 30, np.log(want.max(0)) * 30
+    assert np.all((first >= low - 1e-4) & (first <= high + 1e-4))
+
+
+@pytest.mark.parametrize("label", ["centred-shuffled", "adafactor-beta2"])
+def test_a_control_resumes_to_the_bit(label):
+    there, _ = by_torch(label, 20)
+    again, _ = by_torch(label, 20, reload_at=11)
+    for a, b in zip(there, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_warmed_control_has_the_factor_of_a_warmed_adam():
+    t = np.arange(1, 50)
+    assert optimizers.recipe("predictive-shuffled-warm").family == "predictive-shuffled"
+    want = optimizers.recipe("adam999-warm").lr_factor(t)
+    np.testing.assert_array_equal(optimizers.recipe("predictive-shuffled-warm").lr_factor(t), want)
+
+
+def test_a_window_that_is_no_number_of_steps_is_refused():
+    from kourkoutas.lab.specs.dictated import Shuffled
+
+    with pytest.raises(ValueError, match="`window`"):
+        Shuffled([torch.nn.Parameter(torch.ones(1))], signal="centred", window=0)
