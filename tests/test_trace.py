@@ -93,8 +93,9 @@ def test_wandb_sink_logs_to_the_active_run(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(run=run))
     trace = Trace(["a", "b"], sinks=[WandbSink()])
     trace.pull(ring_after(1), 1)
-    assert logged == [{"step": 1, "sun/a": 1.0, "sun/b": 1.0, "beta2/a": 0.5, "beta2/b": 0.5}]
-    assert axes == dict.fromkeys(("sun/a", "sun/b", "beta2/a", "beta2/b"), "step")
+    row = {"sun/a": 1.0, "sun/b": 1.0, "beta2/a": 0.5, "beta2/b": 0.5, "norm/a": 3.0, "norm/b": 3.0}
+    assert logged == [{"step": 1, **row}]
+    assert axes == dict.fromkeys(row, "step")
 
 
 def test_a_missing_sink_package_names_what_to_install(monkeypatch, tmp_path):

@@ -73,6 +73,7 @@ def test_a_fixed_beta2_is_adam_whatever_the_signal(signal):
         assert torch.equal(p, q)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # raised by torch's own imports
 @pytest.mark.parametrize("signal", signals.SIGNALS[1:])
 def test_a_compiled_step_has_the_signal_too(signal):
     params, optimizer = made(signal, {}, dtype=torch.float64)

@@ -97,8 +97,8 @@ class KourkoutasBeta(Optimizer):
 
     NOTE: state. Per parameter, with Adam's names: `step`, `exp_avg` (m), `exp_avg_sq` (v), `max_exp_avg_sq` (v_max, if
     `Hyper.leak` is set), `log_beta2` (Σ log β2, for "exact"). Per bucket, one tensor shared by its members: `norm_ema`
-    (r), `skipped` (for nonfinite="skip"), `memory` (for other signals than "sunspike"). An Adam checkpoint loads: r then
-    starts afresh. AdamW loads this state, too.
+    (r), `skipped` (for nonfinite="skip"), `memory` (for other signals than "sunspike"). An Adam checkpoint loads: r
+    then starts afresh. AdamW loads this state, too.
 
     NOTE: sharded parameters. A bucket's norm is that of the whole tensors: DTensors (FSDP2, HSDP, tensor parallel) are
     updated where they lie, after one small all-reduce over each mesh dimension that shards any of them, so all ranks
