@@ -71,6 +71,8 @@ def test_the_defaults_are_the_documented_ones():
         "warmup_steps": 0,
         "weight_decay": 0.0,
         "nonfinite": "propagate",
+        "signal": "sunspike",
+        "lr_warmup": False,
     }
 
 

@@ -71,6 +71,8 @@ def test_a_saved_state_that_does_not_fit_is_refused():
 
 def test_a_state_of_version_0_1_that_was_not_loaded_is_refused_by_a_step():
     solver, state = like("default")
-    old = serialization.from_state_dict(state[0], {**saved("default")["0"], "missed": np.zeros(4, np.int32)})
+    old = serialization.from_state_dict(
+        state[0], {**saved("default")["0"], "missed": np.zeros(4, np.int32), "memory": None}
+    )
     with pytest.raises(ValueError, match=r"`count` must be a number; got shape \(4,\), as version 0.1 kept it: load"):
         solver.update(write.params(), (old, *state[1:]), write.params())

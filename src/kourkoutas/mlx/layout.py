@@ -135,8 +135,8 @@ class Layout:
             state[name] = mx.zeros(shape, dtype)
         if state[name].shape != shape:
             raise ValueError(
-                f"the state's {name!r} has shape {tuple(state[name].shape)} but these settings and `buckets` "
-                f"{self.buckets!r} give {shape}: load a state saved with the same parameters, buckets and settings"
+                f"the state's {name!r} has shape {tuple(state[name].shape)} but `buckets` {self.buckets!r} give "
+                f"{shape}: load a state saved with the same parameters, buckets and settings"
             )
         if source != list(range(size)):
             padded = mx.concatenate([state[name], mx.zeros((1, *shape[1:]), state[name].dtype)])

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from kourkoutas.optax.trees import PyTree
-from kourkoutas.trace import KEYS
+from kourkoutas.trace import with_norms
 
 
 def load_state(saved: PyTree, like: optax.OptState) -> optax.OptState:
@@ -52,10 +52,8 @@ def _upgraded(node: PyTree) -> PyTree:
     if isinstance(node, Mapping):
         if not {"count", "mu", "nu", "ema"} <= set(node):
             return {key: _upgraded(child) for key, child in node.items()}
-        if (ring := node.get("ring")) is not None and np.shape(ring)[-2] < len(KEYS):
-            ring = np.asarray(ring)
-            norms = np.full((*ring.shape[:-2], len(KEYS) - ring.shape[-2], ring.shape[-1]), np.nan, ring.dtype)
-            node = {**node, "ring": np.concatenate([ring, norms], -2)}
+        if node.get("ring") is not None:
+            node = {**node, "ring": with_norms(node["ring"])}
         if node.get("missed") is not None:
             return node
         # t = count - missed, with count the steps of the parameter that took most

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Params, Squares, Trainer
 from kourkoutas.lab.engines.taylor import taylor_silu
 from kourkoutas.lab.specs.optimizers import Recipe, build_optax
-from kourkoutas.trace import HISTORY, Trace
+from kourkoutas.trace import HISTORY, Trace, with_norms
 
 
 def _host(x: Any) -> NDArray[Any]:
@@ -123,6 +123,8 @@ def _upgraded(state: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         if field == "count" and np.ndim(t) == 1 and f"{owner}/ema" in state and f"{owner}/missed" not in state:
             count = t.max(initial=0)
             new[key], new[f"{owner}/missed"] = count, count - t
+        if field == "ring" and f"{owner}/ema" in state:
+            new[key] = with_norms(t)
     return new
 
 
