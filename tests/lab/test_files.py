@@ -1,12 +1,18 @@
 """One module changes the files of a results folder: its checks and its fault tests hold for all of them."""
 
 import ast
+import io
+import tarfile
+import threading
 from pathlib import Path
 
 import pytest
 
 import kourkoutas.lab
-from kourkoutas.lab.results import files, store
+from kourkoutas.lab import locks
+from kourkoutas.lab.results import files, parcel, store
+from kourkoutas.lab.results.checkpoint import Checkpoints
+from kourkoutas.lab.specs.spec import RunResult
 
 LAB = Path(kourkoutas.lab.__file__).parent
 # Writers of other places, as the docstring of files.py says: caches, scratch folders, pictures and pipes.
@@ -71,3 +77,49 @@ def test_a_folder_that_another_writes_names_who_does(tmp_path):
     assert (tmp_path / ".lock").read_text() == ""
     with files.locked(tmp_path, "process 8"):
         assert (tmp_path / ".lock").read_text() == "process 8"
+
+
+def test_a_lock_is_waited_for(tmp_path):
+    first, second = (tmp_path / "lock").open("w"), (tmp_path / "lock").open("w")
+    assert locks.try_lock(first)
+    assert not locks.try_lock(second)
+    threading.Timer(0.3, first.close).start()
+    locks.wait_for_lock(second)
+    assert first.closed
+    second.close()
+
+
+def test_json_that_is_nested_without_end_is_damage(tmp_path):
+    file = tmp_path / "result.json"
+    file.write_text("[" * 100_000)
+    with pytest.raises(store.StoreError, match=r"result\.json.*; make it again"):
+        files.read_json(file, RunResult, "make it again")
+
+
+def test_a_run_that_logged_nothing_has_no_rows(tmp_path):
+    assert files.read_lines(tmp_path / "metrics.jsonl", finished=True, remedy="") == []
+
+
+def test_a_run_keeps_at_least_one_checkpoint(tmp_path):
+    with pytest.raises(ValueError, match=r"`keep` must be a whole number >= 1; got 0"):
+        Checkpoints(tmp_path, keep=0)
+
+
+def test_files_that_go_while_a_run_is_read_are_left_out(tmp_path, monkeypatch):
+    """Between the listing and the reading a checkpoint makes way for a newer one."""
+    (tmp_path / "old.npz").write_bytes(b"1")
+    (tmp_path / "new.npz").write_bytes(b"2")
+    listed = list(parcel._complete(tmp_path))
+    (tmp_path / "old.npz").unlink()
+    monkeypatch.setattr(parcel, "_complete", lambda folder: iter(listed))
+    assert parcel.of_run(tmp_path) == {"new.npz": b"2"}
+    assert {name for name, *_ in parcel.state_of_run(tmp_path)} == {str(tmp_path / "new.npz")}
+
+
+def test_a_folder_in_a_tar_file_is_no_file(tmp_path):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        folder = tarfile.TarInfo("checkpoint")
+        folder.type = tarfile.DIRTYPE
+        tar.addfile(folder)
+    assert parcel.from_tar(buffer.getvalue()) == {}

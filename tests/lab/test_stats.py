@@ -15,7 +15,7 @@ from rich.console import Console
 from scipy import stats as scipy_stats
 from statsmodels.stats.multitest import multipletests
 
-from kourkoutas.lab.judging import stats, tables
+from kourkoutas.lab.judging import intervals, stats, tables
 
 TABLE = Path(__file__).parent / "data" / "rare_trigger.csv"  # the paper's Testbed C table: final loss by seed
 QUICK = {"resamples": 199}
@@ -470,3 +470,18 @@ def test_bootstraps_are_left_out_above_a_number_of_arms_and_contrasts(arms, pair
     found = stats.compare_pairs(values, [(f"arm{i + 1}", "arm0") for i in range(pairs)], resamples=7)
     assert any("no bootstrap intervals" in note for note in found.notes) == noted
     assert set(resampled) == {0 if noted else 7}
+
+
+def test_a_ratio_beyond_a_double_is_infinite() -> None:
+    found = against([1e-300, 1e-300], [1e300, 1e299], log=True)
+    assert found.ratio is not None
+    assert found.ratio.value == math.inf
+    assert found.difference is not None
+    assert found.difference.value == pytest.approx(599.5)
+
+
+def test_a_statistic_without_finite_resamples_has_no_bootstrap_interval() -> None:
+    def broken(values: np.ndarray, axis: int = -1) -> np.ndarray:
+        return np.full(values.shape[:-1], np.nan)
+
+    assert intervals.bootstrap_ci(np.arange(5.0), broken, resamples=99) is None

@@ -85,17 +85,21 @@ def _csv(table: Sequence[Row]) -> bytes:
 
 def _parquet(table: Sequence[Row]) -> bytes:
     pa, parquet = _pyarrow()
+    buffer = io.BytesIO()
+    parquet.write_table(pa.table(_columns(table)), buffer)
+    return buffer.getvalue()
+
+
+def _columns(table: Sequence[Row]) -> dict[str, list[Any]]:
+    """One type per column: a setting may be a number in one arm and a word in another."""
     columns = {name: [row[name] for row in table] for name in table[0]}
     for name, column in columns.items():
-        # One type per column: a setting may be a number in one arm and a word in another.
         kinds = {type(x) for x in column if x is not None}
         if kinds <= {int, float} and len(kinds) == 2:
             columns[name] = [None if x is None else float(x) for x in column]
         elif len(kinds) > 1:
             columns[name] = [None if x is None else str(x) for x in column]
-    buffer = io.BytesIO()
-    parquet.write_table(pa.table(columns), buffer)
-    return buffer.getvalue()
+    return columns
 
 
 def _pyarrow() -> tuple[Any, Any]:
