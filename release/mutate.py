@@ -70,9 +70,9 @@ def changes(node: ast.AST) -> list[ast.AST]:
     return []
 
 
-def is_type(parent: ast.AST, field: str) -> bool:
-    """Whether a part of the code is an annotation, which is not run."""
-    return field in ("annotation", "returns")
+def is_left_alone(field: str) -> bool:
+    """Whether a part of the code has no number in it: annotations, which are not run, and `frozen` of dataclasses."""
+    return field in ("annotation", "returns", "decorator_list")
 
 
 class Mutant(NamedTuple):
@@ -87,7 +87,7 @@ def mutants(source: str) -> list[Mutant]:
 
     def visit(node: ast.AST) -> None:
         for field, value in ast.iter_fields(node):
-            if is_type(node, field):
+            if is_left_alone(field):
                 continue
             for i, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
                 if not isinstance(child, ast.AST):

@@ -663,3 +663,65 @@ def test_zero_has_no_logarithm_and_what_is_not_finite_is_no_value() -> None:
         "x": ["nan", ["inf", "-inf", 1.5]],
         "3": None,
     }
+
+
+def test_signed_ranks_by_hand() -> None:
+    # ranks 1, 2, 3, 4 of which 2 is negative: W⁺ = 8, W⁻ = 2, (8 - 2)/10
+    found = judged.wilcoxon(np.array([1.0, -2.0, 3.0, 4.0, 0.0]), np.zeros(5))
+    assert (found.n, found.zeros, found.statistic) == (4, 1, 2.0)
+    assert found.rank_biserial == pytest.approx(0.6)
+    nothing = judged.wilcoxon(np.zeros(2), np.zeros(2))
+    assert (nothing.n, nothing.zeros, nothing.p, nothing.method) == (0, 2, None, "no pair differs")
+
+
+def test_signed_ranks_are_exact_up_to_500_pairs() -> None:
+    d = np.arange(1.0, 502.0)
+    d[::3] *= -1
+    assert judged.wilcoxon(d[:500], np.zeros(500)).method == "exact"
+    assert judged.wilcoxon(d, np.zeros(501)).method == "normal approximation"
+
+
+def test_each_size_has_its_own_rounding() -> None:
+    sizes, rounding = np.array([1.0, 3.0, 10.0, 10.5]), np.array([0.1, 0.1, 0.3, 0.3])
+    assert judged._midranks(sizes, rounding).tolist() == [1.0, 2.0, 3.5, 3.5]
+
+
+def test_the_unit_is_one_but_for_sizes_whose_squares_are_no_doubles() -> None:
+    for plain in ([], [0.0], [1e-100], [0.5, -3.0], [1e100], [math.nan, math.inf]):
+        assert intervals.unit_of(np.array(plain)) == 1.0
+    assert intervals.unit_of(np.array([0.1]), np.array([-3e300])) == 2.0 ** math.floor(math.log2(3e300))
+    assert intervals.unit_of(np.array([5e-200])) == 2.0 ** math.floor(math.log2(5e-200))
+    assert intervals.unit_of(np.array([5e-324])) == 2.0**-1000
+
+
+@pytest.mark.parametrize("unit", [2.0**900, 2.0**-900])
+def test_results_scale_with_values_whose_squares_are_no_doubles(unit: float) -> None:
+    treatment, baseline = [1.0, 2.0, 1.5, 3.0], [2.0, 3.5, 2.0, 6.0]
+    plain = against(treatment, baseline)
+    scaled = against([x * unit for x in treatment], [x * unit for x in baseline])
+    assert plain.difference is not None
+    assert scaled.difference == intervals.effect_times(plain.difference, unit)
+    assert scaled.difference.value == plain.difference.value * unit
+    assert scaled.difference.ci is not None
+    assert plain.difference.ci is not None
+    assert scaled.difference.ci.low == plain.difference.ci.low * unit
+    assert scaled.difference.ci.high == plain.difference.ci.high * unit
+    assert (scaled.median, scaled.q1, scaled.q3) == (plain.median * unit, plain.q1 * unit, plain.q3 * unit)
+    assert plain.baseline_size is not None
+    assert (scaled.baseline_size, scaled.percent) == (plain.baseline_size * unit, plain.percent)
+    assert [pair.difference for pair in scaled.pairs] == [pair.difference * unit for pair in plain.pairs]
+    one, other = (summaries.summarise("a", [x * u for x in baseline], resamples=99) for u in (1.0, unit))
+    assert one.mean is not None
+    assert one.sd is not None
+    assert one.median_ci is not None
+    assert other.median_ci is not None
+    assert (other.mean, other.sd, other.iqm) == (one.mean * unit, one.sd * unit, one.iqm * unit)
+    assert (other.median, other.q1, other.q3) == (one.median * unit, one.q1 * unit, one.q3 * unit)
+    assert other.median_ci.high == one.median_ci.high * unit
+
+
+def test_half_a_success_and_one_have_a_lower_end() -> None:
+    # one of n: 1 - (1 - α/2)^(1/n)
+    assert intervals.clopper_pearson(1, 10).low == pytest.approx(1 - 0.975 ** (1 / 10))
+    assert 0 < intervals.clopper_pearson(0.5, 10).low < intervals.clopper_pearson(1, 10).low
+    assert 1 > intervals.clopper_pearson(9.5, 10).high > intervals.clopper_pearson(9, 10).high
