@@ -3,8 +3,8 @@
     python release/mutate.py [NAME ...] [--seconds 600]
 
 NAME is one of `TARGETS`; all of them by default. Prints each mutant that no test noticed, and the score. A mutant
-runs in a forked process that already has NumPy, pytest and hypothesis, so that hundreds take minutes; the tests named
-here must therefore not import a framework.
+runs in a forked process that already has NumPy, SciPy, pytest and hypothesis, so that hundreds take minutes; the tests
+named here must therefore not import a framework.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ class Target(NamedTuple):
 TARGETS = {
     "rule": Target("kourkoutas.rule", ("tests/test_rule.py", "tests/properties/test_rule.py")),
     "buckets": Target("kourkoutas.buckets", ("tests/test_buckets.py",)),
-    "stats": Target("kourkoutas.lab.judging.stats", ("tests/lab/test_stats.py",)),
+    **{
+        name: Target(f"kourkoutas.lab.judging.{name}", ("tests/lab/test_stats.py",))
+        for name in ("tests", "intervals", "contrasts", "summaries", "stats", "values")
+    },
+    "confirming": Target("kourkoutas.lab.judging.confirming", ("tests/lab/test_confirming.py",)),
 }
 ARITHMETIC = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult}
 COMPARISONS = {
@@ -66,9 +70,9 @@ def changes(node: ast.AST) -> list[ast.AST]:
     return []
 
 
-def is_type(parent: ast.AST, field: str) -> bool:
-    """Whether a part of the code is an annotation, which is not run."""
-    return field in ("annotation", "returns")
+def is_left_alone(field: str) -> bool:
+    """Whether a part of the code has no number in it: annotations, which are not run, and `frozen` of dataclasses."""
+    return field in ("annotation", "returns", "decorator_list")
 
 
 class Mutant(NamedTuple):
@@ -83,7 +87,7 @@ def mutants(source: str) -> list[Mutant]:
 
     def visit(node: ast.AST) -> None:
         for field, value in ast.iter_fields(node):
-            if is_type(node, field):
+            if is_left_alone(field):
                 continue
             for i, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
                 if not isinstance(child, ast.AST):
@@ -170,7 +174,11 @@ def main() -> None:
     given = parser.parse_args()
     import hypothesis  # noqa: F401 - before the first fork
     import numpy  # noqa: F401
+    import pandas  # noqa: F401
     import pytest  # noqa: F401
+    import rich.console  # noqa: F401
+    import scipy.stats  # noqa: F401
+    import statsmodels.stats.multitest  # noqa: F401
 
     deadline = time.monotonic() + given.seconds
     for name in given.names or TARGETS:

@@ -24,7 +24,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-TESTS = ("tests/torch_frontend/test_native.py", "tests/torch_frontend/test_conformance.py")
+TESTS = (
+    "tests/torch_frontend/test_native.py",
+    "tests/torch_frontend/test_conformance.py",
+    "tests/lab/test_heat3d_native.py",
+)
 CONTRACT = {"step": "off", "taylor": "fast"}  # as in setup.py
 
 
@@ -93,7 +97,7 @@ def main() -> None:
         }  # fmt: skip
         check = (
             "import kourkoutas._native as n, sys; "
-            f"sys.exit(0 if n.step is not None and {str(to)!r} in n.step.__file__ else 'the kernel was not loaded')"
+            f"sys.exit(0 if all(k and {str(to)!r} in k.__file__ for k in (n.step, n.taylor)) else 'not loaded')"
         )
         subprocess.run([sys.executable, "-c", check], check=True, env=environment)
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "-s", *TESTS]

@@ -156,7 +156,7 @@ def test_a_bucket_that_does_not_go_on_keeps_its_state_and_has_coefficients_that_
     assert np.isnan(new.beta2[1])
     assert np.isnan(new.sun[1])
     k = [None if x is None else np.broadcast_to(x, 3)[2] for x in new.k]
-    assert k == [0, 0, 0, 1, None, 1, 1]
+    assert k == [0, 0, 0, 1, None, 0, 1]
 
 
 def test_buckets_and_parameters_without_a_gradient_stay_as_they_are():
@@ -243,7 +243,7 @@ def test_the_coefficients_are_the_papers_with_every_option():
     assert step.k.c2 == pytest.approx(1 - (0.9 - 0.4 * sun), **close)
     assert step.k.rate == pytest.approx(0.1 * math.sqrt(b2) / a1, **close)
     assert step.k.floor == pytest.approx((0.01 + tiny) * math.sqrt(b2), **close)
-    assert (step.k.limit, step.k.shrink, step.k.leak) == (pytest.approx(0.3), pytest.approx(0.98), 0.6)
+    assert (step.k.limit, step.k.fade, step.k.leak) == (pytest.approx(0.3), pytest.approx(0.02), 0.6)
     assert (step.fine, step.fine_each) == (None, None)
 
 
@@ -269,10 +269,10 @@ def test_what_goes_on_beside_a_skipped_bucket_has_the_plain_coefficients():
     assert np.isnan([b.sun[1], b.beta2[1]]).all()
     assert b.fine.tolist() == b.fine_each.tolist() == [True, False]
     assert b.state.step.tolist() == [4, 3]
-    for name in ("c1", "c2", "rate", "floor", "shrink", "leak"):
+    for name in ("c1", "c2", "rate", "floor", "fade", "leak"):
         got, want = getattr(b.k, name), np.broadcast_to(getattr(a.k, name), 2)
         assert got[0] == want[0]
-        assert got[1] == {"floor": 1, "shrink": 1, "leak": 1}.get(name, 0)
+        assert got[1] == {"floor": 1, "leak": 1}.get(name, 0)
 
 
 def test_a_numpy_count_beside_plain_floats_is_a_count():

@@ -145,7 +145,7 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
     def _update(self, i: int, g: Any, variable: Any, k: rule.Coefficients, fine: Any) -> None:
         """The update of `rule.Coefficients` on one variable; `fine` False leaves all as they were."""
         wide = _wide(variable)
-        c1, c2, rate, floor, limit, shrink, leak = (None if x is None else ops.cast(x, wide) for x in k)
+        c1, c2, rate, floor, limit, fade, leak = (None if x is None else ops.cast(x, wide) for x in k)
         theta = ops.cast(ops.stop_gradient(ops.convert_to_tensor(variable)), wide)
         m = ops.cast(self._m[i], wide)
         v = ops.cast(self._v[i], wide)
@@ -161,9 +161,9 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         delta = rate * m / (ops.sqrt(v) + floor)
         if limit is not None:
             delta = ops.clip(delta, -limit, limit)
-        # θ = (1 - lr·λ)·θ - Δ
-        if shrink is not None and self._use_weight_decay(variable):
-            theta = shrink * theta
+        # θ = θ - (fade·θ + Δ)
+        if fade is not None and self._use_weight_decay(variable):
+            delta = fade * theta + delta
         new.append((variable, theta - delta))
         for target, value in new:
             value = ops.cast(value, target.dtype)

@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -126,6 +128,49 @@ def test_keras_own_options_work_beside_ours():
     model.fit(x, y, batch_size=16, epochs=100, verbose=0)
     assert model.evaluate(x, y, verbose=0) < 0.7 * before
     assert model.optimizer._t.numpy().tolist() == [200] * 4
+
+
+def test_the_warmup_of_a_bucket_ends_with_its_oldest_member():
+    """`late` joins its bucket at the third step; the bucket's warmup of three is over after the third all the same."""
+    keras.config.set_floatx("float64")
+    params = {"a.w": np.ones(3), "a.late": np.ones(2)}
+    made = variables(params)
+    optimizer = KourkoutasBeta(0.1, buckets="module", warmup_steps=3)
+    optimizer.build(list(made.values()))
+    oracle = Oracle(params, Hyper(warmup_steps=3), lr=0.1, buckets="module")
+    for t in range(5):
+        grads = {"a.w": np.array([0.5, 1.0, -1.0]) * (t + 1), "a.late": np.array([1.0, -2.0]) if t >= 2 else None}
+        present = {name: g for name, g in grads.items() if g is not None}
+        optimizer.apply([ops.convert_to_tensor(g) for g in present.values()], [made[name] for name in present])
+        oracle.step(grads)
+    for name, variable in made.items():
+        np.testing.assert_allclose(variable.numpy(), oracle.params[name], rtol=1e-12)
+
+
+@keras.saving.register_keras_serializable(package="tests")
+def by_axes(name, variable):
+    return len(variable.shape)
+
+
+def test_a_function_for_the_buckets_and_a_schedule_are_saved_with_the_optimizer():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    optimizer = KourkoutasBeta(schedule, buckets=by_axes)
+    again = KourkoutasBeta.from_config(optimizer.get_config())
+    assert again.buckets is by_axes
+    assert again.get_config() == optimizer.get_config()
+    made = variables({"a.w": np.ones((2, 3), "float32"), "a.b": np.ones(3, "float32"), "b.b": np.ones(3, "float32")})
+    again.build(list(made.values()))
+    again.build(list(made.values()))  # a second time changes nothing
+    assert again.bucket_names == ["2", "1"]
+    assert float(again.learning_rate) == pytest.approx(0.1)
+
+
+def test_another_backend_is_refused():
+    code = "import kourkoutas.keras"
+    found = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "KERAS_BACKEND": "numpy"}, capture_output=True, text=True
+    )
+    assert "runs on the torch and jax backends of Keras; this process uses 'numpy'" in found.stderr
 
 
 @pytest.mark.parametrize(

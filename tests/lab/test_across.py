@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from kourkoutas.lab.judging.across import compare_studies
-from kourkoutas.lab.results import export
+from kourkoutas.lab.results import export, store
+from kourkoutas.lab.specs.spec import RunResult
 from tests.lab.test_analysis import folder
 
 
@@ -92,3 +93,25 @@ def test_another_ending_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"must end in \.csv or \.parquet"):
         export.write(study, tmp_path / "runs.xlsx")
     assert json.loads((tmp_path / "o" / "study.json").read_text())["testbed"] == "task.train"
+
+
+def test_nested_settings_are_columns_with_dots_and_lists_are_json(tmp_path: Path) -> None:
+    study = folder(tmp_path / "o", {"kbeta": {0: 1.5}})
+    spec = study.runs()[0].spec
+    settings = {"lr": 0.1, "model": {"width": 8, "sizes": [1, 2]}}
+    store.write_result(study.folder(spec), RunResult(status="ok", endpoint=1.5, settings=settings, seconds=1.0))
+    (row,) = export.rows(study)
+    assert (row["settings.lr"], row["settings.model.width"], row["settings.model.sizes"]) == (0.1, 8, "[1, 2]")
+
+
+def test_a_study_without_curves_writes_no_table_of_them(tmp_path: Path) -> None:
+    study = folder(tmp_path / "o", {"kbeta": {0: None}})
+    with pytest.raises(store.StoreError, match="holds no curves yet: nothing was written"):
+        export.write(study, tmp_path / "curves.csv", "curves")
+    assert not (tmp_path / "curves.csv").exists()
+
+
+def test_a_column_of_a_parquet_table_has_one_type() -> None:
+    rows = [{"a": 1, "b": 1, "c": "x", "d": None}, {"a": 2.5, "b": "auto", "c": None, "d": 3}]
+    assert export._columns(rows) == {"a": [1.0, 2.5], "b": ["1", "auto"], "c": ["x", None], "d": [None, 3]}
+    assert [type(x) for x in export._columns(rows)["a"]] == [float, float]

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats as scipy_stats
 from statsmodels.stats.power import TTestPower
 
-from kourkoutas.lab.judging import analysis, attribution, endpoints, planned, power, stats, tables
+from kourkoutas.lab.judging import analysis, attribution, endpoints, planned, power, stats, tables, verdicts
 from kourkoutas.lab.results import store
 from kourkoutas.lab.showing import report
 from kourkoutas.lab.specs import plan as planning
@@ -155,6 +155,69 @@ def test_seeds_needed_for_a_stated_difference() -> None:
             power.needed(c, bad, log=False, higher_is_better=False)
     with pytest.raises(ValueError, match="compared as ratios; give percent"):
         power.needed(c, "0.5", log=True, higher_is_better=False)
+
+
+@pytest.mark.parametrize(("ratio", "alpha", "wanted"), [(0.5, 0.05, 0.1), (1.0, 0.05, 0.8), (0.3, 0.2, 0.21)])
+def test_the_number_of_seeds_is_the_smallest_that_is_enough(ratio: float, alpha: float, wanted: float) -> None:
+    """At a low power both tails count, and fewer seeds are enough than one tail says."""
+    enough = [n for n in range(2, 60) if power.found(ratio, n, alpha) >= wanted]
+    assert power.seeds_needed(ratio, alpha, wanted) == enough[0]
+    assert power.seeds_needed(0.0, alpha, wanted) is None
+    assert power.seeds_needed(1e-9, alpha, 0.99) is None
+
+
+def test_percentages_on_logarithms_and_where_there_are_none() -> None:
+    new, old = shifted([1.0, -0.8, 0.9, -0.5, 0.6])
+    c = stats.compare_pairs({"a": new, "b": old}, [("a", "b")], log=True, **QUICK).contrasts[0]  # type: ignore[arg-type,dict-item]
+    lower = power.needed(c, "20%", log=True, higher_is_better=False)
+    higher = power.needed(c, "20%", log=True, higher_is_better=True)
+    assert lower is not None
+    assert higher is not None
+    assert (lower.difference, higher.difference) == (pytest.approx(-math.log10(0.8)), pytest.approx(math.log10(1.2)))
+    assert lower.percent == higher.percent == 20
+    with pytest.raises(ValueError, match="nothing is lower by 100 % or more"):
+        power.needed(c, "100%", log=True, higher_is_better=False)
+    both_signs = {"a": dict.fromkeys(range(3), 0.0), "b": {0: -1.0, 1: 2.0, 2: 0.5}}
+    c = stats.compare_pairs(both_signs, [("a", "b")], **QUICK).contrasts[0]
+    with pytest.raises(ValueError, match="b has values on both sides of 0"):
+        power.needed(c, "5%", log=False, higher_is_better=False)
+    equal = {"a": dict.fromkeys(range(3), 1.0), "b": dict.fromkeys(range(3), 2.0)}
+    c = stats.compare_pairs(equal, [("a", "b")], **QUICK).contrasts[0]
+    assert power.needed(c, "5%", log=False, higher_is_better=False) is None
+    assert power.detectable(c, log=False, higher_is_better=False) is None
+
+
+def answered(treatment: Sequence[float], baseline: Sequence[float], **options: Any) -> verdicts.Answer:
+    values = {"a": dict(enumerate(treatment)), "b": dict(enumerate(baseline))}
+    c = stats.compare_pairs(values, [("a", "b")], **QUICK, **options).contrasts[0]
+    return verdicts.answer(c, power.detectable(c, log=False, higher_is_better=False))
+
+
+def test_the_sentence_of_an_answer_says_what_the_data_say() -> None:
+    same = answered([1.0, 2.0], [1.0, 2.0])
+    assert same == verdicts.Answer("No difference", "a and b end with the same value on all 2 seeds.")
+    one = answered([1.0], [2.0])
+    assert (one.short, "one finite pair" in one.sentence) == ("Cannot tell", True)
+    # both signs: no percentages, so the difference itself
+    sides = answered([0.0, 0.1, -0.1, 0.0], [1.0, -2.0, 2.1, 0.4])
+    assert sides.short == "Not shown"
+    assert "by 0.375, 95 % interval" in sides.sentence
+    assert "better on 3 of 4 seeds" in sides.sentence
+    # two exact pairs that differ in size cannot give p < 0.5
+    fell = answered([1.0, 2.0, math.nan], [2.0, 1.5, 1.0])
+    assert fell.short == "Not shown"
+    assert "diverged: a 1, b 0 of 3" in fell.sentence
+    assert "3 pairs cannot give an exact p below 0.25" in fell.sentence
+    gone = answered([math.nan] * 7, [1.0] * 7)
+    assert gone.short == "No"
+    assert gone.sentence.startswith("a ends worse than b (better on 0 of 7 seeds; diverged: a 7, b 0 of 7; Wilcoxon, p")
+
+
+def test_a_share_needs_two_seeds_that_every_arm_finished() -> None:
+    values = controls(lambda k, s: 0.01 * k * s)
+    for s in range(1, 8):
+        values["adam95"][s] = math.nan
+    assert attribution.attribute(values) == ()
 
 
 def test_five_pairs_and_the_exact_wilcoxon_test_say_that_it_cannot_decide() -> None:

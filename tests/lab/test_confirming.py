@@ -101,3 +101,24 @@ def test_a_diverged_run_leaves_the_verdict_by_ranks() -> None:
     sharp = [Tried({"lr": 1.0}, (0.0,)), Tried({"lr": 2.0}, (9.0,))]
     (found,) = counted(how, {"a": sharp, "b": sharp}, {"a": {"lr": 1.0}, "b": {"lr": 1.0}}).contrasts
     assert (found.verdict, found.test, found.p) == (how.contrasts[0].verdict, "Wilcoxon", how.contrasts[0].p)
+
+
+def test_an_arm_whose_chosen_value_diverged_while_it_was_tuned_leaves_no_verdict() -> None:
+    rng = np.random.default_rng(0)
+    how = comparison(rng.standard_normal(10), 5 + rng.standard_normal(10))
+    chosen = {"a": {"lr": 1.0}, "b": {"lr": 1.0}}
+    fine = [Tried({"lr": 1.0}, (0.0, 0.0))]
+    broken = [Tried({"lr": 1.0}, (0.0, math.nan)), Tried({"lr": 2.0}, (1.0, 1.0))]
+    (found,) = counted(how, {"a": fine, "b": broken}, chosen).contrasts
+    assert (found.p, found.verdict) == (1.0, "unclear")
+    # a value that diverged is none that the arm might have had
+    others = [*fine, Tried({"lr": 2.0}, (-9.0, math.inf))]
+    (found,) = counted(how, {"a": fine, "b": others}, chosen).contrasts
+    assert found.verdict == "better"
+
+
+def test_differences_without_variance_have_no_luck_to_count() -> None:
+    how = comparison([1.0, 1.0, 1.0], [2.0, 2.0, 2.0])
+    tried = [Tried({"lr": 1.0}, (0.0,))]
+    (found,) = counted(how, {"a": tried, "b": tried}, {"a": {"lr": 1.0}, "b": {"lr": 1.0}}).contrasts
+    assert found == how.contrasts[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from rich.console import Console
 from scipy import stats as scipy_stats
 from statsmodels.stats.multitest import multipletests
 
-from kourkoutas.lab.judging import stats, tables
+from kourkoutas.lab.judging import contrasts, intervals, stats, summaries, tables, values
+from kourkoutas.lab.judging import tests as judged
 
 TABLE = Path(__file__).parent / "data" / "rare_trigger.csv"  # the paper's Testbed C table: final loss by seed
 QUICK = {"resamples": 199}
@@ -470,3 +472,256 @@ def test_bootstraps_are_left_out_above_a_number_of_arms_and_contrasts(arms, pair
     found = stats.compare_pairs(values, [(f"arm{i + 1}", "arm0") for i in range(pairs)], resamples=7)
     assert any("no bootstrap intervals" in note for note in found.notes) == noted
     assert set(resampled) == {0 if noted else 7}
+
+
+def test_a_ratio_beyond_a_double_is_infinite() -> None:
+    found = against([1e-300, 1e-300], [1e300, 1e299], log=True)
+    assert found.ratio is not None
+    assert found.ratio.value == math.inf
+    assert found.difference is not None
+    assert found.difference.value == pytest.approx(599.5)
+
+
+def test_a_statistic_without_finite_resamples_has_no_bootstrap_interval() -> None:
+    def broken(values: np.ndarray, axis: int = -1) -> np.ndarray:
+        return np.full(values.shape[:-1], np.nan)
+
+    assert intervals.bootstrap_ci(np.arange(5.0), broken, resamples=99) is None
+
+
+# Edges: what is just inside and just outside of a rule
+
+
+def test_differences_have_variance_when_they_spread_by_more_than_their_rounding() -> None:
+    rounding = np.array([1.0, 0.5])
+    assert judged.paired_t(np.array([0.0, 2.0]), rounding).t is None
+    # mean 1.25, sd 2.5/√2, so t = 1.25/(2.5/2) = 1
+    found = judged.paired_t(np.array([0.0, 2.5]), rounding)
+    assert (found.t, found.left_out, found.df) == (pytest.approx(1.0), 0, 1)
+    assert judged.paired_t(np.array([1.0]), np.zeros(1)).df == 0
+    assert judged.paired_t(np.array([]), np.zeros(0)).df == 0
+
+
+def test_sizes_share_a_rank_up_to_the_sum_of_their_roundings() -> None:
+    assert judged._midranks(np.array([1.0, 3.0]), np.array([0.5, 1.5])).tolist() == [1.5, 1.5]
+    assert judged._midranks(np.array([1.0, 3.01]), np.array([0.5, 1.5])).tolist() == [1.0, 2.0]
+
+
+def test_the_smallest_exact_p_is_that_of_all_signs_alike() -> None:
+    found = judged.wilcoxon(np.arange(1.0, 6.0), np.zeros(5))
+    assert found.p == found.floor == 2 / 2**5
+    assert judged.wilcoxon(np.zeros(3), np.zeros(3)).floor is None
+    assert judged.wilcoxon(np.array([1.0, -1.0]), np.zeros(2)).p == 1.0
+    many = judged.wilcoxon(np.arange(1.0, judged.EXACT_UP_TO + 2), np.zeros(judged.EXACT_UP_TO + 1))
+    assert many.floor is None
+
+
+def test_a_threshold_is_met_by_a_value_on_it_and_lower_is_better_unless_told() -> None:
+    found = judged.mcnemar(np.array([1.0, 2.0, 1.0]), np.array([1.5, 1.0, 2.0]), 1.0)
+    assert (found.both, found.only_treatment, found.only_baseline, found.neither) == (0, 2, 1, 0)
+    assert found.rate_difference == pytest.approx(1 / 3)
+    found = judged.mcnemar(np.array([2.0, math.inf]), np.array([1.5, 3.0]), 2.0, higher_is_better=True)
+    assert (found.both, found.only_treatment, found.only_baseline, found.neither) == (0, 1, 1, 0)
+
+
+def test_intervals_are_of_95_percent_unless_told() -> None:
+    x = np.array([1.0, 2.0, 4.0, 7.0])
+    assert intervals.t_interval(x) == intervals.t_interval(x, 0.95)
+    assert intervals.clopper_pearson(3, 10) == intervals.clopper_pearson(3, 10, 0.95)
+    assert intervals.bootstrap_ci(x, np.mean, resamples=99) == intervals.bootstrap_ci(x, np.mean, 0.95, 99)
+    exact = scipy_stats.binomtest(3, 10).proportion_ci(0.95)
+    assert intervals.clopper_pearson(3, 10).low == pytest.approx(exact.low)
+    assert intervals.clopper_pearson(3, 10).high == pytest.approx(exact.high)
+    wanted = scipy_stats.ttest_1samp(x, 0).confidence_interval(0.95)
+    assert [intervals.t_interval(x).low, intervals.t_interval(x).high] == pytest.approx([wanted.low, wanted.high])
+
+
+def test_bootstrap_intervals_are_scipys_with_seed_0() -> None:
+    x = np.array([1.0, 2.0, 4.0, 7.0, 7.5])
+    for resamples in (99, 9_999):
+        wanted = scipy_stats.bootstrap(
+            (x,), np.mean, n_resamples=resamples, method="BCa", rng=np.random.default_rng(0)
+        ).confidence_interval
+        found = intervals.bootstrap_ci(x, np.mean, resamples=resamples)
+        assert found == intervals.Interval(wanted.low, wanted.high, "BCa bootstrap")
+    assert intervals.bootstrap_ci(x, np.mean) == found  # 9,999 unless told
+    assert intervals.bootstrap_ci(x[:2], np.mean, resamples=99) is not None
+    assert intervals.bootstrap_ci(x[:1], np.mean, resamples=99) is None
+    assert intervals.bootstrap_ci(x, np.mean, resamples=0) is None
+    assert intervals.bootstrap_ci(x, np.mean, resamples=1) is not None
+    assert intervals.bootstrap_ci(np.arange(2_000.0), np.mean, resamples=2) is not None
+    assert intervals.bootstrap_ci(np.arange(2_001.0), np.mean, resamples=2) is None
+    assert intervals.bootstrap_ci(np.array([1.0, math.inf]), np.mean, resamples=99) is None
+
+
+def test_quantiles_between_infinite_neighbours() -> None:
+    inf = math.inf
+    assert intervals.quantile(np.array([-inf, inf]), 0.5) == 0.0
+    assert intervals.quantile(np.array([1.0, inf]), 0.5) == inf
+    assert intervals.quantile(np.array([-inf, 1.0]), 0.5) == -inf
+    assert intervals.quantile(np.array([inf, inf]), 0.5) == inf
+    assert intervals.quantile(np.array([1.0, 2.0, inf]), 0.5) == 2.0
+    assert intervals.quantile(np.array([-1e308, 1e308]), 0.75) == pytest.approx(5e307)
+
+
+def test_an_interval_holds_its_ends() -> None:
+    ci = intervals.Interval(1.0, 2.0, "t")
+    assert [ci.holds(x) for x in (0.9, 1.0, 1.5, 2.0, 2.1)] == [False, True, True, True, False]
+
+
+def test_rates_of_none_and_of_all() -> None:
+    # 1 - (α/2)^(1/n) above none of n; (α/2)^(1/n) below all
+    assert intervals.clopper_pearson(0, 5).low == 0.0
+    assert intervals.clopper_pearson(0, 5).high == pytest.approx(1 - 0.025 ** (1 / 5))
+    assert intervals.clopper_pearson(5, 5).low == pytest.approx(0.025 ** (1 / 5))
+    assert intervals.clopper_pearson(5, 5).high == 1.0
+
+
+def test_a_verdict_at_the_level_itself_is_unclear_and_two_pairs_can_have_one() -> None:
+    found = against([1.0, 1.0, 1.0, 1.0], [2.0, 3.0, 4.0, 5.0])
+    assert (found.verdict, found.family) == ("better", 1)
+    assert replace(found, p_holm=1 - found.confidence).verdict == "unclear"
+    assert replace(found, p_holm=None).verdict == "untested"
+    two = against([1.0, 1.0], [2.0, 2.000001])
+    assert two.p is not None
+    assert (two.p < 0.05, two.verdict) == (True, "better")
+    assert against([2.0, 2.000001], [1.0, 1.0]).verdict == "worse"
+
+
+def test_half_a_tie_is_half_a_win() -> None:
+    found = against([1.0, 1.0, 1.0, 3.0], [2.0, 2.0, 1.0, 1.0])
+    assert (found.wins, found.ties, found.losses, found.improvement) == (2, 1, 1, 2.5 / 4)
+    assert found.improvement_ci == intervals.clopper_pearson(2.5, 4)
+
+
+def test_quartiles_of_differences_and_of_ratios() -> None:
+    baseline = [2.0, 3.0, 5.0, 9.0, 17.0]
+    plain, ratio = against([1.0] * 5, baseline), against([1.0] * 5, baseline, log=True)
+    assert (plain.q1, plain.median, plain.q3) == (2.0, 4.0, 8.0)
+    assert (ratio.q1, ratio.median, ratio.q3) == pytest.approx((3.0, 5.0, 9.0))
+
+
+def test_percentages_of_either_sense_on_either_scale() -> None:
+    # lower is better: 100·(1 - treatment/baseline); higher is better: 100·(treatment/baseline - 1)
+    assert contrasts.percent_of(math.log10(2), None, True, False) == pytest.approx(50)
+    assert contrasts.percent_of(math.log10(2), None, True, True) == pytest.approx(100)
+    assert contrasts.percent_of(0.5, 2.0, False, False) == contrasts.percent_of(0.5, 2.0, False, True) == 25
+    assert contrasts.percent_of(0.5, None, False, False) is None
+    assert contrasts.baseline_size(np.array([-1.0, -3.0])) == 2.0
+    assert contrasts.baseline_size(np.array([1.0, 0.0])) is None
+    assert contrasts.baseline_size(np.array([-1.0, 0.0])) is None
+    assert contrasts.baseline_size(np.array([])) is None
+
+
+def test_notes_of_few_of_equal_and_of_tied_pairs() -> None:
+    five, six = ([1.0] * n for n in (5, 6))
+    assert any("no exact two-sided p-value can be below 0.0625" in n for n in against(five, [2, 3, 4, 5, 7]).notes)
+    assert against(six, [2, 3, 4, 5, 7, 9]).notes == ()
+    one, two = against([1, 1, 1], [1, 2, 4]), against([1, 1, 1, 1], [1, 1, 2, 4])
+    assert any(note.startswith("1 pair is equal: set aside") for note in one.notes)
+    assert any(note.startswith("2 pairs are equal: set aside") for note in two.notes)
+    values = {"new": {0: 1.0, 1: 2.0, 5: 1.0}, "old": {0: 2.0, 1: 4.0, 7: 1.0, 8: 1.0}}
+    assert contrasts.unpaired(values, "new", "old") == [
+        "new has no partner in old for seed 5: not part of this contrast",
+        "old has no partner in new for seeds 7, 8: not part of this contrast",
+    ]
+
+
+def test_the_summary_of_one_arm_by_hand() -> None:
+    found = summaries.summarise("a", [1.0, 3.0, 100.0, 10.0, math.nan], threshold=3.0, log=True, resamples=99)
+    assert (found.n, found.diverged) == (5, 1)
+    assert found.mean == pytest.approx(28.5)
+    assert found.sd == pytest.approx(np.std([1, 3, 100, 10], ddof=1))
+    assert found.geometric_mean == pytest.approx(3000 ** (1 / 4))
+    assert (found.q1, found.median, found.q3) == (3.0, 10.0, 100.0)
+    assert found.iqm == pytest.approx((3 + 10 + 100) / 3)
+    assert found.median_ci is None  # a diverged run
+    assert found.success == summaries.Rate(2, 5, 0.4, intervals.clopper_pearson(2, 5))
+    one = summaries.summarise("a", [4.0], higher_is_better=True)
+    assert (one.mean, one.sd, one.geometric_mean, one.success) == (4.0, None, None, None)
+    two = summaries.summarise("a", [4.0, 6.0])
+    assert two.sd == pytest.approx(math.sqrt(2))
+    none = summaries.summarise("a", [math.nan, math.inf], log=True)
+    assert (none.mean, none.sd, none.geometric_mean, none.median, none.diverged) == (None, None, None, math.inf, 2)
+    high = summaries.summarise("a", [math.nan, 1.0, 2.0], higher_is_better=True)
+    assert (high.median, high.q1) == (1.0, -math.inf)
+
+
+def test_lists_in_sentences_stop_after_twenty() -> None:
+    assert values.listed(range(20)).endswith(", 18, 19")
+    assert values.listed(range(21)).endswith(", 18, 19, … (21 in all)")
+    assert values.in_order(["b", 10, "a", 9]) == [9, 10, "a", "b"]
+
+
+def test_zero_has_no_logarithm_and_what_is_not_finite_is_no_value() -> None:
+    with pytest.raises(ValueError, match=r"`log` needs values > 0; 'a' has 0.0 for seed 1"):
+        values.check_positive({"a": {0: 1.0, 1: 0.0}}, ["a"])
+    values.check_positive({"a": {0: 1e-300, 1: math.nan, 2: -math.inf}}, ["a"])
+    assert values.all_positive({"a": {0: 1.0, 1: math.nan, 2: -math.inf}})
+    assert not values.all_positive({"a": {0: 1.0}, "b": {0: 0.0}})
+    assert values.plain({"x": [math.nan, (math.inf, -math.inf, 1.5)], 3: None}) == {
+        "x": ["nan", ["inf", "-inf", 1.5]],
+        "3": None,
+    }
+
+
+def test_signed_ranks_by_hand() -> None:
+    # ranks 1, 2, 3, 4 of which 2 is negative: W⁺ = 8, W⁻ = 2, (8 - 2)/10
+    found = judged.wilcoxon(np.array([1.0, -2.0, 3.0, 4.0, 0.0]), np.zeros(5))
+    assert (found.n, found.zeros, found.statistic) == (4, 1, 2.0)
+    assert found.rank_biserial == pytest.approx(0.6)
+    nothing = judged.wilcoxon(np.zeros(2), np.zeros(2))
+    assert (nothing.n, nothing.zeros, nothing.p, nothing.method) == (0, 2, None, "no pair differs")
+
+
+def test_signed_ranks_are_exact_up_to_500_pairs() -> None:
+    d = np.arange(1.0, 502.0)
+    d[::3] *= -1
+    assert judged.wilcoxon(d[:500], np.zeros(500)).method == "exact"
+    assert judged.wilcoxon(d, np.zeros(501)).method == "normal approximation"
+
+
+def test_each_size_has_its_own_rounding() -> None:
+    sizes, rounding = np.array([1.0, 3.0, 10.0, 10.5]), np.array([0.1, 0.1, 0.3, 0.3])
+    assert judged._midranks(sizes, rounding).tolist() == [1.0, 2.0, 3.5, 3.5]
+
+
+def test_the_unit_is_one_but_for_sizes_whose_squares_are_no_doubles() -> None:
+    for plain in ([], [0.0], [1e-100], [0.5, -3.0], [1e100], [math.nan, math.inf]):
+        assert intervals.unit_of(np.array(plain)) == 1.0
+    assert intervals.unit_of(np.array([0.1]), np.array([-3e300])) == 2.0 ** math.floor(math.log2(3e300))
+    assert intervals.unit_of(np.array([5e-200])) == 2.0 ** math.floor(math.log2(5e-200))
+    assert intervals.unit_of(np.array([5e-324])) == 2.0**-1000
+
+
+@pytest.mark.parametrize("unit", [2.0**900, 2.0**-900])
+def test_results_scale_with_values_whose_squares_are_no_doubles(unit: float) -> None:
+    treatment, baseline = [1.0, 2.0, 1.5, 3.0], [2.0, 3.5, 2.0, 6.0]
+    plain = against(treatment, baseline)
+    scaled = against([x * unit for x in treatment], [x * unit for x in baseline])
+    assert plain.difference is not None
+    assert scaled.difference == intervals.effect_times(plain.difference, unit)
+    assert scaled.difference.value == plain.difference.value * unit
+    assert scaled.difference.ci is not None
+    assert plain.difference.ci is not None
+    assert scaled.difference.ci.low == plain.difference.ci.low * unit
+    assert scaled.difference.ci.high == plain.difference.ci.high * unit
+    assert (scaled.median, scaled.q1, scaled.q3) == (plain.median * unit, plain.q1 * unit, plain.q3 * unit)
+    assert plain.baseline_size is not None
+    assert (scaled.baseline_size, scaled.percent) == (plain.baseline_size * unit, plain.percent)
+    assert [pair.difference for pair in scaled.pairs] == [pair.difference * unit for pair in plain.pairs]
+    one, other = (summaries.summarise("a", [x * u for x in baseline], resamples=99) for u in (1.0, unit))
+    assert one.mean is not None
+    assert one.sd is not None
+    assert one.median_ci is not None
+    assert other.median_ci is not None
+    assert (other.mean, other.sd, other.iqm) == (one.mean * unit, one.sd * unit, one.iqm * unit)
+    assert (other.median, other.q1, other.q3) == (one.median * unit, one.q1 * unit, one.q3 * unit)
+    assert other.median_ci.high == one.median_ci.high * unit
+
+
+def test_half_a_success_and_one_have_a_lower_end() -> None:
+    # one of n: 1 - (1 - α/2)^(1/n)
+    assert intervals.clopper_pearson(1, 10).low == pytest.approx(1 - 0.975 ** (1 / 10))
+    assert 0 < intervals.clopper_pearson(0.5, 10).low < intervals.clopper_pearson(1, 10).low
+    assert 1 > intervals.clopper_pearson(9.5, 10).high > intervals.clopper_pearson(9, 10).high

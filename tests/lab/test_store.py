@@ -17,6 +17,7 @@ import pytest
 
 from kourkoutas.lab.results import store
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
+from kourkoutas.lab.specs.tuning import Axis, Tuning
 
 SPEC = RunSpec(testbed="bowl", optimizer="kbeta", seed=0)
 RESULT = RunResult(
@@ -263,3 +264,114 @@ def test_kill_9_while_a_result_is_being_rewritten_leaves_a_whole_result(tmp_path
         (run,) = study.runs()
         assert run.result is not None
         assert run.result.status == "ok"
+
+
+def refused(path: Path, *parts: str, **changes: Any) -> None:
+    before = (path / "study.json").read_bytes()
+    with pytest.raises(store.StoreError) as caught, store.writing(path, **configuration(**changes)):
+        pytest.fail("the folder must not be handed out")
+    for part in parts:
+        assert part in str(caught.value)
+    assert (path / "study.json").read_bytes() == before
+
+
+def test_a_folder_without_a_study_and_a_file_in_its_place_are_told(tmp_path: Path) -> None:
+    with pytest.raises(store.StoreError, match=r"study\.json: not found; `kbeta study \.\.\. --out .*` makes one"):
+        store.Study.open(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(store.StoreError, match="is a file; name a folder"):
+        make(tmp_path / "file", (SPEC, None))
+
+
+def test_a_folder_that_was_made_for_a_study_that_could_not_start_goes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.files, "write_json", full)
+    with pytest.raises(store.DiskFull, match=r"no room left on the disk for .*study\.json .*finished runs are kept"):
+        make(tmp_path / "out", (SPEC, None))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_holder_of_a_folder_is_a_process_that_lives(tmp_path: Path) -> None:
+    study = make(tmp_path / "out", (SPEC, None))
+    assert study.holder() is None  # the lock file is empty
+    with store.writing(tmp_path / "out", **configuration()):
+        holder = study.holder()
+        assert holder is not None
+        assert "kbeta study bowl" in holder.text
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    (study.path / ".lock").write_text(f"process {int(ended.stdout)} (kbeta study)")
+    assert study.holder() is None
+    (study.path / ".lock").write_text("process 1 (init)")
+    assert study.holder() is not None  # whoever it belongs to
+
+
+def test_a_stray_file_among_the_runs_is_no_run_and_a_moved_run_is_damage(tmp_path: Path) -> None:
+    study = make(tmp_path / "out", (SPEC, RESULT))
+    (study.path / "runs" / "notes.txt").write_text("mine")
+    assert len(study.runs()) == 1
+    assert study.damage == []
+    study.folder(SPEC).rename(study.path / "runs" / "elsewhere")
+    assert study.runs() == []
+    assert f"describes run {SPEC.id}, not its folder" in study.damage[0]
+
+
+def test_a_tuned_study_compares_the_chosen_values_on_test_seeds_only(tmp_path: Path) -> None:
+    tuning = tuned()
+    specs = [SPEC.model_copy(update={"seed": s, "settings": {"lr": lr}}) for s in (0, 100) for lr in (0.1, 0.2)]
+    with store.writing(tmp_path / "out", **configuration(tuning=tuning)) as study:
+        study.plan(specs)
+        assert study.runs() == []
+        study.choose({"kbeta": {"lr": 0.2}})
+    study = store.Study.open(tmp_path / "out")
+    assert [(run.spec.seed, run.spec.settings["lr"]) for run in study.runs()] == [(0, 0.2)]
+    assert {run.spec.seed for run in study.tuning_runs()} == {100}
+    assert study.record.arm("kbeta") == store.Arm(label="kbeta", optimizer="kbeta")
+    assert study.record.arm("nobody") is None
+
+
+def tuned(**changes: Any) -> Tuning:
+    axes = (Axis(name="lr", low=0.1, high=0.2),)
+    return Tuning(**{"axes": axes, "trials": 2, "seeds": (100,), "budget": 0, **changes})
+
+
+def test_another_tuning_is_another_study(tmp_path: Path) -> None:
+    make(tmp_path / "out", (SPEC, None), tuning=tuned())
+    refused(tmp_path / "out", "trials of the tuning: 2 there and 3 here", tuning=tuned(trials=3))
+    refused(tmp_path / "out", "arms are tuned (lr) there and not tuned here")
+
+
+def test_another_function_of_the_same_file_is_another_study(tmp_path: Path) -> None:
+    code = store.Code(file="my_task.py", function="train", sha256="a" * 64)
+    make(tmp_path / "out", (SPEC, RESULT), code=code)
+    other = code.model_copy(update={"function": "fit"})
+    refused(tmp_path / "out", "function is 'train' there and 'fit' here", code=other)
+
+
+def resolved_arm(label: str, testbed: int = 1, lr: float = 0.1, resolved: bool = True) -> store.Arm:
+    found = {"testbed": testbed, "settings": {"lr": lr, "model": {"width": 8}}}
+    return store.Arm(label=label, optimizer=label, resolved=found if resolved else None)
+
+
+def test_a_preset_that_has_changed_since_is_another_study(tmp_path: Path) -> None:
+    make(tmp_path / "out", (SPEC, RESULT), arms=[resolved_arm("kbeta")])
+    refused(tmp_path / "out", "arm kbeta: settings.lr was 0.1 and is 0.2 now", arms=[resolved_arm("kbeta", lr=0.2)])
+    # an arm that comes later shares the settings of those that are there
+    refused(
+        tmp_path / "out",
+        "version of the testbed was 1 and is 2 now",
+        "settings.lr was 0.1 and is 0.3 now",
+        arms=[resolved_arm("adam95", testbed=2, lr=0.3)],
+    )
+    assert [arm.label for arm in make(tmp_path / "out", arms=[resolved_arm("adam95")]).record.arms] == [
+        "kbeta",
+        "adam95",
+    ]
+
+
+def test_a_study_that_did_not_record_its_presets_cannot_be_extended(tmp_path: Path) -> None:
+    make(tmp_path / "out", (SPEC, RESULT), arms=[resolved_arm("kbeta", resolved=False)])
+    refused(tmp_path / "out", "it was written by version 0.1", arms=[resolved_arm("kbeta")])

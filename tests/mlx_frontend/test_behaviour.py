@@ -579,3 +579,12 @@ def test_a_missing_framework_is_one_line_that_names_the_extra():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     last = done.stderr.strip().splitlines()[-1]
     assert last == "ImportError: kourkoutas.mlx needs MLX: pip install 'kourkoutas-beta[mlx]'"
+
+
+def test_no_gradient_for_something_that_is_no_parameter_is_named():
+    optimizer = KourkoutasBeta(0.1)
+    with pytest.raises(ValueError, match=r"a\.w"):
+        optimizer.apply_gradients(
+            {"a": {"w": None}, "b": mx.ones(2)}, {"a": {"w": {"deep": mx.ones(2)}}, "b": mx.ones(2)}
+        )
+    assert "m" not in optimizer.state

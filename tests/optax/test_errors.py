@@ -111,3 +111,15 @@ def test_a_missing_framework_is_one_line_that_names_the_extra(missing):
         "ImportError: kourkoutas.optax needs JAX and Optax: pip install 'kourkoutas-beta[jax]'"
     )
     assert "During handling" not in done.stderr
+
+
+def test_a_state_of_other_buckets_and_axes_that_nobody_maps_over_are_refused():
+    params = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    state = kourkoutas_beta(0.1, buckets="global").init(params)
+    with pytest.raises(ValueError, match="the state has 1 buckets and the parameters have 2: call init"):
+        kourkoutas_beta(0.1).update(params, state, params)
+    spread = kourkoutas_beta(0.1, axis_name="data")
+    with pytest.raises(ValueError, match=r"`axis_name` names \['data'\], which are not all axes of a map"):
+        spread.update(params, spread.init(params), params)
+    with pytest.raises(ValueError, match="`buckets` is 'shape', which needs the shapes of whole parameters"):
+        kourkoutas_beta(0.1, axis_name="data", buckets="shape").init(params)

@@ -30,7 +30,7 @@ CASES = {
     "exact": {"bias_correction": "exact"},
     "none": {"bias_correction": "none"},
     "warmup ends on the way": {"warmup_steps": 150},
-    "weight decay": {"weight_decay": 0.125},
+    "weight decay": {"weight_decay": 0.1},
     "skip": {"nonfinite": "skip"},
     "everything": {
         "decay": 0.98,
@@ -38,7 +38,7 @@ CASES = {
         "adaptive_tiny": True,
         "bias_correction": "exact",
         "warmup_steps": 150,
-        "weight_decay": 0.125,
+        "weight_decay": 0.1,
         "nonfinite": "skip",
         "buckets": "module",
     },
@@ -55,7 +55,7 @@ CASES = {
 TOGETHER = {
     "default": {},
     "everything": CASES["everything"],
-    "amsgrad, none, shape": {"decay": 1.0, "bias_correction": "none", "buckets": "shape", "weight_decay": 0.125},
+    "amsgrad, none, shape": {"decay": 1.0, "bias_correction": "none", "buckets": "shape", "weight_decay": 0.1},
     "clip only, exact, global": {"decay": 0.0, "max_ratio": 0.5, "bias_correction": "exact", "buckets": "global"},
     "predictive, exact, lr_warmup, skip": {
         "signal": "predictive",

@@ -195,3 +195,37 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         made(steps=4).save(file)
     assert file.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_names_that_are_not_one_to_one_and_buckets_of_another_state_are_refused():
+    import mlx.core as mx
+    import torch
+
+    from kourkoutas.mlx import KourkoutasBeta as MlxKourkoutasBeta
+    from kourkoutas.torch import KourkoutasBeta
+
+    x, y = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    with pytest.raises(ValueError, match="two parameters are called 'w': give each its own name"):
+        state.torch.save(KourkoutasBeta([{"params": [("w", x)]}, {"params": [("w", y)]}]), "nowhere")
+    optimizer = MlxKourkoutasBeta(1e-3, buckets="global")
+    optimizer.init({"a": mx.ones(2), "b": mx.ones(2)})
+    optimizer.state["ema"] = mx.zeros(2)  # as of buckets="parameter"
+    with pytest.raises(ValueError, match="the state has 2 buckets and `buckets` 'global' give 1"):
+        state.mlx.save(optimizer, "nowhere")
+
+
+def test_metadata_of_ours_that_is_no_object_is_refused(tmp_path):
+    file = tmp_path / "file"
+    made().save(file)
+    (entry,) = json.loads(file.read_bytes()[8 : 8 + int.from_bytes(file.read_bytes()[:8], "little")])["__metadata__"]
+    safetensors.save_file({"w": np.zeros(1)}, file, metadata={entry: "[1, 2]"})
+    with pytest.raises(
+        ValueError, match=r"not a whole safetensors file \(its .* is \[1, 2\]\): write or copy it again"
+    ):
+        state.read(file)
+
+
+def test_many_names_are_counted():
+    from kourkoutas.state.file import listed
+
+    assert listed(f"p{i}" for i in range(12)).endswith("'p9' and 2 more")

@@ -466,3 +466,40 @@ def test_a_default_step_on_lists_takes_fewer_operations_than_adams():
     ours = operations(lambda params: KourkoutasBeta(params, foreach=True))
     adam = operations(lambda params: torch.optim.Adam(params, foreach=True))
     assert ours <= adam
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({torch.nn.Parameter(torch.ones(2))}, "must be ordered; got a set"),
+        ("weights", r"must be tensors or \(name, tensor\) pairs; got 'weights'"),
+        (7, r"must be tensors or \(name, tensor\) pairs; got 7"),
+    ],
+    ids=["set", "text", "number"],
+)
+def test_parameters_that_are_no_list_of_tensors_are_refused(params, message):
+    with pytest.raises(TypeError, match=message):
+        KourkoutasBeta([{"params": params}])
+
+
+def test_a_lone_tensor_is_a_group_of_one():
+    optimizer = KourkoutasBeta([{"params": torch.nn.Parameter(torch.ones(2))}])
+    assert len(optimizer.param_groups[0]["params"]) == 1
+
+
+@pytest.mark.parametrize("group", [[], {"lr": 0.1}], ids=["list", "no params"])
+def test_a_group_without_parameters_is_refused_and_nothing_is_added(group):
+    optimizer = KourkoutasBeta([torch.nn.Parameter(torch.ones(2))])
+    with pytest.raises(TypeError, match="`param_group` must be a dict with the key 'params'"):
+        optimizer.add_param_group(group)
+    assert len(optimizer.param_groups) == 1
+
+
+def test_fused_needs_a_device_that_has_a_kernel():
+    p = torch.nn.Parameter(torch.ones(2, device="meta"))
+    optimizer = KourkoutasBeta([p], fused=True)
+    p.grad = torch.ones(2, device="meta")
+    with pytest.raises(
+        RuntimeError, match=r"`fused=True` needs floating-point parameters .* on meta: use foreach=True"
+    ):
+        optimizer.step()

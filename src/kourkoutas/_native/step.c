@@ -116,7 +116,7 @@ CLONES static void narrow_noisy(void *m, void *v, void *v_max, const float *rest
 typedef struct { /* as in kourkoutas/rule.py */
     double beta1, c1, beta2, c2; /* c = 1 - β */
     double rate, floor;          /* γ√b2/a1 and ε√b2: Δ = rate·m/(√v̂ + floor) */
-    double limit, shrink, leak;  /* γ·max_ratio or infinity, 1 - γλ, δ */
+    double limit, fade, leak;    /* γ·max_ratio or infinity, γλ, δ */
     double sign, root;           /* -1 to maximize; √b2 */
     double floor_used;           /* in pass 2, if it was not `floor` */
 } Coefficients;
@@ -148,7 +148,7 @@ typedef struct { /* as in kourkoutas/rule.py */
     INLINE void body_##T(T *restrict theta, const T *restrict grad, T *restrict m, T *restrict v,                     \
                          T *restrict v_max, T *restrict before, long n, const Coefficients *k, int kept, int saved) { \
         const T beta1 = (T)k->beta1, c1 = (T)k->c1, beta2 = (T)k->beta2, c2 = (T)k->c2, rate = (T)k->rate;            \
-        const T floor = (T)k->floor, limit = (T)k->limit, shrink = (T)k->shrink, leak = (T)k->leak, sign = (T)k->sign;\
+        const T floor = (T)k->floor, limit = (T)k->limit, fade = (T)k->fade, leak = (T)k->leak, sign = (T)k->sign;    \
         for (long i = 0; i < n; i++) {                                                                                \
             T g = sign * grad[i];                                                                                     \
             /* m ← β1·m + (1-β1)·g,  v ← β2·v + (1-β2)·g² */                                                          \
@@ -157,13 +157,14 @@ typedef struct { /* as in kourkoutas/rule.py */
             m[i] = m_t;                                                                                               \
             v[i] = v_hat;                                                                                             \
             if (kept) { /* v̂ = v_max ← max(δ·v_max, v) */                                                            \
-                T faded = leak * v_max[i];                                                                            \
-                v_hat = faded > v_hat ? faded : v_hat;                                                                \
+                T old = leak * v_max[i];                                                                              \
+                v_hat = old > v_hat ? old : v_hat;                                                                    \
                 v_max[i] = v_hat;                                                                                     \
             }                                                                                                         \
             if (saved) before[i] = theta[i];                                                                          \
-            /* θ ← (1-γλ)·θ - Δ */                                                                                    \
-            theta[i] = shrink * theta[i] - delta_##T(m_t, v_hat, rate, floor, limit);                                 \
+            /* θ ← θ - (γλ·θ + Δ) */                                                                                  \
+            T faded = fade != 0 ? fade * theta[i] : 0; /* 0·∞ would be NaN */                                         \
+            theta[i] -= faded + delta_##T(m_t, v_hat, rate, floor, limit);                                            \
         }                                                                                                             \
     }                                                                                                                 \
     CLONES static void update_##T(T *p, const T *g, T *m, T *v, T *x, T *before, long n, const Coefficients *k) {     \
@@ -501,7 +502,7 @@ static void scalars(Plan *plan, int first_item, int last_item, double lr) {
             k->rate = lr_t / a1 * k->root;
             k->floor = k->floor_used = floor_of(h, it);
             k->limit = h->max_ratio < 0 ? INFINITY : lr_t * h->max_ratio;
-            k->shrink = 1 - lr_t * h->weight_decay;
+            k->fade = lr_t * h->weight_decay;
             k->leak = h->leak;
             k->sign = h->maximize ? -1 : 1;
         }

@@ -47,9 +47,9 @@ def compiled_update(plan: Plan) -> Callable[..., Any]:
         delta = x["rate"] * m / (mx.sqrt(v_hat) + x["floor"])
         if hyper.max_ratio is not None:
             delta = mx.minimum(mx.maximum(delta, -x["limit"]), x["limit"])
-        # θ ← (1 - ρ·weight_decay)·θ - Δθ
+        # θ ← θ - (fade·θ + Δθ)
         if hyper.weight_decay:
-            theta = x["shrink"] * theta
+            delta = x["fade"] * theta + delta
         new = (theta - delta, m, v) if hyper.leak is None else (theta - delta, m, v, v_hat)
         return tuple(value.astype(old.dtype) for value, old in zip(new, (p, *slots), strict=True))
 

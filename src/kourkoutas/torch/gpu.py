@@ -33,7 +33,7 @@ def _update(  # type: ignore[no-untyped-def]
     n,
     LEAK: tl.constexpr,
     CLIP: tl.constexpr,
-    SHRINK: tl.constexpr,
+    FADE: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -61,13 +61,13 @@ def _update(  # type: ignore[no-untyped-def]
         old = leak * tl.load(v_max_at + at, mask=here, other=0.0).to(tl.float32)
         v = tl.where((old > v) | (old != old), old, v)
         tl.store(v_max_at + at, v, mask=here)
-    # θ ← shrink·θ - Δ with Δ = rate·m / (√v̂ + floor), clipped to ±limit
+    # θ ← θ - (fade·θ + Δ) with Δ = rate·m / (√v̂ + floor), clipped to ±limit
     delta = tl.div_rn(m, tl.sqrt_rn(v) + floor) * rate
     if CLIP:
         limit = tl.load(k_at + 4 * count + i)
         delta = tl.where(delta > limit, limit, tl.where(delta < -limit, -limit, delta))
-    if SHRINK:
-        theta = theta * tl.load(k_at + 5 * count + i)
+    if FADE:
+        delta = tl.load(k_at + 5 * count + i) * theta + delta
     tl.store(theta_at + at, theta - delta, mask=here)
 
 
@@ -95,7 +95,7 @@ def update(tensors: list[list[Tensor]], k: Coefficients, maximize: bool) -> list
         if not _suits((theta, *others), rows):
             rest.append(i)
             continue
-        options = {"LEAK": k.leak is not None, "CLIP": k.limit is not None, "SHRINK": k.shrink is not None}
+        options = {"LEAK": k.leak is not None, "CLIP": k.limit is not None, "FADE": k.fade is not None}
         launch = _update[(triton.cdiv(theta.numel(), BLOCK),)]
         with torch.cuda.device_of(theta):
             arguments = (theta, *others[:3], others[-1], rows, i, len(zero), theta.numel())

@@ -160,15 +160,16 @@ def _update(
 ) -> None:
     """The update by torch's fused Adam kernel.
 
-    It computes θ ← (1 - γ'λ')·θ - γ'·m/(√v̂ + ε') once a huge step count has made its own bias correction 1. With
-    γ' = rate, ε' = floor and λ' = γλ/rate that is the update of `rule.Coefficients`, apart from the clip.
+    It computes θ ← θ - γ'·m/(√v̂ + ε') once a huge step count has made its own bias correction 1. With γ' = rate and
+    ε' = floor that is the update of `rule.Coefficients`, apart from the clip, and from weight decay, of which it would
+    round 1 - γλ.
     """
     n, leak, v_max, late = len(grads), hyper.leak, list[Tensor](), [_LATE]
     beta2s, rates, floors = listed(1 - k.c2, n), listed(k.rate, n), listed(k.floor, n)
-    shrinks = [1.0] * n if k.shrink is None else listed(k.shrink, n)
+    fades = [0.0] * n if k.fade is None else listed(k.fade, n)
     params, ms, vs, v_maxs = work.params, work.exp_avgs, work.exp_avg_sqs, work.max_exp_avg_sqs
     fused: Any = functools.partial(
-        torch._fused_adamw_, beta1=hyper.beta1, amsgrad=leak is not None, maximize=group["maximize"]
+        torch._fused_adamw_, beta1=hyper.beta1, weight_decay=0.0, amsgrad=leak is not None, maximize=group["maximize"]
     )
     for i in going:
         if not params[i].numel():
@@ -177,10 +178,10 @@ def _update(
             v_max = [v_maxs[i]]
             if leak != 1:
                 v_max[0].mul_(leak)
-        rate = rates[i]
-        fade = (1 - shrinks[i]) / rate if rate else 0.0
+        if fades[i]:
+            params[i].add_(params[i], alpha=-fades[i])
         tensors = ([params[i]], [grads[i]], [ms[i]], [vs[i]], v_max, late)
-        fused(*tensors, lr=rate, beta2=beta2s[i], eps=floors[i], weight_decay=fade)
+        fused(*tensors, lr=rates[i], beta2=beta2s[i], eps=floors[i])
 
 
 def square_sums(grads: list[Tensor], plain: bool) -> list[float]:

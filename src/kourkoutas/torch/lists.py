@@ -170,8 +170,12 @@ def _update(tensors: list[list[Tensor]], k: Coefficients, beta2: Any, maximize: 
     theta, g, m, v, *rest = tensors
     if maximize:
         g = list(torch._foreach_neg(g))
-    if k.shrink is not None:
-        torch._foreach_mul_(theta, k.shrink)
+    if k.fade is not None:
+        # θ ← θ - fade·θ
+        if isinstance(k.fade, list):
+            torch._foreach_sub_(theta, torch._foreach_mul(theta, k.fade))
+        else:
+            torch._foreach_add_(theta, theta, alpha=-k.fade)
     # m ← m + c1·(g - m)
     torch._foreach_lerp_(m, g, k.c1)
     # v ← β2·v + c2·g²

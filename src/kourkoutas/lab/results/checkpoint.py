@@ -39,10 +39,10 @@ class Checkpoints:
         return self.folder / f"step-{step:09d}.npz"
 
     def save(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(self.folder)
         files.write_arrays(self._path(step), arrays)
         for old in self.steps()[: -self.keep]:
-            self._path(old).unlink()
+            files.remove(self._path(old))
 
     def newest(self) -> tuple[int, Arrays] | None:
         """The newest checkpoint that can be read, or None. One damaged on the disk is passed over for an older one."""
@@ -55,6 +55,6 @@ class Checkpoints:
 
     def clear(self) -> None:
         for step in self.steps():
-            self._path(step).unlink()
+            files.remove(self._path(step))
         if self.folder.is_dir() and not any(self.folder.iterdir()):
-            self.folder.rmdir()
+            files.remove_folder(self.folder)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import csv
 import importlib
+import io
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from kourkoutas import atomic
 from kourkoutas.lab.results.store import StoredRun, StoreError, Study
 
 Row = dict[str, Any]
@@ -69,33 +70,36 @@ def write(study: Study, to: Path, what: What = "runs") -> int:
     if not table:
         raise StoreError(f"{study.path} holds no {what} yet: nothing was written")
     to.parent.mkdir(parents=True, exist_ok=True)
-    temporary = to.with_name(f".{to.name}.{os.getpid()}.tmp")
-    try:
-        (_write_parquet if to.suffix == ".parquet" else _write_csv)(table, temporary)
-        os.replace(temporary, to)
-    finally:
-        temporary.unlink(missing_ok=True)
+    as_format = _parquet if to.suffix == ".parquet" else _csv
+    atomic.replace(to, lambda stream: stream.write(as_format(table)))
     return len(table)
 
 
-def _write_csv(table: Sequence[Row], to: Path) -> None:
-    with to.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(table[0]))
-        writer.writeheader()
-        writer.writerows(table)
+def _csv(table: Sequence[Row]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(table[0]))
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue().encode()
 
 
-def _write_parquet(table: Sequence[Row], to: Path) -> None:
+def _parquet(table: Sequence[Row]) -> bytes:
     pa, parquet = _pyarrow()
+    buffer = io.BytesIO()
+    parquet.write_table(pa.table(_columns(table)), buffer)
+    return buffer.getvalue()
+
+
+def _columns(table: Sequence[Row]) -> dict[str, list[Any]]:
+    """One type per column: a setting may be a number in one arm and a word in another."""
     columns = {name: [row[name] for row in table] for name in table[0]}
     for name, column in columns.items():
-        # One type per column: a setting may be a number in one arm and a word in another.
         kinds = {type(x) for x in column if x is not None}
         if kinds <= {int, float} and len(kinds) == 2:
             columns[name] = [None if x is None else float(x) for x in column]
         elif len(kinds) > 1:
             columns[name] = [None if x is None else str(x) for x in column]
-    parquet.write_table(pa.table(columns), to)
+    return columns
 
 
 def _pyarrow() -> tuple[Any, Any]:

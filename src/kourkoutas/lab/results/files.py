@@ -1,4 +1,4 @@
-"""How a file of a results folder is written and read: every write to one goes through here.
+"""How a file of a results folder is written, read and removed: every change to one goes through here.
 
 | files                               | written                          | damage is seen by                       |
 |-------------------------------------|----------------------------------|-----------------------------------------|
@@ -7,8 +7,13 @@
 | checkpoints, trace.npz, params.npz  | whole or not at all              | SHA-256 of the file, behind it          |
 | report.html                         | whole or not at all              | (made again from the rest)              |
 | output.txt                          | as the run prints                | (for people)                            |
+| .lock                               | in place                         | (for people; the kernel has the lock)   |
+| tensorboard/, wandb/                | by these tools, if asked for     | (made again from metrics.jsonl)         |
 
 Files of version 0.1 have none of these checksums, and are read without that check.
+
+Caches of data, scratch folders of cluster nodes and exported tables are not in a results folder, and have their writers
+in `corpus`, `shipping`, `testbeds.heat2d.data`, `running.node` and `results.export`.
 
 NOTE: a kill leaves the old file, the new one, or a file under a temporary name, which is never read and which the next
 writer removes. Of metrics.jsonl it may leave half a line at the end.
@@ -16,13 +21,15 @@ writer removes. Of metrics.jsonl it may leave half a line at the end.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import math
 import os
+import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -31,6 +38,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from kourkoutas import atomic
+from kourkoutas.lab.locks import try_lock
 from kourkoutas.lab.specs.spec import digest_of
 
 Arrays = dict[str, NDArray[Any]]
@@ -119,7 +127,7 @@ class Lines:
     """Rows of numbers as lines of JSON, appended; NaN and Infinity as strings, as in `RunResult`."""
 
     def __init__(self, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         self._file = file.open("ab")
 
     def write(self, row: Mapping[str, float]) -> None:
@@ -183,7 +191,7 @@ def write_text(file: Path, text: str) -> None:
 
 
 def write_bytes(file: Path, content: bytes) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     atomic.replace(file, lambda stream: stream.write(content))
 
 
@@ -192,8 +200,45 @@ def output(file: Path) -> IO[str]:
     return file.open("a", encoding="utf-8")
 
 
+# Folders, and what goes
+
+
+def make_folder(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def remove(file: Path) -> None:
+    file.unlink(missing_ok=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with all that is in it."""
+    shutil.rmtree(folder)
+
+
 def remove_stale(folder: Path) -> None:
     """Remove what kills have left under temporary names."""
     for ending in TEMPORARY:
         for stale in folder.glob(f".*{ending}"):
-            stale.unlink(missing_ok=True)
+            remove(stale)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, holder: str) -> Iterator[None]:
+    """Hold `folder`/.lock, in which others read who does.
+
+    NOTE: the lock belongs to the process, not to the file's existence: the kernel lets go of it when the process ends,
+    however it ends, so a lock file left by kill -9 stops nobody.
+    """
+    with (folder / ".lock").open("a+", encoding="utf-8") as file:
+        if not try_lock(file):
+            file.seek(0)
+            other = file.read().strip() or "another process"
+            raise StoreError(f"{folder} is being written by {other}; wait for it, or name another --out")
+        file.truncate(0)
+        with contextlib.suppress(OSError):  # a full disk is told when something that matters is written
+            os.write(file.fileno(), holder.encode())
+        try:
+            yield
+        finally:
+            file.truncate(0)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
-import shutil
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from kourkoutas.lab.results.files import TEMPORARY, write_bytes
+from kourkoutas.lab.results.files import TEMPORARY, remove, remove_folder, write_bytes
 
 Files = dict[str, bytes]  # by path below the folder
 
@@ -54,10 +53,10 @@ def unpack_run(files: Mapping[str, bytes], folder: Path) -> None:
             write_bytes(folder / name, content)
     for path in list(_complete(folder)):
         if path.relative_to(folder).as_posix() not in {*files, HOME}:
-            path.unlink()
+            remove(path)
     for path in folder.iterdir():
         if path.is_dir() and not any(file.is_file() for file in path.rglob("*")):
-            shutil.rmtree(path)
+            remove_folder(path)
     if "result.json" in files:
         write_bytes(folder / "result.json", files["result.json"])
 

@@ -23,7 +23,6 @@ import errno
 import importlib.metadata
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,6 @@ from typing import Any
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from kourkoutas.lab.locks import try_lock
 from kourkoutas.lab.machine import environment
 from kourkoutas.lab.results import files
 from kourkoutas.lab.results.files import StoreError as StoreError
@@ -275,7 +273,7 @@ class Writer(Study):
             try:
                 _read_spec(folder)
             except StoreError:
-                folder.mkdir(parents=True, exist_ok=True)
+                files.make_folder(folder)
                 _write(file, spec)
 
     def finish(self, spec: RunSpec, result: RunResult) -> None:
@@ -289,7 +287,7 @@ class Writer(Study):
 
     def reopen(self, spec: RunSpec) -> None:
         """Make a finished run unfinished again; what it has on disk stays, so that it can continue."""
-        (self.folder(spec) / "result.json").unlink(missing_ok=True)
+        files.remove(self.folder(spec) / "result.json")
 
 
 def write_result(folder: Path, result: RunResult) -> None:
@@ -408,27 +406,15 @@ def _check_free(path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path, command: str) -> Iterator[None]:
-    """Hold `path`/.lock.
-
-    NOTE: the lock belongs to the process, not to the file's existence: the kernel lets go of it when the process ends,
-    however it ends, so a lock file left by kill -9 stops nobody.
-    """
+    """Hold the lock of a folder, which is made, and goes again if no study comes to be in it."""
     created = not path.exists()
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / ".lock").open("a+", encoding="utf-8") as file:
-        if not try_lock(file):
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            raise StoreError(f"{path} is being written by {holder}; wait for it, or name another --out")
-        file.truncate(0)
-        with contextlib.suppress(OSError):  # a full disk is told when something that matters is written
-            os.write(file.fileno(), f"process {os.getpid()} ({command})".encode())
+    files.make_folder(path)
+    with files.locked(path, f"process {os.getpid()} ({command})"):
         try:
             yield
         finally:
-            file.truncate(0)
             if created and not (path / "study.json").exists():
-                shutil.rmtree(path)
+                files.remove_folder(path)
 
 
 def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:

@@ -109,7 +109,7 @@ class Trial:
         self._last: tuple[int, float] | None = None
         self._paces: list[float] = []
         # A run of a user's function always starts at its beginning, so rows of an earlier attempt are not its own.
-        (folder / "metrics.jsonl").unlink(missing_ok=True)
+        files.remove(folder / "metrics.jsonl")
 
     @property
     def arm(self) -> str:

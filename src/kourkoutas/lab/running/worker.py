@@ -153,7 +153,7 @@ class _Output:
                 os.dup2(self._rest, 2)
                 faulthandler.disable()
         if path.stat().st_size == 0:
-            path.unlink()
+            files.remove(path)
 
 
 def _end_with(parent: int) -> None:

@@ -29,8 +29,7 @@ from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, Judged, analys
 from kourkoutas.lab.judging.causes import examine, size_of
 from kourkoutas.lab.judging.targets import Target
 from kourkoutas.lab.judging.values import Seed
-from kourkoutas.lab.results import export
-from kourkoutas.lab.results.files import write_text
+from kourkoutas.lab.results import export, files
 from kourkoutas.lab.results.store import StoredRun, Study
 from kourkoutas.lab.showing import (
     answer,
@@ -411,6 +410,6 @@ def build(
     """Write the page and return its path; report.html in the results folder unless `out` is given."""
     out = Path(out) if out is not None else study.path / "report.html"
     text = render(page_of(study, endpoints, target=target))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, text)
+    files.make_folder(out.parent)
+    files.write_text(out, text)
     return out

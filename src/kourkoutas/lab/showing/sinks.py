@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kourkoutas.lab.results.files import row_of
+from kourkoutas.lab.results import files
 from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.trace import KEYS, Sink, TensorBoardSink, WandbSink
 
@@ -61,7 +60,7 @@ class Follower:
         complete = new[: new.rfind(b"\n") + 1]
         self._bytes += len(complete)
         for line in complete.splitlines():
-            row = row_of(line.decode())
+            row = files.row_of(line.decode())
             self._sink.write(int(row["step"]), {key: float(x) for key, x in row.items() if key != "step"})
 
     def trace(self, rows: Mapping[str, NDArray[Any]]) -> None:
@@ -93,7 +92,8 @@ def following(name: str | None, spec: RunSpec, folder: Path) -> Iterator[Followe
 def _open(name: str, spec: RunSpec, folder: Path) -> tuple[Sink, Callable[[], None]]:
     if name == "tensorboard":
         logdir = folder / "tensorboard"
-        shutil.rmtree(logdir, ignore_errors=True)  # a resumed run sends its rows again
+        with contextlib.suppress(OSError):
+            files.remove_folder(logdir)  # a resumed run sends its rows again
         board = TensorBoardSink(logdir)
         return board, board.close
     import wandb
