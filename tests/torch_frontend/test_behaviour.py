@@ -70,6 +70,7 @@ def test_a_tensor_learning_rate_is_followed(capturable):
     torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")  # SequentialLR of torch 2.8 warns of itself
 @pytest.mark.parametrize(
     "make",
     [

@@ -19,7 +19,7 @@ from kourkoutas import rule
 from kourkoutas.torch import lists
 from kourkoutas.torch.pooling import Pooled
 from kourkoutas.torch.routes import Route
-from kourkoutas.torch.work import LOW_PRECISION, Members, Options, Work, wide
+from kourkoutas.torch.work import LOW_PRECISION, Members, Options, Work, one_each, sizes, wide
 
 _TYPES = {Tensor, torch.nn.Parameter}
 _DTYPES = {torch.float32, torch.float64, *LOW_PRECISION}
@@ -79,7 +79,7 @@ class HostStep:
         self.pooled: list[float] | None = None
         self.grads = work.grads if route.name == "host" else lists.resolved(work.grads)
         self.members = None
-        if not work.one_each:
+        if not one_each(work):
             index, buckets = np.asarray(work.bucket_of), len(work.present)
             self.members = Members(index, lambda x: _largest(index, buckets, x))
 
@@ -89,7 +89,7 @@ class HostStep:
         self.mean_abs: Any = None
         if self.hyper.adaptive_tiny:
             sums = [torch.linalg.vector_norm(wide(lists.real(p)), 1).item() for p in self.work.params]
-            self.mean_abs = self._vector([x / n for x, n in zip(sums, self.work.sizes, strict=True)])
+            self.mean_abs = self._vector([x / n for x, n in zip(sums, sizes(self.work), strict=True)])
 
     def sums(self) -> Tensor:
         """This rank's part of Σ g² and ⟨|θ|⟩ of each parameter with a gradient, for `pooling`."""

@@ -18,7 +18,7 @@ from kourkoutas.rule import Coefficients, Hyper
 from kourkoutas.torch import noise
 from kourkoutas.torch.pooling import Pooled
 from kourkoutas.torch.routes import Route, watched
-from kourkoutas.torch.work import Members, Options, Work, wide
+from kourkoutas.torch.work import Members, Options, Work, one_each, sizes, wide
 
 GPUS = ("cuda",)  # devices on which fused=True is Triton
 NO_FLOAT64 = ("mps",)
@@ -36,7 +36,7 @@ class DeviceStep:
         lr = group["lr"]
         self.lr = lr.reshape(()).to(self.device) if isinstance(lr, Tensor) else lr
         self.members = None
-        if not work.one_each:
+        if not one_each(work):
             index = torch.tensor(work.bucket_of, dtype=torch.int64, device=self.device)
             zeros = torch.zeros(len(self.present))
             self.members = Members(index, lambda x: zeros.to(x).scatter_reduce_(0, index, x, "amax"))
@@ -47,7 +47,7 @@ class DeviceStep:
         self.mean_abs = None
         if self.hyper.adaptive_tiny:
             sums = self._vector(_norms(self.work.params, 1, self.dtype))
-            self.mean_abs = sums / torch.tensor(self.work.sizes, dtype=self.dtype, device=self.device)
+            self.mean_abs = sums / torch.tensor(sizes(self.work), dtype=self.dtype, device=self.device)
 
     def sums(self) -> Tensor:
         """This rank's part of Σ g² and ⟨|θ|⟩ of each parameter with a gradient, for `pooling`."""
@@ -126,7 +126,8 @@ def update(
     hyper: Hyper, group: dict[str, Any], work: Work, grads: list[Tensor], k: Coefficients, going: Sequence[int]
 ) -> None:
     """The update of `rule.Coefficients` by lists of one device and dtype each, or tensor by tensor."""
-    tensors = [[real(t) for t in ts] for ts in (work.params, grads, *work[2:5]) if ts]
+    lists = (work.params, grads, work.exp_avgs, work.exp_avg_sqs, work.max_exp_avg_sqs)
+    tensors = [[real(t) for t in ts] for ts in lists if ts]
     device, noisy = tensors[0][0].device.type, group["state_dtype"] is torch.bfloat16
     if group["fused"] and device in GPUS and not (noisy or watched()):
         from kourkoutas.torch import gpu

@@ -20,7 +20,7 @@ from kourkoutas import _native
 from kourkoutas.rule import Hyper
 from kourkoutas.signals import SIGNALS
 from kourkoutas.torch.pooling import Pooled
-from kourkoutas.torch.work import Options, Work
+from kourkoutas.torch.work import Options, Work, sizes
 
 
 def connect(*, pool: bool = True) -> Any:
@@ -83,7 +83,7 @@ class KernelStep:
         """This rank's part of Σ g² and ⟨|θ|⟩ of each parameter with a gradient, for `pooling`."""
         rows = [self.local]
         if self.hyper.adaptive_tiny and self.work is not None:
-            rows.append([x / n for x, n in zip(self.abs_sums, self.work.sizes, strict=True)])
+            rows.append([x / n for x, n in zip(self.abs_sums, sizes(self.work), strict=True)])
         return torch.tensor(rows, dtype=torch.float64)
 
     def take(self, pooled: Pooled) -> None:

@@ -415,8 +415,8 @@ class KourkoutasBeta(Optimizer):
     _watched_step = Optimizer.profile_hook_step(_plain_step)
 
     def _step(self) -> None:
-        self._cursor = 0
-        if not torch.compiler.is_compiling():  # `_init_group` does it then
+        if not torch.compiler.is_compiling():  # `_init_group` meets then, and nothing moves the cursor
+            self._cursor = 0
             self._meet()
         steps = [self._gather(number, group)[1] for number, group in enumerate(self.param_groups)]
         if {type(step) for step in steps} == {native.KernelStep}:  # no_grad takes as long as a small step

@@ -42,15 +42,17 @@ class Work(NamedTuple):
     places: list[int]  # per parameter: its number in the group
     parts: list[Part]  # per parameter: what lies on this rank; empty if all of it
 
-    @property
-    def one_each(self) -> bool:
-        return len(self.present) == len(self.params) and self.bucket_of == list(range(len(self.params)))
 
-    @property
-    def sizes(self) -> list[int]:
-        """Real numbers in each parameter, wherever they lie."""
-        counts = [part.size for part in self.parts] if self.parts else [p.numel() for p in self.params]
-        return [max(n * (2 if p.is_complex() else 1), 1) for n, p in zip(counts, self.params, strict=True)]
+# NOTE: plain functions, as torch.compile of torch 2.8 does not read the properties of a named tuple.
+def one_each(work: Work) -> bool:
+    """Whether each parameter that has a gradient is a bucket of its own."""
+    return len(work.present) == len(work.params) and work.bucket_of == list(range(len(work.params)))
+
+
+def sizes(work: Work) -> list[int]:
+    """Real numbers in each parameter, wherever they lie."""
+    counts = [part.size for part in work.parts] if work.parts else [p.numel() for p in work.params]
+    return [max(n * (2 if p.is_complex() else 1), 1) for n, p in zip(counts, work.params, strict=True)]
 
 
 class Members:
