@@ -80,19 +80,11 @@ class Ranks:
                 raise AssertionError("\n".join(failed))
         return [answers[rank][1] for rank in range(self.world)]
 
-    def leave(self):
-        """Let every process end by itself, in its own time."""
-        if self._processes:
-            for pipe in self._pipes:
-                pipe.send(None)
-            for process in self._processes:
-                process.join(20)
-            self.stop()
-
     def stop(self):
         for process in self._processes:
-            process.kill()
+            process.terminate()
             process.join(5)
+            process.kill()
         self._processes = []
 
 
@@ -103,5 +95,5 @@ def ranks(world):
     """The processes of this test run, shared by all tests."""
     if world not in _ALL:
         _ALL[world] = Ranks(world)
-        atexit.register(_ALL[world].leave)
+        atexit.register(_ALL[world].stop)
     return _ALL[world]
