@@ -62,6 +62,7 @@ coverage: $(READY)
 		tests/lab/test_train.py tests/lab/test_analysis.py tests/lab/test_confirming.py tests/lab/test_across.py
 	KERAS_BACKEND=torch $(BIN)/python -m pytest $(COVERAGE) --cov-append --cov-report= tests/integrations/test_keras.py
 	KERAS_BACKEND=jax $(BIN)/python -m pytest $(COVERAGE) --cov-append --cov-report= tests/integrations/test_keras.py
+	$(BIN)/coverage combine --append --quiet || true  # of processes that ended after their tests
 	$(BIN)/coverage report --show-missing --skip-covered --fail-under=95
 
 # Changes one operator or number at a time and prints what no test notices.

@@ -561,6 +561,9 @@ def test_quantiles_between_infinite_neighbours() -> None:
     assert intervals.quantile(np.array([-inf, 1.0]), 0.5) == -inf
     assert intervals.quantile(np.array([inf, inf]), 0.5) == inf
     assert intervals.quantile(np.array([1.0, 2.0, inf]), 0.5) == 2.0
+    assert intervals.quantile(np.array([1.0, 2.0, inf]), 0.25) == 1.5
+    assert intervals.quantile(np.array([0.0, 1.0, inf]), 0.75) == inf
+    assert intervals.quantile(np.array([1.0, 1.0, 2.0]), 0.75) == 1.5
     assert intervals.quantile(np.array([-1e308, 1e308]), 0.75) == pytest.approx(5e307)
 
 

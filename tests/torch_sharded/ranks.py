@@ -82,8 +82,9 @@ class Ranks:
 
     def stop(self):
         for process in self._processes:
-            process.kill()
+            process.terminate()
             process.join(5)
+            process.kill()
         self._processes = []
 
 
