@@ -107,9 +107,10 @@ def rare_trigger(out: Path, arms: Sequence[str] = (), seeds: int = 10) -> store.
 def _traced(folder: Path, rng: np.random.Generator) -> None:
     """Three buckets over 60 steps, of which w2 spikes."""
     trace = Trace(["w1", "w2", "a.very.long.name.of.a.bucket.weight"])
-    ring = np.zeros((1024, 2, 3), np.float32)
+    ring = np.zeros((1024, 3, 3), np.float32)
     ring[:60, 0] = np.clip(rng.normal(0.5, 0.05, (60, 3)), 0, 0.99)
     ring[10:60:10, 0, 1] = 0.97
     ring[:60, 1] = 0.999 - 0.119 * ring[:60, 0]
+    ring[:60, 2] = rng.lognormal(size=(60, 3))
     trace.pull(ring, count=60)
     trace.save(folder / "trace.npz")

@@ -56,7 +56,7 @@ def test_help_names_every_command_and_imports_no_framework_and_no_laboratory() -
         (["run", "rare_triger"], "unknown testbed 'rare_triger': did you mean 'rare_trigger'"),
         (["run", "rare_trigger", "--engine", "jaxx"], "unknown engine 'jaxx': did you mean 'jax'"),
         (["run", "rare_trigger", "--preset", "papr"], "unknown preset of rare_trigger 'papr': did you mean 'paper'"),
-        (["run", "rare_trigger", "--optimizer", "adam96"], "unknown optimizer 'adam96': did you mean 'adam95'"),
+        (["run", "rare_trigger", "--optimizer", "adamm95"], "unknown optimizer 'adamm95': did you mean 'adam95'"),
         (["run", "rare_trigger", "--set", "step=5"], "unknown setting of rare_trigger 'step': did you mean 'steps'"),
         (["run", "rare_trigger", "--set", "steps=few"], "`steps` must be a whole number"),
         (["run", "rare_trigger", "--set", "kbeta.alfa=0.9"], "unknown option of kbeta 'alfa': did you mean 'alpha'"),
