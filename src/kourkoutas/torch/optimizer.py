@@ -499,7 +499,7 @@ class KourkoutasBeta(Optimizer):
 
     def _work(self, number: int, group: dict[str, Any]) -> Work:
         """The tensors of one step; of those that are spread over ranks, what lies here."""
-        work = Work(*([] for _ in Work._fields))
+        work = Work([], [], [], [], [], [], [], [], [], [], [], [], [], [])
         self._init_group(group, number, *work)
         if work.parts:
             pooling.local(work)
