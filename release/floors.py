@@ -3,7 +3,8 @@
     python release/floors.py [--pinned | --with-cuda] [torch jax mlx]
 
 Each framework has an environment of its own, `.venv-floor-NAME`, with the lower bounds of its extra and of numpy, taken
-from pyproject.toml, so that the bounds cannot be said without being tested.
+from pyproject.toml, so that the bounds cannot be said without being tested. JAX asks for a newer numpy than the core,
+so numpy is not pinned beside it.
 
 NOTE: on Linux an old torch is several gigabytes, with the CUDA libraries that it needs to be imported. So the pinned
 torch is tried there, beside the lowest numpy, and a line says so; `--with-cuda` installs the lowest.
@@ -28,7 +29,7 @@ TESTS = {
     "jax": (["tests/optax"], ["flax", "equinox", "orbax-checkpoint", "absl-py"]),
     "mlx": (["tests/mlx_frontend"], ["rich", "typer"]),
 }
-OF_THEIR_TIME = {"flax": "0.11.2", "equinox": "0.13.0", "orbax-checkpoint": "0.11.24"}  # newer ones ask for a newer JAX
+OF_THEIR_TIME = {"flax": "0.11.2", "equinox": "0.13.1", "orbax-checkpoint": "0.11.24"}  # newer ones ask for a newer JAX
 SHARED = ["tests/conformance", "tests/test_rule.py", "tests/test_buckets.py", "tests/test_trace.py"]
 
 
@@ -40,7 +41,8 @@ def floors(name: str) -> list[str]:
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     found = []
-    for requirement in [*project["optional-dependencies"][name], *project["dependencies"]]:
+    core = [] if name == "jax" else project["dependencies"]
+    for requirement in [*project["optional-dependencies"][name], *core]:
         package, lowest, platform = re.fullmatch(
             r"([\w\[\]-]+)>=([\d.]+)(?:; sys_platform == '(\w+)')?", requirement
         ).groups()

@@ -111,7 +111,7 @@ def test_a_command_parses(line):
     typer = pytest.importorskip("typer")
     from kourkoutas import cli
 
-    name, *rest = cli._with_address(shlex.split(line)[1:])
+    name, *rest = cli.with_address(shlex.split(line)[1:])
     command = typer.main.get_command(cli.app).commands[name]
     command.make_context(name, rest)  # raises on an unknown option or a bad value
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from kourkoutas import cli
+from kourkoutas.cli import printing, results, running, testbeds
 from kourkoutas.lab.judging.fitting import Fitting
 
 # Values of many digits, and names as long as a study's own.
@@ -45,7 +46,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, list[str]], str]:
     def call(width: int, arguments: list[str]) -> str:
         text = io.StringIO()
-        monkeypatch.setattr(cli, "out", Console(width=width, file=text))
+        console = Console(width=width, file=text)
+        for module in (printing, running, results, testbeds):
+            monkeypatch.setattr(module, "out", console)
         done = CliRunner().invoke(cli.app, arguments)
         assert done.exit_code == 0, done.output
         return text.getvalue()

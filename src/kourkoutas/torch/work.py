@@ -43,7 +43,7 @@ class Work(NamedTuple):
     parts: list[Part]  # per parameter: what lies on this rank; empty if all of it
 
 
-# NOTE: plain functions, as torch.compile of torch 2.8 does not read the properties of a named tuple.
+# NOTE: plain functions, as torch.compile of torch 2.7 and 2.8 does not read the properties of a named tuple.
 def one_each(work: Work) -> bool:
     """Whether each parameter that has a gradient is a bucket of its own."""
     return len(work.present) == len(work.params) and work.bucket_of == list(range(len(work.params)))

@@ -1,0 +1,65 @@
+"""The `kbeta` command: parse (`arguments`), call (`calling`), print (`printing`).
+
+The commands are in `running`, `results`, `testbeds` and `optimizer`; `kbeta --help` lists them in this order. Nothing
+of the laboratory is imported before a command needs it, so that `--help` and completion answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import typer
+
+# isort: off
+from kourkoutas.cli import running, results, testbeds, optimizer  # noqa: F401
+
+# isort: on
+from kourkoutas.cli.app import BAD_INPUT, FAILED, app
+from kourkoutas.cli.printing import say
+
+LAB_PACKAGES = ("scipy", "matplotlib", "pydantic", "jinja2", "pandas", "cloudpickle")
+
+
+def _disk_full(error: OSError) -> str | None:
+    from kourkoutas.lab.results import store
+
+    return str(store.DiskFull.of(error)) if store.is_full(error) else None
+
+
+def with_address(arguments: Sequence[str]) -> list[str]:
+    """The arguments with an empty ADDRESS where `--ray` stands alone: the parser knows no optional values.
+
+    >>> with_address(["study", "rare_trigger", "--ray", "--seeds", "0-3"])
+    ['study', 'rare_trigger', '--ray=', '--seeds', '0-3']
+    """
+    after = [*arguments, "-"][1:]
+    return [
+        "--ray=" if argument == "--ray" and following.startswith("-") else argument
+        for argument, following in zip(arguments, after, strict=True)
+    ]
+
+
+def main() -> None:
+    """Run the command line; an error is one line on standard error and exit code 2."""
+    try:
+        code = app(with_address(sys.argv[1:]), standalone_mode=False)
+    except KeyboardInterrupt:
+        say("Stopped.")
+        code = 128 + signal.SIGINT
+    except (typer.Abort, EOFError):
+        code = FAILED
+    except Exception as error:
+        if hasattr(error, "format_message"):  # a usage error of the parser
+            message = error.format_message()
+        elif isinstance(error, ValueError | TypeError | ImportError | OSError) and "KBETA_TRACEBACK" not in os.environ:
+            message = _disk_full(error) or str(error) if isinstance(error, OSError) else str(error)
+            if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in LAB_PACKAGES:
+                message += ": pip install 'kourkoutas-beta[lab]'"
+        else:
+            raise
+        say(f"kbeta: {' '.join(message.split())}")
+        code = BAD_INPUT
+    sys.exit(code)

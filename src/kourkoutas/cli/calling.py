@@ -1,0 +1,118 @@
+"""From words of the command line to what the laboratory takes: plan, tuning, target, analysis, report."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kourkoutas.lab.judging.analysis import Analysis
+    from kourkoutas.lab.judging.targets import Target as Aim
+    from kourkoutas.lab.results.store import Study
+    from kourkoutas.lab.specs.plan import Plan
+    from kourkoutas.lab.specs.tuning import Tuning
+
+
+def with_text(sets: list[str] | None, text: str | None) -> list[str]:
+    """`--set` with the text of `--text`, named by its content too, so that a changed file is another configuration."""
+    if text is None:
+        return sets or []
+    from kourkoutas.lab import corpus
+
+    return [*(sets or []), *(f"{name}={value}" for name, value in corpus.pin(text).items())]
+
+
+def make_plan(
+    target: str,
+    engine: str | None,
+    preset: str | None,
+    optimizers: Sequence[str],
+    seeds: Sequence[int],
+    sets: list[str] | None,
+    grid: list[str] | None,
+    endpoint: str | None,
+    log: bool = False,
+    higher_is_better: bool = False,
+    tuning: Tuning | None = None,
+) -> Plan:
+    from kourkoutas.lab.specs import plan as planning
+
+    options, grids = planning.parse_assignments("--set", sets or []), planning.parse_assignments("--grid", grid or [])
+    if ".py" in target:
+        for name, value in (("--engine", engine), ("--preset", preset)):
+            if value is not None:
+                raise ValueError(f"{name} {value} is for testbeds; {target} brings its own: leave it out")
+        return planning.plan_own(
+            target,
+            optimizers=optimizers,
+            seeds=seeds,
+            options=options,
+            grids=grids,
+            endpoint=endpoint,
+            log=log,
+            higher_is_better=higher_is_better,
+            tuning=tuning,
+        )
+    for name, given in (("--log", log), ("--higher-is-better", higher_is_better)):
+        if given:
+            raise ValueError(f"{name} is for your own functions; a testbed says how it is judged: leave it out")
+    return planning.plan_testbed(
+        target,
+        preset=preset or "smoke",
+        engine=engine or "torch",
+        optimizers=optimizers,
+        seeds=seeds,
+        options=options,
+        grids=grids,
+        endpoint=endpoint,
+        tuning=tuning,
+    )
+
+
+def make_tuning(
+    tune: list[str] | None, trials: int | None, tune_seeds: str | None, budget: int | None, test_seeds: Sequence[int]
+) -> Tuning | None:
+    from kourkoutas.lab.specs import plan as planning
+    from kourkoutas.lab.specs import tuning
+
+    if not tune:
+        for name, given in (("--trials", trials), ("--tune-seeds", tune_seeds), ("--tune-budget", budget)):
+            if given is not None:
+                raise ValueError(f"{name} {given} needs something to tune: add --tune lr=1e-4:1e-1, for example")
+        return None
+    return tuning.tuning(
+        tuning.parse_tune(tune),
+        trials=8 if trials is None else trials,
+        seeds=planning.parse_seeds(tune_seeds or "100-102", "--tune-seeds"),
+        test_seeds=test_seeds,
+        budget=2 if budget is None else budget,
+    )
+
+
+def aim_of(target: str | None) -> Aim | None:
+    from kourkoutas.lab.judging import targets
+
+    return None if target is None else targets.parse_target(target)
+
+
+def called_as() -> str:
+    """This call, quoted for a shell."""
+    name = Path(sys.argv[0]).name
+    program = ["kbeta"] if name == "kbeta" else ["python", "-m", "kourkoutas"]
+    return shlex.join([*program, *sys.argv[1:]])
+
+
+def analyse_folder(folder: Path, endpoints: Sequence[str] | None, baseline: str | None = None) -> Analysis:
+    from kourkoutas.lab.judging import analysis
+    from kourkoutas.lab.results.store import Study
+
+    return analysis.analyse(Study.open(folder), endpoints=endpoints or (), baseline=baseline)
+
+
+def write_report(done: Study, endpoints: Sequence[str] = (), aim: Aim | None = None) -> Path:
+    from kourkoutas.lab.showing import report as lab
+
+    return lab.build(done, endpoints=endpoints, target=aim)

@@ -1,0 +1,245 @@
+"""The commands that make runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kourkoutas.cli.app import FAILED, app, err, out
+from kourkoutas.cli.arguments import (
+    Aimed,
+    AsJson,
+    EndpointName,
+    Engine,
+    Every,
+    Preset,
+    Set,
+    Sink,
+    Target,
+    Text,
+    _optimizer,
+    _optimizer_list,
+)
+from kourkoutas.cli.calling import aim_of, called_as, make_plan, make_tuning, with_text, write_report
+from kourkoutas.cli.printing import print_json, print_run, print_study, print_target, run_status, say
+
+
+@app.command()
+def run(
+    target: Target,
+    optimizer: Annotated[str, typer.Option(help="The optimizer.", autocompletion=_optimizer)] = "kbeta",
+    seed: Annotated[int, typer.Option(min=0, help="Of data, init and order.")] = 0,
+    engine: Engine = None,
+    preset: Preset = None,
+    set_: Set = None,
+    text: Text = None,
+    out_: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Keep the run in this results folder. [default: not kept; with --sink, results/ID]",
+            show_default=False,
+        ),
+    ] = None,
+    endpoint: EndpointName = None,
+    checkpoint_every: Every = None,
+    sink: Sink = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make one run and print its result."""
+    from kourkoutas.lab.running import study
+    from kourkoutas.lab.showing import sinks
+
+    plan = make_plan(target, engine, preset, [optimizer], [seed], with_text(set_, text), None, endpoint)
+    sinks.check(sink)
+    folder = Path("results") / plan.specs()[0].id if out_ is None and sink is not None else out_
+    with resumable(folder is not None), run_status() as on_progress:
+        result = study.single(
+            plan, folder, command=called_as(), checkpoint_every=checkpoint_every, sink=sink, on_progress=on_progress
+        )
+    if as_json:
+        print_json({"id": plan.specs()[0].id, **json.loads(result.model_dump_json())})
+    else:
+        print_run(plan, result)
+    if out_ is None and folder is not None:
+        say(f"Kept in {folder}")
+    if result.status == "failed":
+        err.print(result.error, markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def study(
+    target: Target,
+    seeds: Annotated[str, typer.Option(help="Numbers and ranges: 0-9 or 0,3,7.")] = "0-4",
+    optimizers: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated; the first is compared with the others. [default: the testbed's]",
+            autocompletion=_optimizer_list,
+            show_default=False,
+        ),
+    ] = None,
+    engine: Engine = None,
+    preset: Preset = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes; they share the cores. [default: one per core]", show_default=False),
+    ] = None,
+    out_: Annotated[
+        Path | None, typer.Option("--out", help="Results folder. [default: results/TESTBED]", show_default=False)
+    ] = None,
+    set_: Set = None,
+    text: Text = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=V1,V2", help="One arm per value: kbeta.alpha=0.85,0.9 or a setting, lr=0.1,0.01."),
+    ] = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=LOW:HIGH",
+            help="Tune every arm alike on other seeds, then compare the best: lr=1e-4:1e-1. Twice or more: by Optuna.",
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Values tried for each arm. [default: 8]", show_default=False)
+    ] = None,
+    tune_seeds: Annotated[
+        str | None, typer.Option(help="Seeds of the tuning, none of --seeds. [default: 100-102]", show_default=False)
+    ] = None,
+    tune_budget: Annotated[
+        int | None,
+        typer.Option(
+            help="How often the range may be widened when a best value is at its edge. [default: 2]", show_default=False
+        ),
+    ] = None,
+    endpoint: EndpointName = None,
+    log: Annotated[bool, typer.Option("--log", help="Your own function: compare ratios, on log10.")] = False,
+    higher_is_better: Annotated[
+        bool, typer.Option("--higher-is-better", help="Your own function: for accuracies and the like.")
+    ] = False,
+    checkpoint_every: Every = None,
+    target_: Aimed = None,
+    sink: Sink = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[ADDRESS]",
+            help="Make the runs on a Ray cluster: HOST:PORT, or auto for the one that runs here. "
+            "[without ADDRESS: $RAY_ADDRESS, else a cluster of this machine]",
+            show_default=False,
+        ),
+    ] = None,
+    cpus_per_run: Annotated[float | None, typer.Option(help="Of a node of --ray. [default: 1]")] = None,
+    gpus_per_run: Annotated[float | None, typer.Option(help="Of a node of --ray. [default: 0]")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="A folder that all nodes of --ray share, or an fsspec address: runs of a lost node go on from there.",
+        ),
+    ] = None,
+    retries: Annotated[
+        int | None, typer.Option(help="How often a run is made again whose worker was lost. [default: 0; with --ray 2]")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="End a run after this time; it has failed.")
+    ] = None,
+    memory: Annotated[
+        float | None, typer.Option(metavar="GIB", help="End a run that holds more memory; it has failed.")
+    ] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Make failed runs again.")] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Do not write report.html.")] = False,
+    watched: Annotated[
+        bool, typer.Option("--watch", help="Serve the report on this machine while the study goes on.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare optimizers over matched seeds; the same command again resumes after anything."""
+    from kourkoutas.lab.running import hiring
+    from kourkoutas.lab.running import study as lab
+    from kourkoutas.lab.showing import progress, sinks
+    from kourkoutas.lab.specs import plan as planning
+
+    names = optimizers.split(",") if optimizers is not None else []
+    sets, chosen = with_text(set_, text), planning.parse_seeds(seeds)
+    question = make_tuning(tune, trials, tune_seeds, tune_budget, chosen)
+    aim = aim_of(target_)
+    plan = make_plan(target, engine, preset, names, chosen, sets, grid, endpoint, log, higher_is_better, question)
+    sinks.check(sink)
+    hire, attempts = hiring.choose(
+        ray=ray,
+        workers=workers,
+        cpus_per_run=cpus_per_run,
+        gpus_per_run=gpus_per_run,
+        storage=storage,
+        retries=retries,
+        timeout=timeout,
+        memory_per_run=memory,
+    )
+    folder = out_ or Path("results") / plan.testbed
+    with (
+        resumable(True),
+        contextlib.redirect_stdout(sys.stderr),  # where Ray tells of nodes it has lost
+        watching(folder) if watched else contextlib.nullcontext(),
+        progress.showing(err, plan.tuning) as observer,
+    ):
+        done = lab.execute(
+            plan,
+            folder,
+            command=called_as(),
+            hire=hire,
+            retries=attempts,
+            retry_failed=retry_failed,
+            checkpoint_every=checkpoint_every,
+            sink=sink,
+            observer=observer,
+        )
+    from kourkoutas.lab.judging import analysis as judging  # scipy takes a second, which the workers need not wait for
+
+    runs = done.runs()
+    judged = judging.analyse(done, runs=runs)
+    page = None if no_report else write_report(done, aim=aim)
+    if as_json:
+        print_json(judging.as_json(done, judged, runs, aim) | {"report": None if page is None else str(page)})
+    else:
+        print_study(runs, judged)
+        if aim is not None:
+            print_target(done, runs, aim)
+        if page is not None:
+            out.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
+    every = [*done.tuning_runs(), *runs]
+    failed = [stored for stored in every if stored.result is not None and stored.result.status == "failed"]
+    if failed:
+        again = called_as() if retry_failed else f"{called_as()} --retry-failed"
+        say(f"{len(failed)} runs failed; to make them again: {again}")
+        raise typer.Exit(FAILED)
+
+
+@contextlib.contextmanager
+def resumable(kept: bool) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        if kept:
+            say(f"Stopped; finished runs are kept. To resume: {called_as()}")
+        else:
+            say("Stopped.")
+        raise typer.Exit(128 + signal.SIGINT) from None
+
+
+@contextlib.contextmanager
+def watching(folder: Path) -> Iterator[None]:
+    from kourkoutas.lab.showing import watch as lab
+
+    with lab.serving(folder) as address:
+        say(f"{address} shows the study as it goes on.")
+        yield

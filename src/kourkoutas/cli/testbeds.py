@@ -1,0 +1,66 @@
+"""What can be studied, and the text that one testbed needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kourkoutas.cli.app import app, err, out
+from kourkoutas.cli.arguments import AsJson
+from kourkoutas.cli.printing import print_json
+
+
+@app.command()
+def data(
+    name: Annotated[str, typer.Argument(help="enwik8: its first 30 MB, checked.")],
+    to: Annotated[Path | None, typer.Option(help="Folder. [default: the cache]", show_default=False)] = None,
+    url: Annotated[str | None, typer.Option(help="Another address of enwik8.zip.", show_default=False)] = None,
+) -> None:
+    """Fetch the text of char-lm; then `--text enwik8`, or the path that is printed."""
+    from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
+
+    from kourkoutas.lab import corpus
+    from kourkoutas.lab.specs.spec import unknown
+
+    if name != "enwik8":
+        raise unknown("data", name, ("enwik8",))
+    with Progress(*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn(), console=err) as shown:
+        task = shown.add_task("enwik8.zip", total=None)
+        path = corpus.fetch_enwik8(
+            to or corpus.cache_folder(),
+            (url,) if url else corpus.enwik8.URLS,
+            on_progress=lambda got, total: shown.update(task, completed=got, total=total or None),
+        )
+    out.print(str(path), markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command("testbeds")
+def list_testbeds(as_json: AsJson = False) -> None:
+    """List what can be studied."""
+    import dataclasses
+
+    from kourkoutas.lab import testbeds
+    from kourkoutas.lab.judging.fitting import Fitting
+
+    every = testbeds.every()
+    if as_json:
+        print_json(
+            {
+                name: {
+                    "title": bed.title,
+                    "endpoints": [dataclasses.asdict(endpoint) for endpoint in bed.endpoints],
+                    "optimizers": list(bed.arms),
+                    "kbeta": dict(bed.kbeta),
+                    "presets": {preset: dataclasses.asdict(settings) for preset, settings in bed.presets.items()},
+                }
+                for name, bed in every.items()
+            }
+        )
+        return
+    shown = Fitting("", ["testbed", "what", "optimizers"], words=["what", "optimizers"])
+    for name, bed in every.items():
+        shown.add_row(name, bed.title, ", ".join(bed.arms))
+    out.print(shown)
+    out.print("Endpoints, and the settings of each preset: kbeta testbeds --json", highlight=False)
