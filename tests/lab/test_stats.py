@@ -728,3 +728,24 @@ def test_half_a_success_and_one_have_a_lower_end() -> None:
     assert intervals.clopper_pearson(1, 10).low == pytest.approx(1 - 0.975 ** (1 / 10))
     assert 0 < intervals.clopper_pearson(0.5, 10).low < intervals.clopper_pearson(1, 10).low
     assert 1 > intervals.clopper_pearson(9.5, 10).high > intervals.clopper_pearson(9, 10).high
+
+
+def test_the_difference_has_a_bootstrap_interval_where_it_varies() -> None:
+    found = against([1, 1, 1, 1], [2, 3, 4, 6], resamples=199)
+    assert found.difference is not None
+    assert found.difference.bootstrap_ci == intervals.bootstrap_ci(np.array([1.0, 2, 3, 5]), np.mean, resamples=199)
+    same = against([1, 1, 1], [2, 2, 2])
+    assert same.difference is not None
+    assert (same.difference.ci, same.difference.bootstrap_ci) == (None, None)
+
+
+def test_ranks_decide_where_runs_of_both_diverged() -> None:
+    nan = math.nan
+    found = against([nan, *range(1, 9), 1], [1, *([nan] * 8), 1.5])
+    assert (found.diverged_treatment, found.diverged_baseline, found.diverged) == (1, 8, 9)
+    # ranks 1 and nine times 6, of which one 6 is negative: W⁻ ≤ 6 for no rank, for 1, or for one of nine, twice of 2¹⁰
+    assert (found.test, found.p, found.verdict) == ("Wilcoxon", pytest.approx(22 / 1024), "better")
+    lost = against([nan, 2.0, 3.0], [1.0, nan, 4.0])
+    assert lost.diverged == 2
+    won = against([1.0] * 7, [nan] * 7)
+    assert (won.verdict, won.test, won.wilcoxon.rank_biserial) == ("better", "Wilcoxon", 1.0)
