@@ -1,6 +1,6 @@
 """Mutation testing: change one operator or number of a module at a time, and see whether its tests notice.
 
-    python release/mutate.py [NAME ...] [--seconds 600]
+    python release/mutate.py [NAME ...] [--seconds 600] [--lines 12 40]
 
 NAME is one of `TARGETS`; all of them by default. Prints each mutant that no test noticed, and the score. A mutant
 runs in a forked process that already has NumPy, SciPy, pytest and hypothesis, so that hundreds take minutes; the tests
@@ -171,6 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=[], help=", ".join(TARGETS))
     parser.add_argument("--seconds", type=float, default=1200.0, help="stop after so long")
+    parser.add_argument("--lines", type=int, nargs="+", help="of these lines only, to try those again that survived")
     given = parser.parse_args()
     import hypothesis  # noqa: F401 - before the first fork
     import numpy  # noqa: F401
@@ -188,6 +189,8 @@ def main() -> None:
         if not survives(target, Mutant(0, "", "", source)):
             raise SystemExit(f"{name}: the tests fail without any change")
         all_mutants, alive, tried = mutants(source), [], 0
+        if given.lines:
+            all_mutants = [mutant for mutant in all_mutants if mutant.line in given.lines]
         for mutant in all_mutants:
             if time.monotonic() > deadline:
                 break

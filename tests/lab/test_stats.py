@@ -607,7 +607,7 @@ def test_quartiles_of_differences_and_of_ratios() -> None:
 def test_percentages_of_either_sense_on_either_scale() -> None:
     # lower is better: 100·(1 - treatment/baseline); higher is better: 100·(treatment/baseline - 1)
     assert contrasts.percent_of(math.log10(2), None, True, False) == pytest.approx(50)
-    assert contrasts.percent_of(math.log10(2), None, True, True) == pytest.approx(100)
+    assert contrasts.percent_of(math.log10(3), None, True, True) == pytest.approx(200)
     assert contrasts.percent_of(0.5, 2.0, False, False) == contrasts.percent_of(0.5, 2.0, False, True) == 25
     assert contrasts.percent_of(0.5, None, False, False) is None
     assert contrasts.baseline_size(np.array([-1.0, -3.0])) == 2.0
@@ -728,3 +728,40 @@ def test_half_a_success_and_one_have_a_lower_end() -> None:
     assert intervals.clopper_pearson(1, 10).low == pytest.approx(1 - 0.975 ** (1 / 10))
     assert 0 < intervals.clopper_pearson(0.5, 10).low < intervals.clopper_pearson(1, 10).low
     assert 1 > intervals.clopper_pearson(9.5, 10).high > intervals.clopper_pearson(9, 10).high
+
+
+def test_the_difference_has_a_bootstrap_interval_where_it_varies() -> None:
+    found = against([1, 1, 1, 1], [2, 3, 4, 6], resamples=199)
+    assert found.difference is not None
+    assert found.difference.bootstrap_ci == intervals.bootstrap_ci(np.array([1.0, 2, 3, 5]), np.mean, resamples=199)
+    same = against([1, 1, 1], [2, 2, 2])
+    assert same.difference is not None
+    assert (same.difference.ci, same.difference.bootstrap_ci) == (None, None)
+
+
+def test_ranks_decide_where_runs_of_both_diverged() -> None:
+    nan = math.nan
+    found = against([nan, *range(1, 9), 1], [1, *([nan] * 8), 1.5])
+    assert (found.diverged_treatment, found.diverged_baseline, found.diverged) == (1, 8, 9)
+    # ranks 1 and nine times 6, of which one 6 is negative: W⁻ ≤ 6 for no rank, for 1, or for one of nine, twice of 2¹⁰
+    assert (found.test, found.p, found.verdict) == ("Wilcoxon", pytest.approx(22 / 1024), "better")
+    lost = against([nan, 2.0, 3.0], [1.0, nan, 4.0])
+    assert lost.diverged == 2
+    won = against([1.0] * 7, [nan] * 7)
+    assert (won.verdict, won.test, won.wilcoxon.rank_biserial) == ("better", "Wilcoxon", 1.0)
+
+
+def test_percentages_come_with_their_interval() -> None:
+    found = against([1, 1, 1, 1], [2, 3, 4, 7])
+    assert found.percent is not None
+    assert found.difference is not None
+    assert found.percent.value == pytest.approx(100 * 3 / 4)  # mean difference 3 of a baseline of 4
+    assert found.percent.ci is not None
+    assert found.difference.ci is not None
+    assert found.percent.ci.low == pytest.approx(25 * found.difference.ci.low)
+    assert found.percent.ci.high == pytest.approx(25 * found.difference.ci.high)
+    assert against([1, 1], [-2, 3]).percent is None
+
+
+def test_five_pairs_can_reach_the_level_that_is_their_floor() -> None:
+    assert against([1.0] * 5, [2, 3, 4, 5, 7], confidence=1 - 2.0**-4).notes == ()
