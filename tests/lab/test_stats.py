@@ -716,6 +716,8 @@ def test_results_scale_with_values_whose_squares_are_no_doubles(unit: float) -> 
     one, other = (summaries.summarise("a", [x * u for x in baseline], resamples=99) for u in (1.0, unit))
     assert one.mean is not None
     assert one.sd is not None
+    ratios = summaries.summarise("a", [x * unit for x in baseline], log=True, resamples=0)
+    assert ratios.geometric_mean == pytest.approx((2.0 * 3.5 * 2.0 * 6.0) ** (1 / 4) * unit)
     assert one.median_ci is not None
     assert other.median_ci is not None
     assert (other.mean, other.sd, other.iqm) == (one.mean * unit, one.sd * unit, one.iqm * unit)
