@@ -46,20 +46,26 @@ def test_predictive_remembers_over_100_steps_of_noise_about_a_level_and_under_10
     assert np.mean(walk[1000:] > 1 / 10) > 0.9
 
 
-def test_predictive_lies_where_weights_from_the_definition_put_it():
-    """Forecasts, losses and weights once more, with sums instead of recursions."""
+@pytest.mark.parametrize("spike", [1.0, 1e5], ids=["calm", "a spike that no memory saw coming"])
+def test_predictive_lies_where_weights_from_the_definition_put_it(spike):
+    """Forecasts, losses and weights once more, with sums instead of recursions; n/√s counts up to 1,000."""
     norms = np.exp(np.random.default_rng(1).normal(size=30))
+    norms[20] *= spike
     place = np.arange(8) / 7
     c = 0.001 * 120**place
     score = np.zeros(8)
     for t in range(1, 30):
         for k in range(8):
             weights = c[k] * (1 - c[k]) ** np.arange(t - 1, -1, -1)
-            s = (math.sqrt(np.sum(weights * norms[:t] ** 2) / np.sum(weights)) + 1e-9) ** 2
-            score[k] = 0.998 * score[k] + math.log(s) + norms[t] ** 2 / s
+            root = math.sqrt(np.sum(weights * norms[:t] ** 2) / np.sum(weights)) + 1e-9
+            score[k] = 0.998 * score[k] + 2 * math.log(root) + min(norms[t] / root, 1000) ** 2
     weight = np.exp(-(score - score.min()) / 2)
     sun = np.sum(weight * place) / np.sum(weight)
-    assert rates("predictive", norms)[-1] == pytest.approx(0.001 * 120**sun, rel=1e-9)
+    assert rates("predictive", norms)[-1] == pytest.approx(0.001 * 120**sun, rel=1e-8)
+
+
+def test_a_bucket_keeps_as_many_numbers_as_the_portable_format_says():
+    assert signals.MEMORY == {"sunspike": 0, "centred": 1, "predictive": 17}
 
 
 @pytest.mark.parametrize("signal", signals.SIGNALS)
