@@ -115,6 +115,8 @@ def _table() -> list[Case]:
             cases.append(Case(f"{tag}-{buckets}-{dtype}", options, buckets, dtype))
     for dtype in DTYPES:
         for name, options in EXTRA.items():
+            if name in ILL_CONDITIONED and dtype == "float32":
+                continue
             cases.append(Case(f"{name}-{dtype}", options, "shape", dtype))
     return cases
 
@@ -133,6 +135,10 @@ EXTRA: dict[str, dict[str, Any]] = {
     "predictive-full": {"signal": "predictive", "decay": 0.98, "adaptive_tiny": True, "nonfinite": "skip"},
     "predictive-wide": {"signal": "predictive", "beta2_min": 0.0, "beta2_max": 0.9999, "warmup_steps": 7},
 }
+
+# After a norm of 300 times its forecast, a score of 300² decides between forecasts whose own rounding in float32 moves it
+# by 300²·1e-7 = 0.01, and β2 by as much of its range: over a range of four decades that is more than the tolerance.
+ILL_CONDITIONED = {"predictive-wide"}
 
 CASES = _table()
 

@@ -114,23 +114,14 @@ def test_the_command_and_the_report_tell_of_a_real_run_what_a_plain_computation_
     traces = [run.trace() for run in Study.open(tmp_path).runs() if run.spec.optimizer == "kbeta"]
     steps = traces[0]["every_step"]
     assert steps.tolist() == list(range(1, len(steps) + 1))
-    edges = found["kbeta"]["edges"]
-    for part, (low, high) in enumerate(itertools.pairwise(edges)):
-        want = _mean_excess(traces, steps, low, high)
+    norms = [trace["every_norm"][:, 0].astype(float) for trace in traces]
+    losses = [np.array([plainly(n, beta) for beta in memory.BETAS]) for n in norms]
+    for part, (low, high) in enumerate(itertools.pairwise(found["kbeta"]["edges"])):
+        means = np.array([np.nanmean(loss[:, (steps >= low) & (steps < high)], 1) for loss in losses])
+        want = np.mean(means - means.min(1, keepdims=True), 0)
         np.testing.assert_allclose(found["kbeta"]["excess"][part][0], want - want.min(), atol=1e-9)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Which memory predicts the norms?" in page
     bad = subprocess.run([*call, "norms", str(tmp_path), "--optimizer", "adam999"], capture_output=True, text=True)
     assert bad.returncode != 0
     assert "no recorded norms" in " ".join(bad.stderr.split())
-
-
-def _mean_excess(traces, steps, low, high):
-    """The mean over runs of each memory's excess in one stretch, for the first bucket."""
-    here = (steps >= low) & (steps < high)
-    found = []
-    for trace in traces:
-        n = trace["every_norm"][:, 0].astype(float)
-        means = np.array([np.nanmean(np.array(plainly(n, beta))[here]) for beta in memory.BETAS])
-        found.append(means - means.min())
-    return np.mean(found, 0)
