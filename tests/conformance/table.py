@@ -136,8 +136,8 @@ EXTRA: dict[str, dict[str, Any]] = {
     "predictive-wide": {"signal": "predictive", "beta2_min": 0.0, "beta2_max": 0.9999, "warmup_steps": 7},
 }
 
-# After a norm of 300 times its forecast, a score of 300² decides between forecasts whose own rounding in float32 moves it
-# by 300²·1e-7 = 0.01, and β2 by as much of its range: over a range of four decades that is more than the tolerance.
+# After a norm of 300 times its forecast, a score of 300² decides between forecasts whose own rounding in float32 moves
+# it by 300²·1e-7 = 0.01, and β2 by as much of its range: over a range of four decades that is above the tolerance.
 ILL_CONDITIONED = {"predictive-wide"}
 
 CASES = _table()
