@@ -70,7 +70,8 @@ def forgetting(hyper: Any, norm: Any, ema: Any, memory: Any, xp: Any) -> tuple[A
 def _predictive(hyper: Any, norm: Any, r: Any, memory: Any, xp: Any) -> tuple[Any, Any, Any, Any]:
     seen, q, score, n = memory[..., :1], memory[..., 1 : 1 + FORECASTS], memory[..., 1 + FORECASTS :], norm[..., None]
     # place_k = 0 … 1 and c_k = (1-β2_max)·((1-β2_min)/(1-β2_max))^place_k
-    place = (xp.cumsum(xp.zeros_like(q) + 1, -1) - 1) / (FORECASTS - 1)
+    zero = xp.zeros_like(seen)
+    place = xp.concatenate([zero + k / (FORECASTS - 1) for k in range(FORECASTS)], -1)
     c = _rate(hyper, place, xp)
 
     # q̂_k = √(s_k / (1 - (1-c_k)^seen)): a forecast from `seen` norms; before the first there is none
