@@ -850,13 +850,13 @@ static PyObject *sums(PyObject *self, PyObject *const *args, Py_ssize_t n_args) 
     return all;
 }
 
-/* apply(plan, lr, threads, ring, rows, first, squares, last, means) → the tensors written.
+/* apply(plan, lr, threads, ring, rows, first, squares, means) → the tensors written.
 
    `ring` is None, or the trace (window, 3, buckets) whose row number `rows` takes sun, β2 and n of the group's buckets,
-   which are `first` and on, with NaN for those that had no gradient; `last` counts the row. `squares` is None, or Σ g²
-   of every bucket of the group; `means` is None, or ⟨|θ|⟩ of every tensor gathered from. */
+   which are `first` and on, with NaN for those that had no gradient. `squares` is None, or Σ g² of every bucket of the
+   group; `means` is None, or ⟨|θ|⟩ of every tensor gathered from. */
 static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args != 9) return PyErr_Format(PyExc_TypeError, "apply takes 9 arguments; got %zd", n_args);
+    if (n_args != 8) return PyErr_Format(PyExc_TypeError, "apply takes 8 arguments; got %zd", n_args);
     Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
     double lr = PyFloat_AsDouble(args[1]);
     int threads = (int)PyLong_AsLong(args[2]);
@@ -872,18 +872,16 @@ static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
         width = ring.n / (3 * WINDOW);
         if (first < 0 || first + plan->n_group_buckets > width)
             return PyErr_Format(PyExc_ValueError, "`ring` has %lld buckets; need more", (long long)width);
-        int64_t *count = rows.dl.data;
-        row = (float *)ring.dl.data + *count % WINDOW * 3 * width + first;
-        *count += args[7] == Py_True;
+        row = (float *)ring.dl.data + *(int64_t *)rows.dl.data % WINDOW * 3 * width + first;
     }
     if (args[6] != Py_None) {
         for (int b = 0; b < plan->n_buckets; b++)
             plan->buckets[b].square = PyFloat_AsDouble(PyList_GetItem(args[6], plan->buckets[b].number));
         if (PyErr_Occurred()) return NULL;
     }
-    if (args[8] != Py_None) {
+    if (args[7] != Py_None) {
         for (int i = 0; i < plan->n_items; i++)
-            plan->items[i].mean = PyFloat_AsDouble(PyList_GetItem(args[8], plan->items[i].entry));
+            plan->items[i].mean = PyFloat_AsDouble(PyList_GetItem(args[7], plan->items[i].entry));
         if (PyErr_Occurred()) return NULL;
     }
 

@@ -14,6 +14,7 @@ from kourkoutas.bench.timing import Contestant
 from kourkoutas.torch import KourkoutasBeta, native
 
 VERSION = torch.__version__
+LR = 1e-7  # so small that thousands of steps leave parameters as large as those of a network: see `adaptive_tiny`
 
 
 def tensors(shapes: list[Shape], dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
@@ -53,13 +54,13 @@ def contestants(shapes: list[Shape], threads: int) -> dict[str, Contestant]:
     names = [(f"p{i}", p) for i, p in enumerate(params)]
     base = "Adam fused"
     out = {
-        base: contestant(torch.optim.Adam(params, fused=True), base),
-        "Adam foreach": contestant(torch.optim.Adam(params, foreach=True), base),
-        "AMSGrad fused": contestant(torch.optim.Adam(params, fused=True, amsgrad=True), base),
+        base: contestant(torch.optim.Adam(params, LR, fused=True), base),
+        "Adam foreach": contestant(torch.optim.Adam(params, LR, foreach=True), base),
+        "AMSGrad fused": contestant(torch.optim.Adam(params, LR, fused=True, amsgrad=True), base),
     }
     if native.kernel is not None:
-        out["K-β"] = contestant(KourkoutasBeta(names), base)
-        out["K-β full"] = contestant(KourkoutasBeta(names, **FULL), base)
-        out["K-β traced"] = contestant(KourkoutasBeta(names, diagnostics=True), "K-β")
-    out["K-β, no kernel"] = contestant(KourkoutasBeta(names), base, kernel=False)
+        out["K-β"] = contestant(KourkoutasBeta(names, LR), base)
+        out["K-β full"] = contestant(KourkoutasBeta(names, LR, **FULL), base)
+        out["K-β traced"] = contestant(KourkoutasBeta(names, LR, diagnostics=True), "K-β")
+    out["K-β, no kernel"] = contestant(KourkoutasBeta(names, LR), base, kernel=False)
     return out

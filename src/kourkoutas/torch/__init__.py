@@ -2,7 +2,7 @@
 
 A step of `KourkoutasBeta` has the same stages whichever way it goes:
 
-    gather      the group's tensors and state; every check comes before the first change   optimizer.py, work.py
+    gather      the group's tensors and state; every check comes before the first change   optimizer.py, options.py
     choose      one function, `routes.choose`: kernel, host, lists or adam, and the reason  routes.py
     measure     local sums: Σ g², and Σ |θ| where needed                                    each route's `measure`
     pool        sums of what lies on several ranks, one vector for all groups               pooling.py, parts.py

@@ -5,7 +5,6 @@ Three updates share these scalars: torch's fused Adam kernel, here; lists of ten
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -139,10 +138,10 @@ class HostStep:
         ema.write(new.state.ema)
         if work.log_beta2s:
             log.write(new.state.log_beta2)
-        for x, values in zip(work.memories, new.state.memory if work.memories else (), strict=True):
-            x.copy_(torch.from_numpy(values))
-        updates: dict[str, Callable[..., None]] = {"host": _update, "lists": lists.update, "adam": lists.update_by_adam}
-        updates[self.route.name](self.hyper, self.group, work, self.grads, new.k, going)
+        if work.memories:
+            for x, values in zip(work.memories, new.state.memory, strict=True):
+                x.copy_(torch.from_numpy(values))
+        _UPDATES[self.route.name](self.hyper, self.group, work, self.grads, new.k, going)
         return new.sun, new.beta2, new.norm
 
     def _vector(self, xs: list[float]) -> Any:
@@ -168,9 +167,7 @@ def _update(
     beta2s, rates, floors = listed(1 - k.c2, n), listed(k.rate, n), listed(k.floor, n)
     fades = [0.0] * n if k.fade is None else listed(k.fade, n)
     params, ms, vs, v_maxs = work.params, work.exp_avgs, work.exp_avg_sqs, work.max_exp_avg_sqs
-    fused: Any = functools.partial(
-        torch._fused_adamw_, beta1=hyper.beta1, weight_decay=0.0, amsgrad=leak is not None, maximize=group["maximize"]
-    )
+    common = {"beta1": hyper.beta1, "weight_decay": 0.0, "amsgrad": leak is not None, "maximize": group["maximize"]}
     for i in going:
         if not params[i].numel():
             continue
@@ -181,7 +178,10 @@ def _update(
         if fades[i]:
             params[i].add_(params[i], alpha=-fades[i])
         tensors = ([params[i]], [grads[i]], [ms[i]], [vs[i]], v_max, late)
-        fused(*tensors, lr=rates[i], beta2=beta2s[i], eps=floors[i])
+        torch._fused_adamw_(*tensors, lr=rates[i], beta2=beta2s[i], eps=floors[i], **common)  # type: ignore[call-overload]
+
+
+_UPDATES: dict[str, Callable[..., None]] = {"host": _update, "lists": lists.update, "adam": lists.update_by_adam}
 
 
 def square_sums(grads: list[Tensor], plain: bool) -> list[float]:
@@ -192,7 +192,7 @@ def square_sums(grads: list[Tensor], plain: bool) -> list[float]:
     """
     small = len(grads) > 1 and sum(map(Tensor.numel, grads)) < _SMALL * len(grads)
     if plain and small and {g.dtype for g in grads} in _WIDE:
-        squares: list[float] = [norm.item() ** 2 for norm in torch._foreach_norm(grads)]
+        squares: list[float] = [norm**2 for norm in torch.stack(torch._foreach_norm(grads)).tolist()]
         if math.isfinite(sum(squares)):
             return squares
     return [_square_sum(g) for g in grads]

@@ -66,13 +66,16 @@ class KernelStep:
     """One group's gathered step, in the stages that `kourkoutas.torch` lists; the rule and the update are one call."""
 
     device = torch.device("cpu")
+    squares: list[float] | None = None
+    means: list[float] | None = None
 
     def __init__(self, options: Options, group: dict[str, Any], plan: Any, work: Work | None) -> None:
-        self.hyper, self.plan, self.work = options.hyper, plan, work  # work: of tensors that are parts
+        self.hyper, self.group, self.plan, self.work = options.hyper, group, plan, work  # work: of parts of tensors
         self.lr, self.threads = float(group["lr"]), torch.get_num_threads()
-        self.present = range(len(group["bucket_names"]))
-        self.squares: list[float] | None = None
-        self.means: list[float] | None = None
+
+    @property
+    def present(self) -> range:
+        return range(len(self.group["bucket_names"]))
 
     def measure(self) -> None:
         """Σ g² of each bucket of the group, if somebody wants to see it; otherwise `apply` sums."""
@@ -95,10 +98,7 @@ class KernelStep:
     def norms(self) -> list[float] | None:
         return None if self.squares is None else [math.sqrt(x) for x in self.squares]
 
-    def apply(self, ring: Tensor | None, rows: Tensor | None, first: int, last: bool) -> None:
-        """Move everything; write (sun, β2, n) of the buckets, which are `first` and on in the trace, into its row.
-
-        The last group of a step counts the row.
-        """
-        written = kernel.apply(self.plan, self.lr, self.threads, ring, rows, first, self.squares, last, self.means)
+    def apply(self, ring: Tensor | None = None, rows: Tensor | None = None, first: int = 0) -> None:
+        """Move everything; write (sun, β2, n) of the buckets, which are `first` and on in the trace, into its row."""
+        written = kernel.apply(self.plan, self.lr, self.threads, ring, rows, first, self.squares, self.means)
         torch.autograd.graph.increment_version(written)

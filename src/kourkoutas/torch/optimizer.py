@@ -1,9 +1,8 @@
-"""The optimizer class: its options and state, and the stages of a step."""
+"""The optimizer class: its state, and the stages of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from operator import itemgetter
+from collections.abc import Callable
 from typing import Any, overload
 
 import numpy as np
@@ -14,24 +13,28 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from torch.optim.optimizer import register_optimizer_step_post_hook as _register_post_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook as _register_pre_hook
 
-from kourkoutas import rule
-from kourkoutas.buckets import check_buckets, partition
+from kourkoutas.buckets import partition
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient
 from kourkoutas.signals import MEMORY
 from kourkoutas.torch import host, native, pooling, routes
 from kourkoutas.torch.lists import DeviceStep
+from kourkoutas.torch.options import (
+    BUCKET_STATE,
+    MOMENTS,
+    OPTIONS,
+    SCALAR_STATE,
+    STATE,
+    check_group,
+    check_parameter,
+    entries_of,
+    join_betas,
+    make_options,
+    named,
+)
 from kourkoutas.torch.parts import same_layout
 from kourkoutas.torch.pooling import Pool, check_process_group
-from kourkoutas.torch.work import LOW_PRECISION, Options, Work
+from kourkoutas.torch.work import Options, Work
 from kourkoutas.trace import KEYS, WINDOW, Trace
-
-_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-_BUCKET_STATE = ("norm_ema", "skipped", "memory")
-_SCALAR_STATE = ("step", "log_beta2", *_BUCKET_STATE)
-_STATE = (*_MOMENTS, *_SCALAR_STATE)  # in the order of `Work`
-_IN_GROUP = [name for name in rule.HYPER_NAMES if name not in ("beta1", "beta2_max")]
-_OPTIONS = itemgetter(*_IN_GROUP, "betas", "maximize", "state_dtype")
-
 
 # The dictionaries of hooks for all optimizers, from handles of hooks that are removed at once.
 _HANDLES = [register(lambda *_: None) for register in (_register_pre_hook, _register_post_hook)]
@@ -147,8 +150,8 @@ class KourkoutasBeta(Optimizer):
     ) -> None:
         defaults = {k: v for k, v in locals().items() if k not in ("self", "params", "process_group", "__class__")}
         check_process_group(process_group)
-        _join_betas(defaults)
-        _check_group(defaults)
+        join_betas(defaults)
+        check_group(defaults)
         if isinstance(params, Tensor):
             raise TypeError("`params` must be an iterable of tensors or groups; got one tensor: pass [tensor]")
         self._process_group = process_group
@@ -159,7 +162,7 @@ class KourkoutasBeta(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for options in (self.defaults, *self.param_groups):
-            _join_betas(options)
+            join_betas(options)
             options.setdefault("signal", Hyper.signal)  # saved by a version without signals
             options.setdefault("lr_warmup", Hyper.lr_warmup)
         self._process_group = getattr(self, "_process_group", None)  # torch loads a state through here, too
@@ -187,7 +190,7 @@ class KourkoutasBeta(Optimizer):
             for p, b in zip(group["params"], group.get("bucket_index", ()), strict=False):
                 if p in self.state:
                     shared = self._shared.setdefault((i, b), {})
-                    for name in _BUCKET_STATE:
+                    for name in BUCKET_STATE:
                         if name in self.state[p]:
                             self.state[p][name] = shared.setdefault(name, self.state[p][name])
 
@@ -196,10 +199,10 @@ class KourkoutasBeta(Optimizer):
         if not isinstance(param_group, dict) or "params" not in param_group:
             raise TypeError(f"`param_group` must be a dict with the key 'params'; got {param_group!r}")
         options = {**self.defaults, **{k: v for k, v in param_group.items() if k != "params"}}
-        _join_betas(options)
-        hyper = _check_group(options)
-        entries = _entries(param_group["params"])
-        names, tensors = _named(entries, sum(len(g["params"]) for g in self.param_groups))
+        join_betas(options)
+        hyper = check_group(options)
+        entries = entries_of(param_group["params"])
+        names, tensors = named(entries, sum(len(g["params"]) for g in self.param_groups))
         if options["buckets"] == "module" and not any(isinstance(e, tuple) for e in entries):
             raise ValueError(
                 "`buckets` is 'module' but the parameters have no names: pass model.named_parameters(), "
@@ -236,9 +239,9 @@ class KourkoutasBeta(Optimizer):
         for i, (p, dtype) in zip(saved, params, strict=True):
             for name, value in state_dict["state"].get(i, {}).items():
                 # torch has cast to the parameter's dtype what we keep in another.
-                if name in _MOMENTS and dtype is not None:
+                if name in MOMENTS and dtype is not None:
                     self.state[p][name] = value.detach().to(p.device, dtype, copy=True)
-                elif name in _SCALAR_STATE:
+                elif name in SCALAR_STATE:
                     value = torch.as_tensor(value).detach()
                     kept = value.dtype if name in ("step", "skipped") else torch.promote_types(value.dtype, _stat(p))
                     self.state[p][name] = value.to(p.device, kept, copy=True)
@@ -272,7 +275,8 @@ class KourkoutasBeta(Optimizer):
     def route(self) -> list[routes.Route]:
         """Which way the next step of each group goes, and why; this makes the state that the step would make."""
         self._cursor = 0
-        chosen = [self._gather(number, group)[0] for number, group in enumerate(self.param_groups)]
+        watched = routes.watched()
+        chosen = [self._gather(number, group, watched)[0] for number, group in enumerate(self.param_groups)]
         for plan in self._plans.values():
             native.kernel.release(plan)
         return chosen
@@ -280,27 +284,17 @@ class KourkoutasBeta(Optimizer):
     def _check(self, number: int, group: dict[str, Any]) -> Options:
         """The group's checked options, made again only when an entry of the group has changed."""
         if "beta1" in group or "beta2_max" in group:
-            _join_betas(group)
+            join_betas(group)
         if group["bucket_index"] is not self._buckets[number][1]:
             # ZeroRedundancyOptimizer copies the entries of another rank's group, and puts loaded state in place.
             group["bucket_names"], group["bucket_index"] = self._buckets[number]
             self._shared.clear()
             self._tie_buckets()
-        key = _OPTIONS(group)
+        key = OPTIONS(group)
         cached = self._options.get(number)
         if cached is None or cached.key != key:
-            hyper = _check_group(group)
-            group["amsgrad"] = hyper.leak is not None
-            packed = native.pack(hyper, group["maximize"], group["state_dtype"])
-            plain = hyper.bias_correction == "beta2max" and hyper.nonfinite != "skip" and group["state_dtype"] is None
-            extras = hyper.adaptive_tiny or hyper.max_ratio is not None or hyper.leak not in (None, 1)
-            adam = packed is not None and hyper.fixed and plain and not extras
-            unused = {"max_exp_avg_sq": hyper.leak is None, "log_beta2": hyper.bias_correction != "exact"}
-            unused |= {"skipped": hyper.nonfinite != "skip", "memory": not MEMORY[hyper.signal]}
-            needed = tuple(name for name in _STATE if not unused.get(name))
-            cached = self._options[number] = Options(
-                key, hyper, packed, adam, needed, group["state_dtype"] is torch.bfloat16
-            )
+            cached = self._options[number] = make_options(group, key)
+            group["amsgrad"] = cached.hyper.leak is not None
         return cached
 
     def _meet(self) -> Pool:
@@ -336,7 +330,7 @@ class KourkoutasBeta(Optimizer):
             found = [[state[name] for state in states] for name in needed]
         except (KeyError, TypeError):
             for p in work.params:  # every check comes before the first state is made
-                _check_parameter(p, group)
+                check_parameter(p, group)
             for p, b in zip(work.params, bucket_of, strict=True):
                 self._fill_state(p, needed, (number, b), group)
             found = [[self.state[p][name] for p in work.params] for name in needed]
@@ -344,19 +338,20 @@ class KourkoutasBeta(Optimizer):
         work.present.extend(range(len(group["bucket_names"])) if pool.spans[number] else dict.fromkeys(bucket_of))
         place = {b: i for i, b in enumerate(work.present)}
         work.bucket_of.extend([place[b] for b in bucket_of])
+        alone = len(place) == len(bucket_of) and work.bucket_of == list(range(len(place)))
         for name, tensors in zip(needed, found, strict=True):
-            if name in _BUCKET_STATE and work.bucket_of != list(range(len(place))):  # a bucket's first member speaks
+            if name in BUCKET_STATE and not alone:  # a bucket's first member speaks
                 first = dict(zip(reversed(bucket_of), reversed(tensors), strict=True))
                 tensors = [first[b] if b in first else self._bucket_state(name, number, b) for b in work.present]
-            work[2 + _STATE.index(name)].extend(tensors)
-        if any(x.shape != (MEMORY[group["signal"]],) for x in work.memories):
+            work[2 + STATE.index(name)].extend(tensors)
+        if work.memories and any(x.shape != (MEMORY[group["signal"]],) for x in work.memories):
             raise RuntimeError(
                 f"`memory` in the state is not that of signal={group['signal']!r}: load a state saved with this signal"
             )
         parts = pool.parts[number]
         if parts is not None:
             work.parts.extend([parts[i] for i in work.places])
-            for name, tensors in zip(_MOMENTS, work[2:5], strict=True):
+            for name, tensors in zip(MOMENTS, work[2:5], strict=True):
                 if not all(same_layout(p, x) for p, x in zip(work.params, tensors, strict=False)):
                     raise RuntimeError(
                         f"`{name}` in the state does not lie on the ranks as its parameter does: load it with "
@@ -369,12 +364,12 @@ class KourkoutasBeta(Optimizer):
         for name in names:
             if name in state:
                 continue
-            if name in _MOMENTS:
+            if name in MOMENTS:
                 state[name] = torch.zeros_like(p, dtype=group["state_dtype"], memory_format=torch.preserve_format)
                 continue
-            new = shared.get(name) if name in _BUCKET_STATE else None
+            new = shared.get(name) if name in BUCKET_STATE else None
             state[name] = _zeros(name, p, group) if new is None else new
-            if name in _BUCKET_STATE:
+            if name in BUCKET_STATE:
                 shared[name] = state[name]
 
     def _bucket_state(self, name: str, number: int, bucket: int) -> Tensor:
@@ -415,21 +410,23 @@ class KourkoutasBeta(Optimizer):
     _watched_step = Optimizer.profile_hook_step(_plain_step)
 
     def _step(self) -> None:
+        watched = routes.watched()
         if not torch.compiler.is_compiling():  # `_init_group` meets then, and nothing moves the cursor
             self._cursor = 0
             self._meet()
-        steps = [self._gather(number, group)[1] for number, group in enumerate(self.param_groups)]
-        if {type(step) for step in steps} == {native.KernelStep}:  # no_grad takes as long as a small step
-            self._move(steps, count_row=False)
-        else:
-            with torch.no_grad():
-                self._move(steps, count_row=True)
-
-    def _move(self, steps: list[Any], count_row: bool) -> None:
-        """Measure, pool and look; then move everything. The kernel counts the row of the trace if it is alone."""
+        steps = [self._gather(number, group, watched)[1] for number, group in enumerate(self.param_groups)]
         for step in steps:
-            if step is not None:
-                step.measure()
+            if type(step) is not native.KernelStep:
+                with torch.no_grad():
+                    self._move(steps)
+                return
+        self._move(steps)  # no_grad takes as long as a small step, and the kernel does not need it
+
+    def _move(self, steps: list[Any]) -> None:
+        """Measure, pool and look; then move everything."""
+        going = [step for step in steps if step is not None]
+        for step in going:
+            step.measure()
         pool = self._pool
         if pool is not None and pool.active:
             for step, pooled in zip(steps, pool.add(steps, self.param_groups), strict=True):
@@ -437,36 +434,53 @@ class KourkoutasBeta(Optimizer):
                     step.take(pooled)
         # Every norm is looked at before the first parameter moves.
         bad_bucket = None
-        for step, group in zip(steps, self.param_groups, strict=True):
-            norms = None if step is None else step.norms()
-            if norms is not None and group["nonfinite"] == "raise":
+        for step in going:
+            norms = step.norms()
+            if step.hyper.nonfinite == "raise" and bad_bucket is None:
                 bad = np.flatnonzero(~np.isfinite(np.asarray(norms.cpu() if isinstance(norms, Tensor) else norms)))
-                if bad.size and bad_bucket is None:
-                    bad_bucket = group["bucket_names"][step.present[bad[0]]]
-        if pool is not None and any(group["nonfinite"] == "raise" for group in self.param_groups):
+                bad_bucket = step.group["bucket_names"][step.present[bad[0]]] if bad.size else None
+        if pool is not None and pool.given is not None and any(g["nonfinite"] == "raise" for g in self.param_groups):
             bad_bucket = pool.first_of(bad_bucket)
         if bad_bucket is not None:
             raise NonFiniteGradient(bad_bucket)
-        first = 0
-        for step, group in zip(steps, self.param_groups, strict=True):
-            if type(step) is native.KernelStep:
-                step.apply(self._ring, self._rows, first, step is steps[-1] and not count_row)
-            else:
-                self._record(first, len(group["bucket_names"]), step, None if step is None else step.apply())
-            first += len(group["bucket_names"])
-        if count_row and self._rows is not None:
-            self._rows += 1
+        if self._ring is None or self._rows is None:
+            for step in going:
+                step.apply()
+        else:
+            self._apply_and_record(steps, self._ring, self._rows)
         if pool is not None and pool.dtensors:
             pool.changed()
 
-    def _gather(self, number: int, group: dict[str, Any]) -> tuple[routes.Route, Any]:
+    def _apply_and_record(self, steps: list[Any], ring: Tensor, rows: Tensor) -> None:
+        """Write (sun, β2, n) of every bucket into this step's row of the trace; NaN for those without a gradient."""
+        first = 0
+        for step, group in zip(steps, self.param_groups, strict=True):
+            count = len(group["bucket_names"])
+            if type(step) is native.KernelStep:
+                step.apply(ring, rows, first)
+            else:
+                block = torch.full((len(KEYS), count), torch.nan, device=ring.device)
+                if step is not None:
+                    place = torch.tensor(step.present, device=block.device)
+                    stats = [torch.as_tensor(x, device=block.device).view(-1) for x in step.apply()]
+                    block[:, place] = torch.stack(stats).to(block)
+                ring.narrow(2, first, count).index_copy_(0, (rows % WINDOW).view(1), block[None])
+            first += count
+        rows += 1
+
+    def _gather(self, number: int, group: dict[str, Any], watched: bool) -> tuple[routes.Route, Any]:
         """The route of one group, and its step with all tensors at hand: None if there is nothing to do."""
-        if torch.compiler.is_compiling():
+        if watched:
             work = self._work(number, group)
             step = DeviceStep(self._options[number], group, work, routes.TRACED) if work.present else None
             return routes.TRACED, step
         options, pool = self._check(number, group), self._meet()
         found: list[Work] = []
+
+        def work_found() -> Work:
+            if not found:
+                found.append(self._work(number, group))
+            return found[0]
 
         def kernel_takes() -> bool:
             if native.kernel is None:
@@ -475,26 +489,23 @@ class KourkoutasBeta(Optimizer):
             whole = pool.parts[number] is None
             if whole and not (group["diagnostics"] and self._ring is None) and self._planned(number, group, options):
                 return True
-            found.append(self._work(number, group))
-            return bool(found[0].params) and self._planned(number, group, options, None if whole else found[0])
+            work = work_found()
+            return bool(work.params) and self._planned(number, group, options, None if whole else work)
 
-        def host_takes() -> bool:
-            found.append(found[0] if found else self._work(number, group))
-            return bool(found[0].params) and host.takes(found[0])
-
-        route = routes.choose(options, group, pool.spans[number], kernel_takes, host_takes)
+        route = routes.choose(options, group, pool.spans[number], kernel_takes, lambda: host.takes(work_found()))
         if route is routes.KERNEL:
             parts = None if pool.parts[number] is None else found[0]
             return route, native.KernelStep(options, group, self._plans[number], parts)
-        work = found[0] if found else self._work(number, group)
+        work = work_found()
         if not work.present:
             return route, None
-        for name, tensors in zip(_MOMENTS, work[2:5], strict=True) if route is not routes.HOST else ():
+        for name, tensors in zip(MOMENTS, work[2:5], strict=True) if route is not routes.HOST else ():
             if tensors and [t.shape for t in tensors] != [p.shape for p in work.params]:
                 raise RuntimeError(f"`{name}` in the state has another shape than its parameter: load another state")
         if route is routes.HOST or (route.on_host and all(p.is_cpu for p in (*work.params, *work.norm_emas))):
-            cells = self._cells.setdefault(number, (host.Cells(), host.Cells(), host.Cells()))
-            return route, host.HostStep(options, group, work, route, cells)
+            if number not in self._cells:
+                self._cells[number] = (host.Cells(), host.Cells(), host.Cells())
+            return route, host.HostStep(options, group, work, route, self._cells[number])
         return route, DeviceStep(options, group, work, route)
 
     def _work(self, number: int, group: dict[str, Any]) -> Work:
@@ -519,93 +530,6 @@ class KourkoutasBeta(Optimizer):
         cursor: int = native.kernel.gather(plan, options.packed, *where, None)
         self._cursor = max(cursor, self._cursor)
         return cursor >= 0
-
-    def _record(self, first: int, count: int, step: Any, stats: Any) -> None:
-        """Write (sun, β2, n) of one group into this step's row of the trace; NaN for buckets without a gradient."""
-        if self._ring is None or self._rows is None:
-            return
-        block = torch.full((len(KEYS), count), torch.nan, device=self._ring.device)
-        if step is not None:
-            place = torch.tensor(step.present, device=block.device)
-            block[:, place] = torch.stack([torch.as_tensor(x, device=block.device).view(-1) for x in stats]).to(block)
-        self._ring.narrow(2, first, count).index_copy_(0, (self._rows % WINDOW).view(1), block[None])
-
-
-def _join_betas(options: dict[str, Any]) -> None:
-    """Put `beta1` and `beta2_max` where torch's schedulers and Adam look for them: options["betas"]."""
-    betas = options.get("betas", (Hyper.beta1, Hyper.beta2_max))
-    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-        raise ValueError(f"`betas` must be a pair (beta1, beta2_max), for example (0.9, 0.999); got {betas!r}")
-    options["betas"] = (options.pop("beta1", betas[0]), options.pop("beta2_max", betas[1]))
-
-
-def _scalar(x: Any) -> Any:
-    return x.reshape(()) if isinstance(x, Tensor) and x.numel() == 1 else x
-
-
-def _check_group(options: dict[str, Any]) -> Hyper:
-    """The hyper-parameters of a group's options, all of which are checked."""
-    rule.check_learning_rate(options["lr"])
-    values = {name: options[name] for name in _IN_GROUP}
-    values["beta1"], values["beta2_max"] = options["betas"]
-    for name, value in {"lr": options["lr"], **values}.items():
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise ValueError(f"`{name}` must be a number or a tensor of one element; got shape {tuple(value.shape)}")
-    hyper = Hyper(**{name: _scalar(value) for name, value in values.items()})
-    if options["buckets"] != "custom":
-        check_buckets(options["buckets"])
-    for name, allowed in (
-        ("maximize", (True, False)),
-        ("diagnostics", (True, False)),
-        ("capturable", (True, False)),
-        ("foreach", (True, False, None)),
-        ("fused", (True, False, None)),
-    ):
-        if not any(options[name] is x for x in allowed):
-            raise TypeError(f"`{name}` must be one of {', '.join(map(str, allowed))}; got {options[name]!r}")
-    if options["fused"] and options["foreach"]:
-        raise ValueError("`fused` and `foreach` cannot both be True: set one of them, or neither")
-    if options["capturable"] and hyper.nonfinite == "raise":
-        raise ValueError(
-            "`nonfinite` is 'raise' but `capturable` is True, and a captured step cannot raise: use 'skip'"
-        )
-    if not any(options["state_dtype"] is x for x in (None, torch.float32, torch.bfloat16)):
-        raise ValueError(f"`state_dtype` must be None, torch.bfloat16 or torch.float32; got {options['state_dtype']!r}")
-    return hyper
-
-
-def _check_parameter(p: Tensor, group: dict[str, Any]) -> None:
-    if group["fused"] and not (p.device.type in ("cpu", "cuda") and (p.is_floating_point() or p.is_complex())):
-        raise RuntimeError(
-            f"`fused=True` needs floating-point parameters on a CPU or a GPU; got {p.dtype} on {p.device}: "
-            "use foreach=True"
-        )
-    if group["state_dtype"] is not None and p.dtype not in (torch.float32, *LOW_PRECISION):
-        raise RuntimeError(
-            f"`state_dtype` needs float32, bfloat16 or float16 parameters; got {p.dtype}: "
-            "put this parameter in a group with state_dtype=None"
-        )
-
-
-def _entries(params: Any) -> list[Any]:
-    if isinstance(params, Tensor):
-        return [params]
-    if isinstance(params, (set, frozenset)):
-        raise TypeError("`params` must be ordered; got a set, whose order changes from run to run: pass a list")
-    if not isinstance(params, Iterable) or isinstance(params, (str, bytes)):
-        raise TypeError(f"`params` must be tensors or (name, tensor) pairs; got {params!r}")
-    return list(params)
-
-
-def _named(entries: list[Any], first: int) -> tuple[list[str], list[Tensor]]:
-    """Names and tensors, each tensor once."""
-    found: dict[int, tuple[str, Tensor]] = {}
-    for i, entry in enumerate(entries):
-        name, tensor = entry if isinstance(entry, tuple) and len(entry) == 2 else (f"param_{first + i}", entry)
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"`params` must be tensors or (name, tensor) pairs; got {tensor!r} at place {i}")
-        found.setdefault(id(tensor), (name, tensor))
-    return [name for name, _ in found.values()], [tensor for _, tensor in found.values()]
 
 
 def _zeros(name: str, p: Tensor, group: dict[str, Any]) -> Tensor:

@@ -39,7 +39,7 @@ def choose(
     kernel_takes: Callable[[], bool],
     host_takes: Callable[[], bool],
 ) -> Route:
-    """The route of one group: the first line that applies.
+    """The route of one group that nobody watches (else it is TRACED): the first line that applies.
 
     Args:
       spans: whether buckets have members on other ranks that this one does not hold.
@@ -49,7 +49,6 @@ def choose(
     hyper = options.hyper
     # fmt: off
     # ruff: noqa: E701
-    if watched():                                             return TRACED
     if group["capturable"]:                                   return CAPTURABLE
     if options.packed is None:                                return TENSORS
     if options.adam:                                          return ADAM
