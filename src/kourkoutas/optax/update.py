@@ -1,6 +1,5 @@
 """The elementwise update: from the scalars of `rule.step` to the moments and the update of one parameter."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +7,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from kourkoutas import rule
-from kourkoutas.optax.dtypes import as_real, cast, from_real
 from kourkoutas.rule import Hyper
 
 
@@ -31,6 +29,19 @@ class Leaf(NamedTuple):
     v_max: Any
 
 
+def as_real(x: Any) -> jax.Array:
+    """x in at least float32; complex numbers as pairs along a new last axis."""
+    a = jnp.asarray(x)
+    if jnp.iscomplexobj(a):
+        return jnp.stack([jnp.real(a), jnp.imag(a)], -1)
+    return a.astype(jnp.promote_types(a.dtype, jnp.float32))
+
+
+def from_real(x: jax.Array, dtype: Any) -> jax.Array:
+    """The inverse of `as_real`."""
+    return (lax.complex(x[..., 0], x[..., 1]) if jnp.issubdtype(dtype, jnp.complexfloating) else x).astype(dtype)
+
+
 def scalars_of(step: rule.Step, hyper: Hyper, size: int, dtype: Any) -> list[Scalars]:
     """The coefficients of a step, parameter by parameter.
 
@@ -38,16 +49,16 @@ def scalars_of(step: rule.Step, hyper: Hyper, size: int, dtype: Any) -> list[Sca
     CPU would update every m first, and read all gradients from memory once more for v.
     """
     k = step.k
-    stacked = jnp.stack([cast(jnp.broadcast_to(x, size), dtype) for x in (k.c1, k.c2, k.rate, k.floor)])
+    stacked = jnp.stack([jnp.broadcast_to(x, size).astype(dtype) for x in (k.c1, k.c2, k.rate, k.floor)])
     rows = [jnp.unstack(row) for row in lax.optimization_barrier(stacked)]
-    goes_on: Sequence[Any] = jnp.unstack(step.fine_each) if hyper.nonfinite == "skip" else [None] * size
+    goes_on = jnp.unstack(step.fine_each) if hyper.nonfinite == "skip" else [None] * size
     return [Scalars(*each) for each in zip(*rows, goes_on, strict=True)]
 
 
 def update_leaf(hyper: Hyper, k: Scalars, g: Any, m: Any, v: Any, v_max: Any) -> Leaf:
     """The step of one parameter, without a learning rate, which later parts of the chain apply."""
     x = as_real(g)
-    c1, c2, rate, floor = (cast(each, x.dtype) for each in k[:4])
+    c1, c2, rate, floor = (each.astype(x.dtype) for each in k[:4])
 
     # NOTE: u is made of the m and v that are returned, skipped or not: for anything else XLA would copy m and v.
     def unless_skipped(new: Any, old: Any) -> Any:
