@@ -15,7 +15,7 @@ from kourkoutas.optax.norms import Members, measure, refuse_nonfinite
 from kourkoutas.optax.recording import record
 from kourkoutas.optax.state import KourkoutasBetaState, check_layout, first_state, steps_taken
 from kourkoutas.optax.trees import align, layout_of, name_of
-from kourkoutas.optax.update import Leaf, scalars_of, update_leaf
+from kourkoutas.optax.update import Leaf, each_parameter, update_leaf
 from kourkoutas.rule import Buckets, Hyper
 
 
@@ -69,13 +69,15 @@ def transformation(
             live=None if present.all() else live,
             present=None if present.all() else present,
         )
+        ks = each_parameter(step.k, len(gs), real)
+        goes_on = jnp.unstack(step.fine_each) if hyper.nonfinite == "skip" else [None] * len(gs)
         leaves = [
-            Leaf(None, m, v, v_max) if g is None else update_leaf(hyper, k, g, m, v, v_max)
-            for k, g, m, v, v_max in zip(scalars_of(step, hyper, len(gs), real), gs, ms, vs, v_maxs, strict=True)
+            Leaf(None, m, v, v_max) if g is None else update_leaf(hyper, k, fine, g, m, v, v_max)
+            for k, fine, g, m, v, v_max in zip(ks, goes_on, gs, ms, vs, v_maxs, strict=True)
         ]
 
         ring, rows = record(state, step)
-        goes_on = True if step.fine_each is None else step.fine_each
+        fine_each = True if step.fine_each is None else step.fine_each
         new = KourkoutasBetaState(
             count=count + 1,
             mu=treedef.unflatten([leaf.m for leaf in leaves]),
@@ -86,7 +88,7 @@ def transformation(
             skipped=step.state.skipped,
             ring=ring,
             rows=rows,
-            missed=jnp.where(goes_on, state.missed, state.missed + 1),
+            missed=jnp.where(fine_each, state.missed, state.missed + 1),
             memory=None if state.memory is None else step.state.memory.astype(real),
         )
         return rebuild([leaf.u for leaf in leaves]), new
