@@ -26,7 +26,7 @@ def transformation(
     check_buckets(buckets)
 
     def init_fn(params: optax.Params) -> KourkoutasBetaState:
-        return first_state(params, hyper, layout_of(params, buckets, axis_name), diagnostics)
+        return first_state(params, hyper, layout_of(params, buckets, axis_name)[0], diagnostics)
 
     def update_fn(
         updates: optax.Updates, state: KourkoutasBetaState, params: optax.Params | None = None
