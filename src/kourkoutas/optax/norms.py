@@ -14,6 +14,7 @@ from kourkoutas.optax.update import as_real
 from kourkoutas.rule import NonFiniteGradient
 
 _SMALL = 1 << 16
+_FEW = 256
 
 
 class Members:
@@ -82,9 +83,10 @@ def _square_sums(gs: Sequence[Any], factors: Sequence[float], dtype: Any) -> lis
         # NOTE: without the barrier XLA computes g² once for the norm and the update, and writes it to memory between.
         x = as_real(lax.optimization_barrier(g)).astype(dtype)
         squares = [(x * f) ** 2 for f in factors]
-        if len(factors) == 1 or jax.default_backend() != "cpu":
+        # NOTE: XLA on a CPU makes one loop of the reduction of both, and four of two sums. That loop adds one by one,
+        # which costs digits where there are many; and over several devices it gathers where a sum would all-reduce.
+        if len(factors) == 1 or x.size > _FEW or jax.device_count() > 1 or jax.default_backend() != "cpu":
             return [jnp.sum(each) for each in squares]
-        # One reduction, which XLA on the CPU makes one loop of; two would be four.
         zero = jnp.zeros((), dtype)
         both: Sequence[jax.Array] = lax.reduce(
             squares, [zero] * len(squares), lambda a, b: [x + y for x, y in zip(a, b, strict=True)], range(x.ndim)
