@@ -53,6 +53,15 @@ def test_norms_are_right_as_far_as_float32_reaches(entries, norm):
 
 
 @pytest.mark.usefixtures("backend")
+def test_a_gradient_in_float32_beside_one_in_float64_may_overflow():
+    with jax.enable_x64(True):
+        grads = {"single": jnp.array([3e19, 4e19], jnp.float32), "wide": jnp.array([3.0, 4.0], jnp.float64)}
+        solver = scale_by_kourkoutas_beta(alpha=0.5)
+        _, state = jax.jit(solver.update)(grads, solver.init(grads))
+        np.testing.assert_allclose(state.ema, [2.5e19, 2.5], rtol=1e-6)
+
+
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_gradient_that_is_not_finite_is_still_seen(bad):
     params = {"bad": jnp.ones(3), "good": jnp.ones(3)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -10,9 +11,10 @@ import numpy as np
 from mlx.optimizers import Optimizer
 from mlx.utils import tree_map
 
+from kourkoutas import rule
 from kourkoutas.buckets import check_buckets
 from kourkoutas.mlx.layout import Layout
-from kourkoutas.mlx.plan import STATE, Plan, precision, put, scalars, take
+from kourkoutas.mlx.plan import Plan, precision
 from kourkoutas.mlx.recording import record
 from kourkoutas.mlx.sums import compiled_measure, widest
 from kourkoutas.mlx.trees import flat, pairs
@@ -23,6 +25,7 @@ from kourkoutas.trace import Trace
 Schedule = Callable[[mx.array], Any]
 
 _DEFAULT = Hyper()
+_STATE = ("ema", "t", "log_beta2", "skipped", "memory")  # the names of `rule.State` here
 
 
 class KourkoutasBeta(Optimizer):  # type: ignore[misc]
@@ -84,24 +87,8 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
     ) -> None:
         if not callable(learning_rate):
             check_learning_rate(learning_rate, "learning_rate")
-        self.hyper = Hyper(
-            beta1=beta1,
-            beta2_min=beta2_min,
-            beta2_max=beta2_max,
-            alpha=_DEFAULT.alpha if callable(alpha) or isinstance(alpha, mx.array) else alpha,
-            eps=eps,
-            tiny_spike=tiny_spike,
-            tiny_denom=tiny_denom,
-            decay=decay,
-            max_ratio=max_ratio,
-            adaptive_tiny=adaptive_tiny,
-            bias_correction=bias_correction,
-            warmup_steps=warmup_steps,
-            weight_decay=weight_decay,
-            nonfinite=nonfinite,
-            signal=signal,
-            lr_warmup=lr_warmup,
-        )
+        scheduled = callable(alpha) or isinstance(alpha, mx.array)
+        self.hyper = Hyper.pick({**locals(), "alpha": _DEFAULT.alpha if scheduled else alpha})
         check_buckets(buckets)
         if not isinstance(diagnostics, bool):
             raise TypeError(f"`diagnostics` must be True or False; got {diagnostics!r}")
@@ -167,11 +154,20 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
             if self.diagnostics:
                 record(state, plan, None)
         else:
-            vectors = {name: take(state[name], plan.axis(name)) for name in layout.vectors}
             lr = state["learning_rate"].astype(norm.dtype)
-            step = scalars(plan, state["alpha"], lr, norm, mean, vectors)
-            vectors = {name: x for name, x in zip(STATE, step.state, strict=True) if name in vectors}
-            state.update({name: put(state[name], plan.axis(name), x) for name, x in vectors.items()})
+            alpha: Any = state["alpha"].astype(norm.dtype)
+            before = {name: plan.take(name, state[name]) for name in layout.vectors}
+            step = rule.step(
+                replace(self.hyper, alpha=alpha),
+                lr,
+                norm,
+                rule.State(*(before.get(name) for name in _STATE)),
+                mx,
+                members=None if plan.one_each else plan,
+                mean_abs=mean,
+            )
+            after = dict(zip(_STATE, step.state, strict=True))
+            state.update({name: plan.put(name, state[name], after[name]) for name in before})
             if self.diagnostics:
                 record(state, plan, step)
             # NOTE: a loop that evaluates only the parameters must evaluate the counts and the ring with them; they

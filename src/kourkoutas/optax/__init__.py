@@ -23,11 +23,10 @@ try:
 except ModuleNotFoundError:
     raise ImportError("kourkoutas.optax needs JAX and Optax: pip install 'kourkoutas-beta[jax]'") from None
 
-from kourkoutas.optax.alias import kourkoutas_beta
+from kourkoutas.optax.alias import kourkoutas_beta, scale_by_kourkoutas_beta
 from kourkoutas.optax.loading import load_state
 from kourkoutas.optax.recording import pull
 from kourkoutas.optax.state import KourkoutasBetaState
-from kourkoutas.optax.transform import scale_by_kourkoutas_beta
 from kourkoutas.optax.trees import bucket_names
 
 __all__ = ["KourkoutasBetaState", "bucket_names", "kourkoutas_beta", "load_state", "pull", "scale_by_kourkoutas_beta"]

@@ -1,7 +1,8 @@
-"""`kourkoutas_beta`: the transformation with weight decay and a learning rate."""
+"""`scale_by_kourkoutas_beta`, and `kourkoutas_beta`, which adds weight decay and a learning rate."""
 
 # Annotations stay objects here (no `from __future__ import annotations`): Optax's own checks read them.
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,11 +10,12 @@ import jax.numpy as jnp
 import optax
 
 from kourkoutas.optax.axes import AxisName
-from kourkoutas.optax.norms import Members
 from kourkoutas.optax.state import steps_taken
-from kourkoutas.optax.transform import Scalar, scale_by_kourkoutas_beta
-from kourkoutas.optax.trees import PyTree, align, layout_of
+from kourkoutas.optax.transform import transformation
+from kourkoutas.optax.trees import PyTree, align
 from kourkoutas.rule import Buckets, Hyper, check_learning_rate, warmup
+
+Scalar = float | jax.Array
 
 _DEFAULT = Hyper()
 
@@ -52,28 +54,14 @@ def kourkoutas_beta(
 
     Args:
       learning_rate: a number or a schedule.
-      beta1: see `scale_by_kourkoutas_beta`, also for all arguments that are not below.
-      beta2_min: idem.
-      beta2_max: idem.
-      alpha: idem.
-      eps: idem.
-      tiny_spike: idem.
-      tiny_denom: idem.
-      decay: idem.
-      max_ratio: idem.
-      adaptive_tiny: idem.
-      bias_correction: idem.
-      warmup_steps: idem.
       weight_decay: decoupled weight decay λ, multiplied with the learning rate as in `optax.adamw`.
       mask: a tree of booleans with the structure of the parameters, or a callable that makes one from them: where
         weight decay applies.
-      buckets: idem.
-      nonfinite: idem; a skipped bucket is not decayed either.
-      signal: idem.
+      nonfinite: as below; a bucket that is skipped is not decayed either.
       lr_warmup: multiply the learning rate of a parameter by √(1 - β2_max^t), t its steps, which
         `bias_correction="beta2max"` does unasked.
-      diagnostics: idem.
-      axis_name: idem.
+
+    All other arguments are those of `scale_by_kourkoutas_beta`.
 
     Returns:
       The corresponding `optax.GradientTransformationExtraArgs`.
@@ -93,73 +81,101 @@ def kourkoutas_beta(
     References:
       Kassinos, Kourkoutas-β: A Sunspike-Driven Adam Optimizer with Desert Flair, 2025.
     """
-    Hyper(weight_decay=weight_decay, lr_warmup=lr_warmup, bias_correction=bias_correction)  # type: ignore[arg-type]
+    hyper = Hyper.pick(locals())
     if not callable(learning_rate):
         check_learning_rate(learning_rate, "learning_rate")
-    scale = scale_by_kourkoutas_beta(
-        beta1=beta1,
-        beta2_min=beta2_min,
-        beta2_max=beta2_max,
-        alpha=alpha,
-        eps=eps,
-        tiny_spike=tiny_spike,
-        tiny_denom=tiny_denom,
-        decay=decay,
-        max_ratio=max_ratio,
-        adaptive_tiny=adaptive_tiny,
-        bias_correction=bias_correction,
-        warmup_steps=warmup_steps,
-        buckets=buckets,
-        nonfinite=nonfinite,
-        signal=signal,
-        diagnostics=diagnostics,
-        axis_name=axis_name,
-    )
     # NOTE: `identity` does not read the parameters, and keeps the state's structure the same as with an injected zero.
     still = isinstance(weight_decay, (int, float)) and weight_decay == 0
     decayed = optax.identity() if still else optax.add_decayed_weights(weight_decay)
     if mask is not None:
         decayed = optax.masked(decayed, mask)
-    chain = _hold_still(optax.chain(scale, decayed, optax.scale_by_learning_rate(learning_rate)), buckets, axis_name)
-    return _warmed(chain, beta2_max) if lr_warmup else chain
-
-
-def _warmed(inner: optax.GradientTransformationExtraArgs, beta2_max: Scalar) -> optax.GradientTransformationExtraArgs:
-    """`inner` with the update of each parameter times √(1 - β2_max^t), t its steps, this one included."""
+    scale = transformation(replace(hyper, lr_warmup=False), buckets, diagnostics, axis_name)
+    chain = optax.chain(scale, decayed, optax.scale_by_learning_rate(learning_rate))
 
     def update_fn(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
     ) -> tuple[optax.Updates, Any]:
-        updates, new_state = inner.update(updates, state, params, **extra_args)
-        factor = warmup(beta2_max, steps_taken(new_state[0])[1].astype(new_state[0].ema.dtype), jnp)
-        us, rebuild = align(updates, new_state[0].mu, "gradients")
-        # NOTE: a parameter that took no step yet has t = 0 and an update of zero.
-        return rebuild([u * f.astype(jnp.real(u).dtype) for u, f in zip(us, factor, strict=True)]), new_state
-
-    return optax.GradientTransformationExtraArgs(inner.init, update_fn)
-
-
-def _hold_still(
-    inner: optax.GradientTransformation, buckets: Buckets, axis_name: AxisName
-) -> optax.GradientTransformationExtraArgs:
-    """The chain `inner` with zero updates, weight decay included, wherever its first part took no step.
-
-    NOTE: zeros and not None for a missing gradient, as `optax.apply_updates` cannot add None to an array.
-    """
-
-    def update_fn(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
-    ) -> tuple[optax.Updates, Any]:
-        updates, new_state = inner.update(updates, state, params, **extra_args)
+        updates, new_state = chain.update(updates, state, params, **extra_args)
         before, after = state[0], new_state[0]
         us, rebuild = align(updates, before.mu, "gradients")
-        if after.skipped is not None:
-            members = Members(layout_of(before.mu, buckets, axis_name).parts)
-            skipped = jnp.unstack(members.spread(after.skipped > before.skipped))
+        if hyper.lr_warmup:
+            factors = warmup(beta2_max, steps_taken(after)[1].astype(after.ema.dtype), jnp)
+            us = [None if u is None else u * f.astype(jnp.real(u).dtype) for u, f in zip(us, factors, strict=True)]
+        if hyper.nonfinite == "skip":
+            skipped = after.missed > before.missed
             us = [None if u is None else jnp.where(s, jnp.zeros_like(u), u) for u, s in zip(us, skipped, strict=True)]
-        elif all(u is not None for u in us):
-            return updates, new_state
+        # NOTE: zeros for a missing gradient, as `optax.apply_updates` cannot add None to an array.
         ms = jax.tree.leaves(before.mu)
         return rebuild([jnp.zeros_like(m) if u is None else u for u, m in zip(us, ms, strict=True)]), new_state
 
-    return optax.GradientTransformationExtraArgs(inner.init, update_fn)
+    return optax.GradientTransformationExtraArgs(chain.init, update_fn)
+
+
+def scale_by_kourkoutas_beta(
+    beta1: Scalar = _DEFAULT.beta1,
+    beta2_min: Scalar = _DEFAULT.beta2_min,
+    beta2_max: Scalar = _DEFAULT.beta2_max,
+    alpha: Scalar = _DEFAULT.alpha,
+    eps: Scalar = _DEFAULT.eps,
+    tiny_spike: Scalar = _DEFAULT.tiny_spike,
+    tiny_denom: Scalar = _DEFAULT.tiny_denom,
+    *,
+    decay: Scalar | None = _DEFAULT.decay,
+    max_ratio: Scalar | None = _DEFAULT.max_ratio,
+    adaptive_tiny: bool = _DEFAULT.adaptive_tiny,
+    bias_correction: str = _DEFAULT.bias_correction,
+    warmup_steps: int | jax.Array = _DEFAULT.warmup_steps,
+    buckets: Buckets = "parameter",
+    nonfinite: str = _DEFAULT.nonfinite,
+    signal: str = _DEFAULT.signal,
+    diagnostics: bool = False,
+    axis_name: AxisName = None,
+) -> optax.GradientTransformation:
+    r"""Rescale updates according to the Kourkoutas-β algorithm.
+
+    Per bucket, with pooled gradient norm :math:`n_t` and its moving average :math:`r_t`:
+
+    .. math::
+        r_t &= α r_{t-1} + (1-α)\, n_t \\
+        \mathrm{sun}_t &= \frac{n_t}{n_t + r_t + \mathrm{tiny\_spike}} \\
+        β_{2,t} &= β_{2,max} - (β_{2,max} - β_{2,min})\, \mathrm{sun}_t
+
+    Per parameter of the bucket:
+
+    .. math::
+        m_t &= β_1 m_{t-1} + (1-β_1)\, g_t \\
+        v_t &= β_{2,t} v_{t-1} + (1-β_{2,t})\, g_t^2 \\
+        \hat v_t &= \max(δ \hat v_{t-1}, v_t) \text{ or } v_t \\
+        u_t &= \mathrm{clip}\Big(\frac{m_t / a_1}{\sqrt{\hat v_t / b_2} + ε
+               + \mathrm{tiny\_denom} \max(⟨|θ|⟩, 1)},\ \pm \mathrm{max\_ratio}\Big)
+
+    NOTE: `optax.inject_hyperparams` takes every number as it is. A callable `buckets` must be named in its
+    `static_args`, as it would be taken for a schedule; with 16-bit parameters pass `hyperparam_dtype=jnp.float32`,
+    as β2_max = 0.999 would round to 1.
+
+    Args:
+      buckets: "parameter", "module", "shape", "global", or a callable of a parameter's dotted name and of an object
+        with its shape and dtype.
+      nonfinite: what a non-finite pooled norm does: "propagate", "skip" the bucket (zero update, state unchanged,
+        counted in `skipped`) or "raise" (only outside of jit).
+      diagnostics: record sun, β2 and n of every bucket and step; read them with `pull`.
+      axis_name: inside `shard_map`, the mesh axes over which parameters are sharded: names or a PartitionSpec for all
+        of them, a tree of these like the parameters, or a callable of name and array; see `kourkoutas.optax.axes`.
+        Norms are then those of whole parameters. Leave it None under `jit`, where XLA sums over all devices by itself.
+
+    The other arguments are those of `kourkoutas.rule.Hyper`. With `adaptive_tiny`, `update` needs `params`.
+
+    Returns:
+      The corresponding `optax.GradientTransformation`.
+
+    Example:
+      >>> params = {"w": jnp.array([1.0, 2.0])}
+      >>> solver = optax.chain(scale_by_kourkoutas_beta(), optax.scale(-0.1))
+      >>> updates, state = solver.update(params, solver.init(params), params)
+      >>> updates["w"].shape
+      (2,)
+
+    References:
+      Kassinos, Kourkoutas-β: A Sunspike-Driven Adam Optimizer with Desert Flair, 2025.
+    """
+    return transformation(Hyper.pick(locals()), buckets, diagnostics, axis_name)

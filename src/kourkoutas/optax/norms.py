@@ -10,16 +10,17 @@ from jax import lax
 
 from kourkoutas.buckets import Partition
 from kourkoutas.optax.axes import Axes
-from kourkoutas.optax.dtypes import as_real, stack
+from kourkoutas.optax.update import as_real
 from kourkoutas.rule import NonFiniteGradient
 
 _SMALL = 1 << 16
+_FEW = 256
 
 
 class Members:
     """Which parameters are in which bucket, for `rule.step`: one operation each, none when every bucket has one."""
 
-    def __init__(self, parts: Partition, present: Any = True) -> None:
+    def __init__(self, parts: Partition, present: Any) -> None:
         self.present = present
         self.size = len(parts.names)
         self.index = np.asarray(parts.index, np.int32)
@@ -41,51 +42,59 @@ def measure(
     """(n of each bucket, ⟨|θ|⟩ of each of `thetas`), whole parameters wherever their parts are.
 
     A gradient that is None adds nothing.
+
+    NOTE: Σg² of finite gradients may overflow where its root n does not. n is then s·√Σ(g/s)², with s = 2^k the root of
+    the dtype's largest number: this overflows only where n does, and squares that underflow are below n's last digit.
+
+    NOTE: on a CPU the second sum costs as much as reading all gradients again. If these are large, it stands in a
+    branch that is hardly ever taken; if they are small, the branch would cost more. On an accelerator a branch waits
+    for the host, and two sums are one pass over the gradients.
     """
-    rows = [_square_sums(gs, 1.0, dtype)]
+    s = 2.0 ** (jnp.finfo(dtype).maxexp // 2)
+    branches = jax.default_backend() == "cpu" and sum(jnp.size(g) for g in gs if g is not None) > _SMALL
+    rows = _square_sums(gs, (1.0,) if branches else (1.0, 1 / s), dtype)
     if thetas is not None:
         # ⟨|θ|⟩ = Σ over the parts of the part's mean / number of parts, as all parts have one size
         rows.append([_mean_abs(p) / each.size() for p, each in zip(thetas, axes, strict=True)])
-    squares, *means = _over_axes(rows, axes, dtype)
-    return _root(members.sum(squares), gs, members, axes), means[0] if means else None
+    squares, *rest = _over_axes(rows, axes, dtype)
+    mean_abs = rest.pop() if thetas is not None else None
+    total = members.sum(squares)
+    finite = jnp.isfinite(total)
 
-
-def _root(total: jax.Array, gs: Sequence[Any], members: Members, axes: Sequence[Axes]) -> jax.Array:
-    """n = √Σg², from `total` = Σg² where that is finite, and from Σ(g/s)² elsewhere.
-
-    NOTE: with s = 2^k the square root of the largest number, Σ(g/s)² overflows only where n itself does. Where Σg²
-    overflows, n > s, and squares that underflow are below its last digit.
-
-    NOTE: on a CPU a second sum costs as much as reading all gradients again. If these are large, it stands in a branch
-    that is hardly ever taken; if they are small, the branch would cost more. On an accelerator a branch waits for the
-    host, and two sums are one pass over the gradients.
-    """
-    finite, s = jnp.isfinite(total), 2.0 ** (jnp.finfo(total.dtype).maxexp // 2)
-
-    def scaled() -> jax.Array:
-        (each,) = _over_axes([_square_sums(gs, 1 / s, total.dtype)], axes, total.dtype)
-        squares = members.sum(each)
+    def guarded() -> jax.Array:
+        scaled = members.sum(*(rest or _over_axes(_square_sums(gs, (1 / s,), dtype), axes, dtype)))
         # A one where it is not used: the derivative of the root at zero would be NaN.
-        return jnp.where(finite, jnp.sqrt(jnp.where(finite, total, 1)), jnp.sqrt(jnp.where(finite, 1, squares)) * s)
+        return jnp.where(finite, jnp.sqrt(jnp.where(finite, total, 1)), jnp.sqrt(jnp.where(finite, 1, scaled)) * s)
 
     every = jnp.all(finite)
-    if not isinstance(every, jax.core.Tracer):
-        return jnp.sqrt(total) if every else scaled()
-    branches = jax.default_backend() == "cpu" and sum(g.size for g in gs if g is not None) > _SMALL
-    n: jax.Array = lax.cond(every, lambda: jnp.sqrt(total), scaled) if branches else scaled()
-    return n
+    if not branches:
+        norm = guarded()
+    elif isinstance(every, jax.core.Tracer):
+        norm = lax.cond(every, lambda: jnp.sqrt(total), guarded)
+    else:
+        norm = jnp.sqrt(total) if every else guarded()
+    return norm, mean_abs
 
 
-def _square_sums(gs: Sequence[Any], factor: float, dtype: Any) -> list[jax.Array]:
-    """Σ(factor·g)² of each gradient."""
+def _square_sums(gs: Sequence[Any], factors: Sequence[float], dtype: Any) -> list[list[jax.Array]]:
+    """For each factor, Σ(factor·g)² of each gradient."""
 
-    def square_sum(g: Any) -> jax.Array:
+    def sums(g: Any) -> Sequence[jax.Array]:
         # NOTE: without the barrier XLA computes g² once for the norm and the update, and writes it to memory between.
-        x = as_real(lax.optimization_barrier(g))
-        x = x if factor == 1 else x * factor
-        return jnp.sum(x * x)
+        x = as_real(lax.optimization_barrier(g)).astype(dtype)
+        squares = [(x * f) ** 2 for f in factors]
+        # NOTE: XLA on a CPU makes one loop of the reduction of both, and four of two sums. That loop adds one by one,
+        # which costs digits where there are many; and over several devices it gathers where a sum would all-reduce.
+        if len(factors) == 1 or x.size > _FEW or jax.device_count() > 1 or jax.default_backend() != "cpu":
+            return [jnp.sum(each) for each in squares]
+        zero = jnp.zeros((), dtype)
+        both: Sequence[jax.Array] = lax.reduce(
+            squares, [zero] * len(squares), lambda a, b: [x + y for x, y in zip(a, b, strict=True)], range(x.ndim)
+        )
+        return both
 
-    return [jnp.zeros((), dtype) if g is None else square_sum(g) for g in gs]
+    each = [[jnp.zeros((), dtype)] * len(factors) if g is None else sums(g) for g in gs]
+    return [[row[k] for row in each] for k in range(len(factors))]
 
 
 def _mean_abs(p: Any) -> jax.Array:
@@ -93,20 +102,25 @@ def _mean_abs(p: Any) -> jax.Array:
     return jnp.mean(jnp.abs(x)) if x.size else jnp.zeros((), x.dtype)
 
 
-def _over_axes(rows: Sequence[Sequence[jax.Array]], axes: Sequence[Axes], dtype: Any) -> Sequence[jax.Array]:
+def _over_axes(rows: Sequence[Sequence[jax.Array]], axes: Sequence[Axes], dtype: Any) -> list[jax.Array]:
     """Each row as a vector, with an entry per parameter, summed over that parameter's axes.
 
     NOTE: one sum over the devices per set of axes, all rows and parameters together. Parameters with different axes are
     not in one vector before it, as `shard_map` keeps track of what is the same on all devices by array.
     """
-    sets = dict.fromkeys(each.names for each in axes)
-    if not any(sets):
-        return [stack(row, dtype) for row in rows]
-    members = [[i for i, each in enumerate(axes) if each.names == names] for names in sets]
-    blocks = [jnp.stack([stack([row[i] for i in block], dtype) for row in rows]) for block in members]
-    sums = [lax.psum(block, names) if names else block for names, block in zip(sets, blocks, strict=True)]
-    order = np.argsort([i for block in members for i in block]).astype(np.int32)
-    return jnp.unstack(jnp.concatenate(sums, axis=1)[:, order])
+
+    def vectors(block: Sequence[int]) -> list[jax.Array]:
+        return [jnp.stack([row[i].astype(dtype) for i in block]) if block else jnp.zeros(0, dtype) for row in rows]
+
+    blocks: dict[tuple[str, ...], list[int]] = {}
+    for i, each in enumerate(axes):
+        blocks.setdefault(each.names, []).append(i)
+    if not any(blocks):
+        return vectors(range(len(axes)))
+    stacked = {names: jnp.stack(vectors(block)) for names, block in blocks.items()}
+    sums = [lax.psum(block, names) if names else block for names, block in stacked.items()]
+    order = np.argsort([i for block in blocks.values() for i in block]).astype(np.int32)
+    return list(jnp.unstack(jnp.concatenate(sums, axis=1)[:, order]))
 
 
 def refuse_nonfinite(norm: jax.Array, names: Sequence[str]) -> None:

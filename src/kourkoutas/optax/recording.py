@@ -6,7 +6,6 @@ import optax
 from jax import lax
 
 from kourkoutas import rule
-from kourkoutas.optax.dtypes import cast
 from kourkoutas.optax.state import KourkoutasBetaState
 from kourkoutas.trace import WINDOW, Trace
 
@@ -16,7 +15,7 @@ def record(state: KourkoutasBetaState, step: rule.Step) -> tuple[jax.Array | Non
     if state.ring is None or state.rows is None:
         return state.ring, state.rows
     # ring[(t-1) % WINDOW] = (sun, β2, n) of step t
-    row = jnp.stack([step.sun, step.beta2, cast(step.norm, step.sun.dtype)]).astype(state.ring.dtype)
+    row = jnp.stack([step.sun, step.beta2, step.norm]).astype(state.ring.dtype)
     ring = lax.dynamic_update_index_in_dim(state.ring, row, state.rows % WINDOW, 0)
     return ring, optax.safe_increment(state.rows)
 

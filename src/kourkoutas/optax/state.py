@@ -10,7 +10,7 @@ import optax
 
 from kourkoutas.buckets import Partition
 from kourkoutas.optax.axes import Axes, are_bound
-from kourkoutas.optax.trees import Layout, PyTree, name_of
+from kourkoutas.optax.trees import PyTree, name_of
 from kourkoutas.rule import Hyper
 from kourkoutas.signals import MEMORY
 from kourkoutas.trace import KEYS, WINDOW
@@ -50,7 +50,7 @@ class KourkoutasBetaState(NamedTuple):
     memory: jax.Array | None = None
 
 
-def first_state(params: optax.Params, hyper: Hyper, layout: Layout, diagnostics: bool) -> KourkoutasBetaState:
+def first_state(params: optax.Params, hyper: Hyper, parts: Partition, diagnostics: bool) -> KourkoutasBetaState:
     """The state before the first step."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     for path, x in leaves:
@@ -59,7 +59,7 @@ def first_state(params: optax.Params, hyper: Hyper, layout: Layout, diagnostics:
                 f"`params` must be floating-point or complex arrays; got {jnp.result_type(x)} at {name_of(path)!r}: "
                 "leave it out, for example with optax.masked or equinox.filter(model, equinox.is_inexact_array)"
             )
-    size, n = len(leaves), len(layout.parts.names)
+    size, n = len(leaves), len(parts.names)
     real = jnp.finfo(jnp.result_type(jnp.float32, *(x for _, x in leaves))).dtype
     return KourkoutasBetaState(
         count=jnp.zeros((), jnp.int32),

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,18 +19,6 @@ def name_of(path: Sequence[Any]) -> str:
     return jax.tree_util.keystr(tuple(path), simple=True, separator=".") or "params"
 
 
-class Layout(NamedTuple):
-    """What is known of a tree of parameters before its numbers.
-
-    Attributes:
-      parts: its buckets.
-      axes: over which mesh axes each parameter is sharded.
-    """
-
-    parts: Partition
-    axes: list[Axes]
-
-
 def leaf_names(params: PyTree) -> list[str]:
     """The dotted names of all leaves, each its own."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
@@ -43,8 +31,11 @@ def leaf_names(params: PyTree) -> list[str]:
     return names
 
 
-def layout_of(params: PyTree, buckets: Buckets, axis_name: AxisName = None) -> Layout:
-    """The layout of a tree of parameters, or of any tree of their shape and dtype, such as `mu`."""
+def layout_of(params: PyTree, buckets: Buckets, axis_name: AxisName = None) -> tuple[Partition, list[Axes]]:
+    """(the buckets of a tree of parameters, over which mesh axes each parameter is sharded).
+
+    `params` may be any tree of their shape and dtype, such as `mu`.
+    """
     names = leaf_names(params)
     leaves = jax.tree.leaves(params)
     shapes = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in leaves]
@@ -56,7 +47,7 @@ def layout_of(params: PyTree, buckets: Buckets, axis_name: AxisName = None) -> L
         )
     if are_bound(axes):
         shapes = [jax.ShapeDtypeStruct(a.whole(s.shape), s.dtype) for a, s in zip(axes, shapes, strict=True)]
-    return Layout(partition(buckets, names, shapes), axes)
+    return partition(buckets, names, shapes), axes
 
 
 def bucket_names(params: PyTree, buckets: Buckets = "parameter") -> tuple[str, ...]:
@@ -73,7 +64,7 @@ def bucket_names(params: PyTree, buckets: Buckets = "parameter") -> tuple[str, .
       >>> bucket_names({"enc": {"b": jnp.zeros(2), "w": jnp.zeros((2, 3))}, "gain": jnp.ones(())}, "module")
       ('enc', '')
     """
-    return layout_of(params, buckets).parts.names
+    return layout_of(params, buckets)[0].names
 
 
 def align(tree: PyTree, like: PyTree, what: str) -> tuple[list[Any], Callable[[Sequence[Any]], PyTree]]:

@@ -1,25 +1,12 @@
 """The elementwise update: from the scalars of `rule.step` to the moments and the update of one parameter."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kourkoutas import rule
-from kourkoutas.optax.dtypes import as_real, cast, from_real
-from kourkoutas.rule import Hyper
-
-
-class Scalars(NamedTuple):
-    """The coefficients of one parameter, 0-d; see `rule.Coefficients`."""
-
-    c1: jax.Array
-    c2: jax.Array
-    rate: jax.Array
-    floor: jax.Array
-    goes_on: jax.Array | None  # None: it cannot be skipped
+from kourkoutas.rule import Coefficients, Hyper
 
 
 class Leaf(NamedTuple):
@@ -31,27 +18,41 @@ class Leaf(NamedTuple):
     v_max: Any
 
 
-def scalars_of(step: rule.Step, hyper: Hyper, size: int, dtype: Any) -> list[Scalars]:
-    """The coefficients of a step, parameter by parameter.
+def as_real(x: Any) -> jax.Array:
+    """x in at least float32; complex numbers as pairs along a new last axis."""
+    a = jnp.asarray(x)
+    if jnp.iscomplexobj(a):
+        return jnp.stack([jnp.real(a), jnp.imag(a)], -1)
+    return a.astype(jnp.promote_types(a.dtype, jnp.float32))
+
+
+def from_real(x: jax.Array, dtype: Any) -> jax.Array:
+    """The inverse of `as_real`."""
+    return (lax.complex(x[..., 0], x[..., 1]) if jnp.issubdtype(dtype, jnp.complexfloating) else x).astype(dtype)
+
+
+def each_parameter(k: Coefficients, size: int, dtype: Any) -> list[Coefficients]:
+    """The coefficients of a step, parameter by parameter, 0-d.
 
     NOTE: 1-β1 goes with the scalars that wait for the norms, and the barrier hides that it is a constant: XLA on the
     CPU would update every m first, and read all gradients from memory once more for v.
     """
-    k = step.k
-    stacked = jnp.stack([cast(jnp.broadcast_to(x, size), dtype) for x in (k.c1, k.c2, k.rate, k.floor)])
+    stacked = jnp.stack([jnp.broadcast_to(x, size).astype(dtype) for x in (k.c1, k.c2, k.rate, k.floor)])
     rows = [jnp.unstack(row) for row in lax.optimization_barrier(stacked)]
-    goes_on: Sequence[Any] = jnp.unstack(step.fine_each) if hyper.nonfinite == "skip" else [None] * size
-    return [Scalars(*each) for each in zip(*rows, goes_on, strict=True)]
+    return [k._replace(c1=c1, c2=c2, rate=rate, floor=floor) for c1, c2, rate, floor in zip(*rows, strict=True)]
 
 
-def update_leaf(hyper: Hyper, k: Scalars, g: Any, m: Any, v: Any, v_max: Any) -> Leaf:
-    """The step of one parameter, without a learning rate, which later parts of the chain apply."""
+def update_leaf(hyper: Hyper, k: Coefficients, goes_on: Any, g: Any, m: Any, v: Any, v_max: Any) -> Leaf:
+    """The step of one parameter, without a learning rate, which later parts of the chain apply.
+
+    `goes_on` is a 0-d boolean, or None where no parameter can be skipped.
+    """
     x = as_real(g)
-    c1, c2, rate, floor = (cast(each, x.dtype) for each in k[:4])
+    c1, c2, rate, floor = (each.astype(x.dtype) for each in (k.c1, k.c2, k.rate, k.floor))
 
     # NOTE: u is made of the m and v that are returned, skipped or not: for anything else XLA would copy m and v.
     def unless_skipped(new: Any, old: Any) -> Any:
-        return new if k.goes_on is None else jnp.where(k.goes_on, new, as_real(old))
+        return new if goes_on is None else jnp.where(goes_on, new, as_real(old))
 
     # m = β1·m + (1-β1)·g,  v = β2·v + (1-β2)·g²
     m_new = unless_skipped(hyper.beta1 * as_real(m) + c1 * x, m)
