@@ -1,20 +1,34 @@
-"""Docstrings are written for Sphinx, IDEs and `help()`; here their formulas and references become Markdown."""
+"""Docstrings are written for Sphinx, IDEs and `help()`; here their formulas and references become Markdown.
 
+Defaults that the front ends take from `Hyper`, `_DEFAULT.alpha` or `Hyper.alpha` in the source, are shown as numbers.
+"""
+
+import ast
 import re
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import griffe
+
+RULE = ast.parse((Path(__file__).parents[2] / "src" / "kourkoutas" / "rule.py").read_text(encoding="utf-8"))
+HYPER = next(node for node in RULE.body if isinstance(node, ast.ClassDef) and node.name == "Hyper")
+DEFAULTS = {x.target.id: ast.unparse(x.value) for x in HYPER.body if isinstance(x, ast.AnnAssign)}
 
 BLOCK = re.compile(r"^\.\. math::\n((?:[ \t]+.*\n|\n)+)", re.MULTILINE)
 INLINE = re.compile(r":math:`([^`]+)`")
 REFERENCE = re.compile(r":(?:class|meth|func|mod):(?=`)")
 
 
-class RstMath(griffe.Extension):
+class Docstrings(griffe.Extension):
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
             obj.docstring.value = markdown(obj.docstring.value)
+        if obj.is_function:
+            for parameter in obj.parameters:
+                home, _, name = str(parameter.default).rpartition(".")
+                if home in ("_DEFAULT", "Hyper"):
+                    parameter.default = DEFAULTS[name]
 
 
 def markdown(text: str) -> str:
