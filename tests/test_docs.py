@@ -135,6 +135,13 @@ def test_links_between_pages_lead_somewhere():
             assert (ROOT / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_files_that_contributors_are_sent_to_exist():
+    named = re.findall(r"`([\w/]+(?:\.py|/))`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert "rule.py" in named
+    for file in named:
+        assert (ROOT / file).exists() or (ROOT / "src" / "kourkoutas" / file).exists(), file
+
+
 @pytest.mark.parametrize("line", [*KBETA, *parameters(calls_in_sentences(), "kbeta ")])
 def test_a_command_parses(line):
     typer = pytest.importorskip("typer")
