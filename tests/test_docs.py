@@ -93,7 +93,7 @@ def test_the_python_of_a_page_runs(page, tmp_path):
             pytest.importorskip(name)
     (tmp_path / "page.py").write_text("\n".join(code), encoding="utf-8")
     run = [sys.executable, "-W", "error", "page.py"]
-    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 
 
