@@ -79,6 +79,7 @@ bench: $(READY)
 
 # The site, into site/.
 docs: .venv-docs/.ready
+	.venv-docs/bin/python -m doctest docs/site/docstrings.py
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
 
 # sdist and wheel into dist/, checked, and tried in fresh environments with one framework each.

@@ -43,7 +43,7 @@ def test_doctor_answers_and_names_the_extras(command, monkeypatch):
     assert found["kernels"] == doctor.examine()["kernels"]
 
 
-@pytest.mark.parametrize("arguments", [["study", "rare_trigger"], ["run", "rare_trigger"], ["testbeds"], ["script"]])
+@pytest.mark.parametrize("arguments", [["study", "rare_trigger"], ["run", "rare_trigger"], ["testbeds"]])
 def test_a_command_of_the_laboratory_says_in_one_line_what_to_install(arguments):
     done = call("without the laboratory", *arguments)
     assert (done.stdout, done.returncode) == ("", 2)
@@ -66,22 +66,31 @@ def test_a_script_runs_without_the_laboratory(tmp_path):
     assert (done.stdout, done.returncode) == ("kourkoutas.paper ['--help']\n", 0), done.stderr
 
 
-def test_a_framework_that_is_missing_is_one_line_with_its_extra():
-    source = "import sys; sys.argv[0] = 'kbeta'; sys.modules['mlx'] = sys.modules['mlx.core'] = None\n"
-    run = [sys.executable, "-P", "-c", source + "from kourkoutas.__main__ import main; main()", "script", __file__]
+def test_a_script_without_a_file_does_not_send_for_the_laboratory():
+    done = call("without the laboratory", "script")
+    assert (done.stdout, done.returncode) == ("", 2)
+    assert done.stderr == "kbeta: script needs a file: kbeta script FILE [ARGS...]\n"
+
+
+@pytest.mark.parametrize("module", ["kourkoutas", "kourkoutas.paper"])
+def test_a_framework_that_is_missing_is_one_line_with_its_extra(module):
+    source = "import runpy, sys; sys.modules['mlx'] = sys.modules['mlx.core'] = None\n"
+    source += f"runpy.run_module({module!r}, {{}}, '__main__')"
+    run = [sys.executable, "-P", "-c", source, "script", __file__]
     done = subprocess.run(run, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
+    assert done.returncode != 0
     assert len(done.stderr.splitlines()) == 1
     assert "kourkoutas-beta[mlx]" in done.stderr
 
 
-def test_a_package_of_the_laboratory_that_is_missing_is_named_with_the_extra():
-    source = "import sys; sys.argv[0] = 'kbeta'; sys.modules['pydantic'] = None\n"
-    run = [sys.executable, "-P", "-c", source + "from kourkoutas.__main__ import main; main()", "run", "sanity1"]
+@pytest.mark.parametrize(("package", "words"), [("pydantic", ["run", "sanity1"]), ("markupsafe", ["norms", "nowhere"])])
+def test_a_package_of_the_laboratory_that_is_missing_is_named_with_the_extra(package, words):
+    source = f"import sys; sys.argv[0] = 'kbeta'; sys.modules['{package}'] = None\n"
+    run = [sys.executable, "-P", "-c", source + "from kourkoutas.__main__ import main; main()", *words]
     done = subprocess.run(run, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert "pydantic" in done.stderr
+    assert package in done.stderr
     assert "kourkoutas-beta[lab]" in done.stderr
 
 

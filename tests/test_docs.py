@@ -1,8 +1,9 @@
 """Every code block of the README and the documentation is run.
 
 Python blocks of one page run in order, in one namespace. A block that is a file of `examples/` is run by the tests
-of that example. Shell lines: a `make` target must exist, a `kbeta` call must parse; `kbeta` calls are also run, at
-the smallest size, by a slow test. `pip` lines must name extras that exist. Blocks marked `text` are not code.
+of that example. Shell lines: a `make` target must exist, a `kbeta` call must parse, also within a sentence. Calls of
+`kbeta` and `python` are also run, at the smallest size, by slow tests, but for `kbeta watch`, which serves until it is
+stopped and has tests of its own. `pip` lines must name extras that exist. Blocks marked `text` are not code.
 """
 
 import os
@@ -16,7 +17,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PARTS = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/README.md"]  # in docs/ by inclusion
+PAGES = [*(ROOT / part for part in PARTS), *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 NEEDS = ("torch", "jax", "mlx")
 
@@ -27,8 +29,24 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands() -> list[tuple[str, str]]:
+    """(page, command) of every line of a shell block, without comments and without variables set before the command."""
     lines = [(page.name, line) for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
-    return [(page, line.partition(" #")[0].strip()) for page, line in lines if line.strip()]
+    return [
+        (page, re.sub(r"^(?:[A-Z_]+=\S+ )+", "", line.partition(" #")[0].strip()))
+        for page, line in lines
+        if line.strip()
+    ]
+
+
+def calls_in_sentences() -> list[tuple[str, str]]:
+    """(page, command) of every `kbeta` call with arguments within a sentence, without what stands in brackets."""
+    found = []
+    for page in PAGES:
+        for span in re.findall(r"(?<!`)`(kbeta [^`]+)`", BLOCK.sub("", page.read_text(encoding="utf-8"))):
+            words = re.sub(r"\[.*?\]", "", span).replace("…", "loss").split()
+            if len(words) > 2 and not words[2].startswith("-"):
+                found.append((page.name, " ".join(words)))
+    return found
 
 
 def included(block: str) -> str | None:
@@ -36,7 +54,11 @@ def included(block: str) -> str | None:
     return found[1] if found else None
 
 
-KBETA = [pytest.param(line, id=f"{page}:{line[:70]}") for page, line in commands() if line.startswith("kbeta ")]
+def parameters(lines: list[tuple[str, str]], start: str) -> list:
+    return [pytest.param(line, id=f"{page}:{line[:70]}") for page, line in lines if line.startswith(start)]
+
+
+KBETA = parameters(commands(), "kbeta ")
 
 
 def test_every_block_says_what_it_is():
@@ -48,7 +70,14 @@ def test_every_block_says_what_it_is():
 def test_there_is_no_indented_command():
     for page in PAGES:
         fenced = BLOCK.sub("", page.read_text(encoding="utf-8"))
-        assert not re.findall(r"^ {4}(?:kbeta|make|pip|from|import) .*$", fenced, re.MULTILINE), page.name
+        start = r"^ {4,}(?:[A-Z_]+=\S+ )*(?:kbeta|make|pip|python|torchrun|sbatch|from|import) .*$"
+        assert not re.findall(start, fenced, re.MULTILINE), page.name
+
+
+def test_what_a_page_includes_is_looked_at():
+    for page in PAGES:
+        for file in re.findall(r'^--8<-- "(.+)"$', page.read_text(encoding="utf-8"), re.MULTILINE):
+            assert (ROOT / file) in PAGES or (ROOT / file).parent.name == "examples", f"{page.name} includes {file}"
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda page: page.name)
@@ -64,7 +93,7 @@ def test_the_python_of_a_page_runs(page, tmp_path):
             pytest.importorskip(name)
     (tmp_path / "page.py").write_text("\n".join(code), encoding="utf-8")
     run = [sys.executable, "-W", "error", "page.py"]
-    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 
 
@@ -106,7 +135,14 @@ def test_links_between_pages_lead_somewhere():
             assert (ROOT / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("line", KBETA)
+def test_the_files_that_contributors_are_sent_to_exist():
+    named = re.findall(r"`([\w/]+(?:\.py|/))`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert "rule.py" in named
+    for file in named:
+        assert (ROOT / file).exists() or (ROOT / "src" / "kourkoutas" / file).exists(), file
+
+
+@pytest.mark.parametrize("line", [*KBETA, *parameters(calls_in_sentences(), "kbeta ")])
 def test_a_command_parses(line):
     typer = pytest.importorskip("typer")
     from kourkoutas import cli
@@ -132,4 +168,35 @@ def test_a_command_runs_at_the_smallest_size(line, tmp_path):
     run = [sys.executable, "-P", "-m", "kourkoutas", *shlex.split(small)[1:]]
     env = {**os.environ, "KBETA_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=600, env=env)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder_with_a_study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reading")
+    source = next(block for block in blocks(ROOT / "README.md", "python") if "def train(trial)" in block)
+    (folder / "my_task.py").write_text(source, encoding="utf-8")
+    call = "study my_task.py:train --seeds 0-1 --optimizers kbeta,adam95 --out results/mine"
+    run = [sys.executable, "-P", "-m", "kourkoutas", *call.split()]
+    subprocess.run(run, cwd=folder, capture_output=True, check=True, timeout=600)
+    (folder / "OUT").symlink_to(folder / "results" / "mine")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line", [p for p in KBETA if p.values[0].split()[1] not in ("study", "run", "script", "watch")]
+)
+def test_a_command_that_reads_a_study_runs(line, folder_with_a_study):
+    run = [sys.executable, "-P", "-m", "kourkoutas", *shlex.split(line)[1:]]
+    done = subprocess.run(run, cwd=folder_with_a_study, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", parameters(commands(), "python "))
+def test_a_benchmark_runs_at_the_smallest_size(line, tmp_path):
+    script, *words = shlex.split(re.sub(r" --shape \S+", "", line))[1:]
+    run = [sys.executable, ROOT / script, *words, "--shape", "tiny", "--rounds", "1", "--seconds", "0.1"]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

@@ -42,7 +42,9 @@ def without_lab(arguments: Sequence[str]) -> int:
             from kourkoutas import bench
 
             return bench.main(rest)
-        elif command == "script" and rest:
+        elif command == "script":
+            if not rest:
+                raise ValueError("script needs a file: kbeta script FILE [ARGS...]")
             from kourkoutas import paper
 
             paper.script(rest[0], rest[1:])

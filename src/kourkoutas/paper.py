@@ -21,8 +21,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from kourkoutas.mlx import KourkoutasBeta as _KourkoutasBeta
-from kourkoutas.mlx import Schedule
+try:
+    from kourkoutas.mlx import KourkoutasBeta as _KourkoutasBeta
+    from kourkoutas.mlx import Schedule
+except ImportError as error:
+    if __name__ == "__main__":
+        sys.exit(f"python -m kourkoutas.paper: {error}")
+    raise
 from kourkoutas.rule import Hyper
 from kourkoutas.trace import Trace
 

@@ -77,21 +77,24 @@ class Hyper:
     Args:
       beta1: first-moment decay β1, in [0, 1).
       beta2_min: β2 under the strongest spike, in [0, beta2_max].
-      beta2_max: β2 when norms vanish against their average, in [beta2_min, 1).
+      beta2_max: β2 when the norm is far below its moving average, in [beta2_min, 1).
       alpha: decay of the moving average of the pooled norm, in (0, 1).
       eps: added to the denominator, ≥ 0.
-      tiny_spike: added to the moving average under the norm, > 0.
+      tiny_spike: added to the moving average that the norm is divided by, > 0.
       tiny_denom: size of the adaptive-tiny term, ≥ 0.
       decay: None (no v_max), 1 (AMSGrad), in (0, 1) (leaky AMSGrad), 0 (never a v_max, also with max_ratio).
       max_ratio: None, or the bound on |Δθ| in units of the learning rate, > 0. With `decay=None` it turns on AMSGrad,
         as in the paper; use `decay=0` to clip only.
       adaptive_tiny: add tiny_denom·max(⟨|p|⟩, 1) to the denominator.
-      bias_correction: "none", "beta2max" or "exact".
+      bias_correction: v is divided by 1 - β2_max^t ("beta2max", the paper's; early steps are smaller than Adam's),
+        by 1 - Π β2, the weight that v really holds ("exact"), or neither m nor v is corrected ("none").
       warmup_steps: steps of a bucket during which β2 stays at ½(β2_min + β2_max), ≥ 0.
       weight_decay: decoupled weight decay, ≥ 0.
       signal: what moves β2, see `kourkoutas.signals`: "sunspike" (the paper's), "centred" or "predictive".
-      lr_warmup: multiply the learning rate by √(1 - β2_max^t), which bias_correction="beta2max" does unasked.
-      nonfinite: what a non-finite pooled norm does: "propagate", "skip" the bucket, or "raise".
+      lr_warmup: multiply the learning rate by √(1 - β2_max^t). Refused with bias_correction="beta2max", whose division
+        has the same effect.
+      nonfinite: what a norm that is not finite does: "propagate" into the update as in Adam, "skip" (the bucket's
+        parameters and state stay as they are, and the skip is counted), or "raise" `NonFiniteGradient`.
     """
 
     beta1: float = 0.9

@@ -253,6 +253,10 @@ def test_a_run_with_a_sink_is_kept_though_no_folder_was_named(tmp_path: Path) ->
     assert f"Kept in results/{kept.name}" in done.stderr
     assert [file.name for file in kept.glob("runs/*/metrics.jsonl")] == ["metrics.jsonl"]
     assert not list(kept.parent.glob("*.tmp"))
+    assert "nothing was sent" not in done.stderr
+    again = kbeta("run", "sanity1", *TESTBED, "--sink", "wandb", cwd=tmp_path, env=path)
+    assert again.returncode == 0, again.stderr
+    assert "The run had finished before: nothing was sent to wandb." in again.stderr
     plain = kbeta("run", "sanity1", *TESTBED, cwd=tmp_path)
     assert "Kept" not in plain.stderr
 

@@ -60,6 +60,7 @@ def run(
     plan = make_plan(target, engine, preset, [optimizer], [seed], with_text(set_, text), None, endpoint)
     sinks.check(sink)
     folder = Path("results") / plan.specs()[0].id if out_ is None and sink is not None else out_
+    unsent = sink is not None and folder is not None and study.finished(plan, folder)
     with resumable(folder is not None), run_status() as on_progress:
         result = study.single(
             plan, folder, command=called_as(), checkpoint_every=checkpoint_every, sink=sink, on_progress=on_progress
@@ -70,6 +71,8 @@ def run(
         print_run(plan, result)
     if out_ is None and folder is not None:
         say(f"Kept in {folder}")
+    if unsent:
+        say(f"The run had finished before: nothing was sent to {sink}. Another --out makes it again.")
     if result.status == "failed":
         err.print(result.error, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import functools
 import platform
 import shutil
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
 
+from kourkoutas.lab import locks
 from kourkoutas.lab.results import parcel, store
 from kourkoutas.lab.results.snapshots import Snapshots
 from kourkoutas.lab.running.crew import Ended, Limits, Progress, Started
@@ -173,11 +173,11 @@ def _scratch() -> Path:
         return _folder
     for old in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*/lock"):
         with contextlib.suppress(OSError), old.open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(old.parent, ignore_errors=True)
+            if locks.try_lock(lock):
+                shutil.rmtree(old.parent, ignore_errors=True)
     _folder = Path(tempfile.mkdtemp(prefix=SCRATCH))
     held = (_folder / "new").open("w")
-    fcntl.flock(held, fcntl.LOCK_EX)
+    locks.wait_for_lock(held)
     (_folder / "new").rename(_folder / "lock")  # held when others can see it
     atexit.register(shutil.rmtree, _folder, ignore_errors=True)
     atexit.register(held.close)

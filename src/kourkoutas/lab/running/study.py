@@ -160,6 +160,16 @@ def single(
         return worker.make(task.model_copy(update={"folder": study.folder(spec).resolve()}), on_progress)
 
 
+def finished(plan: Plan, out: str | Path) -> bool:
+    """Whether `out` has the one run of `plan` already, so that `single` would only read it."""
+    (spec,) = plan.specs()
+    try:
+        kept = store.Study.open(out).result(spec)
+    except store.StoreError:
+        return False
+    return kept is not None and kept.status != "failed"
+
+
 def holding(plan: Plan, out: str | Path, command: str) -> contextlib.AbstractContextManager[store.Writer]:
     """The folder `out`, locked for the runs of `plan`."""
     return store.writing(
