@@ -92,7 +92,7 @@ def test_every_option_and_every_named_choice_travels(cases):
 def test_torch_to_optax_to_mlx_to_torch_is_the_curve_of_one_long_run(options, tmp_path):
     nan_at = (30, 170, 171, 333) if options.get("nonfinite") == "skip" else ()
     stayed = FRAMEWORKS["torch"](start(), options)
-    moved, file = None, tmp_path / "state.safetensors"
+    moved, file, largest = None, tmp_path / "state.safetensors", 0.0
     for hop, name in enumerate(ROUTE):
         if moved is not None:
             moved.save(file)
@@ -103,6 +103,9 @@ def test_torch_to_optax_to_mlx_to_torch_is_the_curve_of_one_long_run(options, tm
         here, there = moved.params, stayed.params
         for n, want in there.items():
             np.testing.assert_allclose(here[n], want, rtol=0, atol=1e-6, err_msg=f"{n} after {(hop + 1) * HOP} steps")
+            assert np.isfinite(want).all()
+            largest = max(largest, float(np.abs(here[n] - want).max()))
+    print(f"largest difference {largest:.1e}")
 
 
 def test_bfloat16_moments_of_torch_arrive_to_the_bit(tmp_path):
