@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from kourkoutas import rule
+from kourkoutas import rule, signals
 from kourkoutas.rule import Floats, Hyper, State
 
 
@@ -61,6 +61,21 @@ def test_counts_past_what_a_dtype_holds_leave_the_update_as_it_is(start, dtype, 
     assert rates[0] == np.asarray(1e-3, dtype)
 
 
+def test_the_count_of_the_predictive_signal_may_stop_at_two_to_the_24():
+    """The count corrects forecasts that have not yet gathered their weight, which all have after some 10⁵ norms."""
+    found = []
+    for seen in (1e6, 2.0**24 - 1, 2.0**24, 2.0**31):
+        memory = np.zeros((1, signals.MEMORY["predictive"]), np.float32)
+        memory[0, 0], memory[0, 1 : 1 + signals.FORECASTS] = seen, 1.0
+        state = State(np.ones(1, np.float32), np.full(1, seen, np.float32), memory=memory)
+        for norm in (1.0, 3.0, 0.5):
+            step = rule.step(Hyper(signal="predictive"), 1e-3, np.full(1, norm, np.float32), state, np)
+            state = step.state
+        found.append(step.beta2.item())
+    assert Hyper.beta2_min < found[0] < Hyper.beta2_max
+    assert set(found) == {found[0]}
+
+
 def test_torch_counts_past_two_to_the_24():
     torch = pytest.importorskip("torch")
     from kourkoutas.torch import KourkoutasBeta
@@ -103,22 +118,26 @@ def test_optax_counts_up_to_the_end_of_int32_and_stays_there():
         np.testing.assert_allclose(end, ends[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("beta1", [0.0, 0.9])
-def test_a_learning_rate_of_zero_moves_nothing_but_the_state(beta1):
-    torch = pytest.importorskip("torch")
-    from kourkoutas.torch import KourkoutasBeta
+WRAPS = pytest.mark.xfail(strict=True, reason="the int32 count of MLX wraps to -2³¹, and its bias corrections are NaN")
 
-    w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
-    optimizer = KourkoutasBeta([("w", w)], lr=0.0, beta1=beta1, weight_decay=0.1)
-    for _ in range(5):
-        w.grad = torch.tensor([3.0, 4.0])
-        optimizer.step()
-    assert w.tolist() == [1.0, -2.0]
-    assert optimizer.state[w]["step"] == 5
-    # r of a constant norm n = 5 after 5 steps: 5·(1 - α⁵)
-    assert float(optimizer.state[w]["norm_ema"]) == pytest.approx(5 * (1 - 0.93**5), rel=1e-6)
-    if beta1 == 0:
-        assert optimizer.state[w]["exp_avg"].tolist() == [3.0, 4.0]
+
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+@pytest.mark.parametrize("count", [2**24, pytest.param(2**31 - 3, marks=WRAPS)])
+def test_mlx_counts_up_to_the_end_of_int32_and_stays_there(count, nonfinite):
+    mx = pytest.importorskip("mlx.core")
+    from kourkoutas.mlx import KourkoutasBeta
+
+    def end(count):
+        optimizer, params = KourkoutasBeta(0.1, nonfinite=nonfinite), {"w": mx.ones(3)}
+        g = {"w": mx.array([1.0, 2.0, 3.0])}
+        params = optimizer.apply_gradients(g, params)
+        optimizer.state["t"] = mx.full(optimizer.state["t"].shape, count, mx.int32)
+        for _ in range(4):
+            params = optimizer.apply_gradients(g, params)
+        assert optimizer.state["t"].min().item() == min(count + 4, 2**31 - 1)
+        return np.array(params["w"])
+
+    np.testing.assert_array_equal(end(count), end(10**6))
 
 
 def test_ten_thousand_buckets_of_one_element():
@@ -142,9 +161,9 @@ def test_ten_thousand_buckets_of_one_element():
         assert params[i][1].item() == pytest.approx(oracle.params[f"p{i}"].item(), rel=1e-12)
 
 
-# Soaks: a million small steps, or as many as five minutes take, with flat memory.
+# Soaks: a million small steps, or as many as five minutes take, with flat memory and at a flat pace.
 
-SECONDS, MILLION = 300.0, 1_000_000
+SECONDS, MILLION, BLOCK = 300.0, 1_000_000, 2000
 
 
 def resident():
@@ -153,22 +172,28 @@ def resident():
 
 
 def soak(step):
-    """Steps for at most five minutes; memory may not grow, and the pace is printed."""
-    for t in range(2000):
+    """Steps for at most five minutes; neither memory nor the processor time of a step may grow.
+
+    The pace of a quarter of the run is that of its fastest block of steps: other programs on the machine slow blocks
+    down, and make none faster.
+    """
+    for t in range(BLOCK):
         step(t)
     gc.collect()
     before, began, t, paces = resident(), time.perf_counter(), 0, []
     while t < MILLION and time.perf_counter() - began < SECONDS:
-        start = time.perf_counter()
-        for _ in range(2000):
+        start = time.process_time()
+        for _ in range(BLOCK):
             step(t)
             t += 1
-        paces.append((time.perf_counter() - start) / 2000)
+        paces.append((time.process_time() - start) / BLOCK)
     gc.collect()
-    grown = resident() - before
-    print(f"{t} steps, {grown / 2**20:.1f} MiB more, {paces[0] * 1e6:.0f} µs a step first, {paces[-1] * 1e6:.0f} last")
+    grown, quarter = resident() - before, max(1, len(paces) // 4)
+    first, last = min(paces[:quarter]), min(paces[-quarter:])
+    print(f"{t} steps, {grown / 2**20:.1f} MiB more, {first * 1e6:.1f} µs a step at first, {last * 1e6:.1f} at the end")
     assert t >= 20_000
     assert grown < 32 * 2**20
+    assert last < 1.2 * first
 
 
 @pytest.mark.slow

@@ -36,6 +36,9 @@ def test_centred_answers_to_a_spike_by_its_size_over_the_mean_of_what_it_has_see
     sun = (9 - mean) / (9 + mean)
     got = rates("centred", [*np.ones(2000), 9.0])[-1]
     assert got == pytest.approx(0.001 + (0.999 - 0.88) * sun, rel=1e-6)
+    # tiny_spike stands beside the two in the denominator
+    got = rates("centred", [*np.ones(2000), 9.0], tiny_spike=2.0)[-1]
+    assert got == pytest.approx(0.001 + (0.999 - 0.88) * (9 - mean) / (9 + mean + 2), rel=1e-6)
 
 
 def test_predictive_remembers_over_100_steps_of_noise_about_a_level_and_under_10_of_a_walk():
@@ -46,22 +49,46 @@ def test_predictive_remembers_over_100_steps_of_noise_about_a_level_and_under_10
     assert np.mean(walk[1000:] > 1 / 10) > 0.9
 
 
-@pytest.mark.parametrize("spike", [1.0, 1e5], ids=["calm", "a spike that no memory saw coming"])
+def forecasts(norms, c):
+    """√(the weighted mean of n²) for each forgetting rate, with sums instead of recursions."""
+    weights = [c_k * (1 - c_k) ** np.arange(len(norms) - 1, -1, -1) for c_k in c]
+    return np.array([math.sqrt(np.sum(w * norms**2) / np.sum(w)) for w in weights]) + 1e-9
+
+
+@pytest.mark.parametrize("spike", ["none", "past all forecasts", "just past all forecasts"])
 def test_predictive_lies_where_weights_from_the_definition_put_it(spike):
-    """Forecasts, losses and weights once more, with sums instead of recursions; n/√s counts up to 1,000."""
+    """Forecasts, losses and weights once more; n/√s counts up to 1,000, whatever it is."""
     norms = np.exp(np.random.default_rng(1).normal(size=30))
-    norms[20] *= spike
     place = np.arange(8) / 7
     c = 0.001 * 120**place
+    if spike != "none":
+        norms[20] = forecasts(norms[:20], c).max() * (1e5 if spike == "past all forecasts" else 1000.5)
     score = np.zeros(8)
     for t in range(1, 30):
-        for k in range(8):
-            weights = c[k] * (1 - c[k]) ** np.arange(t - 1, -1, -1)
-            root = math.sqrt(np.sum(weights * norms[:t] ** 2) / np.sum(weights)) + 1e-9
-            score[k] = 0.998 * score[k] + 2 * math.log(root) + min(norms[t] / root, 1000) ** 2
+        root = forecasts(norms[:t], c)
+        score = 0.998 * score + 2 * np.log(root) + np.minimum(norms[t] / root, 1000) ** 2
     weight = np.exp(-(score - score.min()) / 2)
     sun = np.sum(weight * place) / np.sum(weight)
+    assert 0.05 < sun < 0.95  # no single forecast has all the weight
     assert rates("predictive", norms)[-1] == pytest.approx(0.001 * 120**sun, rel=1e-8)
+
+
+@pytest.mark.parametrize("signal", signals.SIGNALS[1:])
+def test_a_lone_bucket_may_come_without_an_axis_of_buckets(signal):
+    hyper, norms = Hyper(signal=signal), np.exp(np.random.default_rng(5).normal(size=(20, 3)))
+    many = (np.zeros(3), np.zeros((3, signals.MEMORY[signal])))
+    one = (np.zeros(()), np.zeros(signals.MEMORY[signal]))
+    with np.errstate(all="ignore"):
+        for n in norms:
+            c2, _, *many = signals.forgetting(hyper, n, *many, np)
+            c2_one, _, *one = signals.forgetting(hyper, n[1], *one, np)
+            assert c2_one == pytest.approx(c2[1], rel=1e-12)
+
+
+@pytest.mark.parametrize("signal", signals.SIGNALS)
+@pytest.mark.parametrize("norm", [math.inf, math.nan])
+def test_a_norm_that_is_not_finite_shows_in_beta2(signal, norm):
+    assert math.isnan(rates(signal, [1.0, 2.0, norm])[-1])
 
 
 def test_a_bucket_keeps_as_many_numbers_as_the_portable_format_says():
@@ -98,6 +125,17 @@ def test_a_bucket_that_is_skipped_keeps_its_memory(signal):
 
 
 def test_lr_warmup_multiplies_the_learning_rate_by_the_root_of_one_minus_beta2_max_to_the_t():
+    hyper = Hyper(bias_correction="none", max_ratio=2.0, weight_decay=0.1, lr_warmup=True)
+    state = State(np.zeros(1), 0.0)
+    for t in range(1, 21):
+        new = step(hyper, 1e-3, np.ones(1), state, np)
+        state, factor = new.state, math.sqrt(1 - 0.999**t)
+        assert new.k.rate == pytest.approx(1e-3 * factor, rel=1e-12)
+        assert new.k.limit == pytest.approx(1e-3 * factor * 2, rel=1e-12)
+        assert new.k.fade == pytest.approx(1e-3 * factor * 0.1, rel=1e-12)
+
+
+def test_lr_warmup_of_the_oracle():
     rng = np.random.default_rng(4)
     grads = [{"w": rng.normal(size=3)} for _ in range(20)]
     plain = Oracle({"w": np.ones(3)}, Hyper(bias_correction="none", beta1=0.0, beta2_min=0.999, lr_warmup=True))

@@ -1,6 +1,6 @@
 """Faults at every write, and every byte damaged: an error or an equal result, never a silently wrong number.
 
-Every call by which a results folder is written (open to write, write, fsync, rename, unlink, truncate, mkdir) is
+Every call by which a results folder is written (open to write, write, fsync, rename, unlink, truncate, mkdir, rmdir) is
 counted. A study of one run is then made again and again with a fault at the first call, the second, and so on;
 afterwards it is resumed without faults and must end as the one that nothing happened to.
 
@@ -9,12 +9,16 @@ any more, and of a write only the first half does. `test_survival.py` has the re
 """
 
 import builtins
+import ctypes
 import errno
 import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,37 +37,41 @@ class Killed(BaseException):
 
 
 class Faults:
-    """Counts calls that change files, and lets one of them fail; `last` if no later call may succeed either."""
+    """Counts calls that change files, and lets the one numbered `at` fail; with `last`, all later ones too.
 
-    def __init__(self, at=None, error=None, last=False):
-        self.count, self.at, self.error, self.last = 0, at, error, last
+    `kinds` are those that can fail; None for all.
+    """
 
-    @property
-    def due(self):
-        return self.at is not None and (self.count + 1 == self.at or (self.last and self.count + 1 >= self.at))
+    def __init__(self, at=None, error=None, last=False, kinds=None):
+        self.count, self.at, self.error, self.last, self.kinds = 0, at, error, last, kinds
 
-    def tick(self):
-        due, self.count = self.due, self.count + 1
+    def due(self, kind):
+        if self.at is None or (self.kinds is not None and kind not in self.kinds):
+            return False
+        return self.count + 1 == self.at or (self.last and self.count + 1 > self.at)
+
+    def tick(self, kind):
+        due, self.count = self.due(kind), self.count + 1
         if due:
             raise self.error
 
     def install(self, monkeypatch):
-        for name in ("fsync", "replace", "unlink", "mkdir"):
-            monkeypatch.setattr(os, name, self._before(getattr(os, name)))
+        for name in ("fsync", "replace", "unlink", "mkdir", "rmdir"):
+            monkeypatch.setattr(os, name, self._before(name, getattr(os, name)))
         real_open = io.open
 
         def opened(file, mode="r", *args, **kwargs):
             if not set(mode) & set("wax+"):
                 return real_open(file, mode, *args, **kwargs)
-            self.tick()
+            self.tick("open")
             return _Watched(real_open(file, mode, *args, **kwargs), self)
 
         monkeypatch.setattr(io, "open", opened)
         monkeypatch.setattr(builtins, "open", opened)
 
-    def _before(self, call):
+    def _before(self, kind, call):
         def watched(*args, **kwargs):
-            self.tick()
+            self.tick(kind)
             return call(*args, **kwargs)
 
         return watched
@@ -76,18 +84,17 @@ class _Watched:
         self._stream, self._faults = stream, faults
 
     def write(self, data):
-        due, length = self._faults.due, len(data)
-        first = self._faults.at == self._faults.count + 1
-        if due and first:
+        length = len(data)
+        if self._faults.due("write") and self._faults.at == self._faults.count + 1:
             self._stream.write(data[: length // 2])
             self._stream.flush()
-        self._faults.tick()
+        self._faults.tick("write")
         self._stream.write(data)
         self._stream.flush()
         return length
 
     def truncate(self, *args):
-        self._faults.tick()
+        self._faults.tick("truncate")
         return self._stream.truncate(*args)
 
     def __getattr__(self, name):
@@ -100,19 +107,19 @@ class _Watched:
         self._stream.close()
 
 
-def study(path):
+def study(path, spec=SPEC):
     """A study of one run, in this process: planned, trained, finished, or gone on with."""
     from kourkoutas.lab.running import train
 
     arm = store.Arm(label="kbeta", optimizer="kbeta")
     with store.writing(
-        path, testbed="sanity1", preset="smoke", engine="torch", settings=SPEC.settings, arms=[arm], seeds=[0],
+        path, testbed="sanity1", preset="smoke", engine="torch", settings=spec.settings, arms=[arm], seeds=[0],
         command="a test",
     ) as writer:  # fmt: skip
-        writer.plan([SPEC])
-        if writer.result(SPEC) is None or writer.result(SPEC).status == "failed":
-            writer.reopen(SPEC)
-            writer.finish(SPEC, train.run(SPEC, writer.folder(SPEC), checkpoint_every=500))
+        writer.plan([spec])
+        if writer.result(spec) is None or writer.result(spec).status == "failed":
+            writer.reopen(spec)
+            writer.finish(spec, train.run(spec, writer.folder(spec), checkpoint_every=500))
 
 
 def ended(path):
@@ -164,6 +171,11 @@ def full(at):
     return Faults(at, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
+def stays_full(at):
+    """From call `at` on there is no room; what exists can still be renamed and removed."""
+    return Faults(at, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), True, ("open", "write", "fsync", "mkdir"))
+
+
 def read_only(at):
     return Faults(at, OSError(errno.EROFS, os.strerror(errno.EROFS)), last=True)
 
@@ -173,12 +185,14 @@ def points(count, most):
     return sorted({*np.linspace(1, count, min(count, most)).astype(int).tolist()})
 
 
-@pytest.mark.parametrize("fault", [kill, full, read_only])
-@pytest.mark.parametrize("most", [15, pytest.param(10**6, marks=pytest.mark.slow)], ids=["some calls", "every call"])
+@pytest.mark.parametrize("fault", [kill, full, stays_full, read_only])
+@pytest.mark.parametrize("most", [12, pytest.param(10**6, marks=pytest.mark.slow)], ids=["some calls", "every call"])
 def test_after_a_fault_at_a_write_the_study_resumes_to_the_same_bits(fault, most, whole, tmp_path):
     want, count = whole
     assert count > 60  # every kind of file is written a few times
-    for at in points(count, most):
+    tried = points(count, most)
+    print(f"{fault.__name__}: {len(tried)} of {count} calls")
+    for at in tried:
         path = tmp_path / f"at-{at}"
         error = attacked(path, fault(at))
         # Only what does not matter may fail unseen: the name of the writer in the lock file, and clearing up.
@@ -195,6 +209,57 @@ def test_a_read_only_folder_is_an_error_and_stays_as_it_was(whole, tmp_path):
     assert isinstance(error, OSError)
     assert error.errno == errno.EROFS
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
+
+
+ORDINARY = """
+import sys
+from pathlib import Path
+from tests.lab.test_under_fire import study
+
+path = Path(sys.argv[1])
+try:
+    (path / "probe").touch()
+except PermissionError:
+    pass
+else:
+    (path / "probe").unlink()
+    sys.exit("the folder can be written")
+try:
+    study(path)
+except PermissionError as error:
+    print("refused", error.filename)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="takes root's right to write anywhere away with prctl")
+@pytest.mark.parametrize("when", ["unfinished", "finished"])
+def test_a_folder_without_write_permission_is_an_error_and_goes_on_when_it_has_it_again(when, whole, tmp_path):
+    """No fault is played here: the folder has mode 0555, and the process no right beyond it, be it root's or not."""
+    path = tmp_path / "out"
+    if when == "finished":
+        study(path)
+    else:
+        assert isinstance(attacked(path, kill(whole[1] - 20)), Killed)
+        assert not list(path.glob("runs/*/result.json"))
+    before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    tree = [path, *path.rglob("*")]
+    modes = {p: p.stat().st_mode for p in tree}
+    for p in tree:
+        p.chmod(modes[p] & ~0o222)
+    libc, drop, dac_override = ctypes.CDLL(None), 24, 1  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE
+    done = subprocess.run(
+        [sys.executable, "-c", ORDINARY, str(path)], capture_output=True, text=True, check=False, timeout=300,
+        cwd=Path(__file__).parents[2], preexec_fn=lambda: libc.prctl(drop, dac_override, 0, 0, 0),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("refused"), done.stdout
+    assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
+    if when == "finished":  # and it can be read as it is
+        assert ended(path) == whole[0]
+    for p, mode in modes.items():
+        p.chmod(mode)
+    assert resumed(path) == whole[0]
 
 
 def test_a_clock_that_goes_back_changes_no_number(whole, tmp_path, monkeypatch):
@@ -230,11 +295,11 @@ def flipped(data, at, rng):
     return bytes(damaged)
 
 
-def damage(file, read, whole_value):
-    """Flip every byte in turn; how many flips were errors, of how many. `read` raises StoreError on damage."""
+def damage(file, read, whole_value, every=1):
+    """Flip one byte after the other; how many flips were errors, of how many. `read` raises StoreError on damage."""
     data = file.read_bytes()
-    rng, errors = np.random.default_rng(1), 0
-    for at in range(len(data)):
+    rng, errors, places = np.random.default_rng(1), 0, range(0, len(data), every)
+    for at in places:
         file.write_bytes(flipped(data, at, rng))
         try:
             got = read()
@@ -243,13 +308,58 @@ def damage(file, read, whole_value):
         else:
             assert got == whole_value, f"{file.name}, byte {at}"
     file.write_bytes(data)
-    return errors, len(data)
+    print(f"{file.name}: {len(places)} flips, {errors} errors, {len(places) - errors} equal")
+    return errors, len(places)
 
 
 RESULT = RunResult(
     status="ok", endpoint=0.125, metrics={"loss": 0.125}, curve={"step": [1.0, 2.0], "loss": [0.5, float("nan")]},
     settings={"lr": 1e-3}, seconds=1.5,
 )  # fmt: skip
+
+
+def everything(path):
+    """All that a results folder says, or a StoreError."""
+    found = store.Study.open(path)
+    (run,) = found.runs() or [None]
+    if found.damage:
+        raise files.StoreError(found.damage[0])
+    if run.result is not None and run.result.error is not None:
+        raise files.StoreError(run.result.error)
+    arrays = [{name: x.tolist() for name, x in (kept or {}).items()} for kept in (run.trace(), run.params())]
+    return repr([found.record, run.spec, run.result, run.metrics(), arrays])
+
+
+EVERY = [pytest.param(199, id="some bytes"), pytest.param(1, id="every byte", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("every", EVERY)
+def test_every_byte_of_every_file_of_a_real_study(every, tmp_path):
+    path = tmp_path / "out"
+    study(path, SPEC.model_copy(update={"settings": {"steps": 60}}))
+    want = everything(path)
+    found = sorted(p for p in path.rglob("*") if p.is_file() and p.name != ".lock" and p.parent.name != "checkpoint")
+    assert {p.name for p in found} == {
+        "study.json", "spec.json", "result.json", "metrics.jsonl", "trace.npz", "params.npz",
+    }  # fmt: skip
+    for file in found:
+        damage(file, lambda: everything(path), want, every)
+
+
+@pytest.mark.parametrize("every", EVERY)
+def test_every_byte_of_a_real_checkpoint(every, whole, tmp_path):
+    path = tmp_path / "out"
+    assert isinstance(attacked(path, kill(whole[1] - 20)), Killed)
+    (file,) = path.glob("runs/*/checkpoint/step-*.npz")
+
+    def newest():
+        found = Checkpoints(file.parent).newest()
+        if found is None:
+            raise files.StoreError("passed over")
+        return found[0], {name: (str(x.dtype), x.tobytes()) for name, x in found[1].items()}
+
+    damage(file, newest, newest(), every)
+    assert resumed(path) == whole[0]
 
 
 def test_every_byte_of_a_result(tmp_path):
@@ -312,13 +422,14 @@ def test_a_damaged_checkpoint_makes_way_for_the_one_before(tmp_path):
     checkpoints.save(2, {"x": np.arange(4.0) + 1})
     file = tmp_path / "checkpoint" / "step-000000002.npz"
     data, rng = file.read_bytes(), np.random.default_rng(3)
-    for at in range(0, len(data), 3):
+    for at in range(len(data)):
         file.write_bytes(flipped(data, at, rng))
         step, arrays = checkpoints.newest()
         assert arrays["x"].tolist() == (np.arange(4.0) + step - 1).tolist()
 
 
-def test_every_byte_of_a_snapshot(tmp_path):
+@pytest.mark.parametrize("every", EVERY)
+def test_every_byte_of_a_snapshot(every, tmp_path):
     pytest.importorskip("fsspec")
     from kourkoutas.lab.results.snapshots import Snapshots
 
@@ -327,7 +438,8 @@ def test_every_byte_of_a_snapshot(tmp_path):
     snapshots.save("run", {"metrics.jsonl": b"{}\n", "checkpoint/step.npz": bytes(range(64))})
     (file,) = (tmp_path / "study" / "run").iterdir()
     data, rng = file.read_bytes(), np.random.default_rng(4)
-    for at in range(0, len(data), 5):
+    print(f"snapshot: {len(data)} bytes")
+    for at in range(0, len(data), every):
         file.write_bytes(flipped(data, at, rng))
         assert snapshots.newest("run") is None, at
 

@@ -1,19 +1,16 @@
-"""Optimizer state written by version 0.1 loads in this version and goes on to the same parameters."""
-
-from pathlib import Path
+"""Optimizer state written by versions 0.1 and 0.2 loads in this one and goes on to the same parameters."""
 
 import numpy as np
 import pytest
 
 from tests.old_state import write
 
-FOLDER = Path(__file__).parent / "v0.1"
 # Routes and CPUs differ in the last bits of float32.
 TOLERANCE = {"rtol": 2e-6, "atol": 2e-6}
 
 
 def kept(front: str, case: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    with np.load(FOLDER / f"params-{front}-{case}.npz") as file:
+    with np.load(write.folder_of(case) / f"params-{front}-{case}.npz") as file:
         return tuple({name: file[f"{when}/{name}"] for name in write.SHAPES} for when in ("before", "after"))
 
 
@@ -22,16 +19,16 @@ def check(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(got[name], expected, **TOLERANCE, err_msg=name)
 
 
-@pytest.mark.parametrize("case", [*write.CASES, "bf16"])
+@pytest.mark.parametrize("case", [*write.CASES, *write.LATER, "bf16"])
 def test_torch(case):
     torch = pytest.importorskip("torch")
     from kourkoutas.torch import KourkoutasBeta
 
     before, after = kept("torch", case)
     params = {name: torch.nn.Parameter(torch.from_numpy(x.copy())) for name, x in before.items()}
-    options = {"state_dtype": torch.bfloat16} if case == "bf16" else write.CASES[case]
+    options = {"state_dtype": torch.bfloat16} if case == "bf16" else write.options_of(case)
     optimizer = KourkoutasBeta(params.items(), lr=write.LR, **options)
-    optimizer.load_state_dict(torch.load(FOLDER / f"torch-{case}.pt", weights_only=True))
+    optimizer.load_state_dict(torch.load(write.folder_of(case) / f"torch-{case}.pt", weights_only=True))
     for g in write.grads(case)[write.FIRST :]:
         for name, p in params.items():
             p.grad = torch.from_numpy(g[name])
@@ -39,7 +36,7 @@ def test_torch(case):
     check({name: p.detach().numpy() for name, p in params.items()}, after)
 
 
-@pytest.mark.parametrize("case", write.CASES)
+@pytest.mark.parametrize("case", [*write.CASES, *write.LATER])
 def test_mlx(case):
     mx = pytest.importorskip("mlx.core")
     from mlx.utils import tree_unflatten
@@ -48,9 +45,25 @@ def test_mlx(case):
 
     before, after = kept("mlx", case)
     params = {name: mx.array(x) for name, x in before.items()}
-    optimizer = KourkoutasBeta(write.LR, **write.CASES[case])
-    optimizer.state = tree_unflatten(list(mx.load(str(FOLDER / f"mlx-{case}.safetensors")).items()))
+    optimizer = KourkoutasBeta(write.LR, **write.options_of(case))
+    optimizer.state = tree_unflatten(list(mx.load(str(write.folder_of(case) / f"mlx-{case}.safetensors")).items()))
     for g in write.grads(case)[write.FIRST :]:
         params = optimizer.apply_gradients({name: mx.array(x) for name, x in g.items()}, params)
         mx.eval(params, optimizer.state)
     check({name: np.array(x) for name, x in params.items()}, after)
+
+
+@pytest.mark.parametrize("front", ["torch", "optax", "mlx"])
+@pytest.mark.parametrize("case", write.LATER)
+def test_a_portable_state(case, front, monkeypatch):
+    for module in ("safetensors", "mlx.core" if front == "mlx" else front):
+        pytest.importorskip(module)
+    from tests.state import problem
+
+    monkeypatch.setattr(problem, "LR", write.LR)
+    before, after = kept("torch", case)
+    file = write.folder_of(case) / f"portable-{case}.safetensors"
+    run = problem.FRAMEWORKS[front](before, write.options_of(case), file)
+    for g in write.grads(case)[write.FIRST :]:
+        run.step(g)
+    check(run.params, after)

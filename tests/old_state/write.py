@@ -1,13 +1,14 @@
-"""Write the fixtures of the version that is installed: `python tests/old_state/write.py tests/old_state/v0.1`.
+"""Write the fixtures of the version that is installed: `python -m tests.old_state.write tests/old_state/v0.2 v0.2`.
 
-Run it once per release, with that release installed; the files then stay as they are. For each case of `CASES` and each
-front end it trains `FIRST` steps, saves parameters and optimizer state the way users of the framework do, trains `MORE`
-steps, and saves the parameters again: what a later version must arrive at from the saved state.
+Run it once per release, with that release installed; the files then stay as they are. For each of the release's cases
+and each front end it trains `FIRST` steps, saves parameters and optimizer state the way users of the framework do,
+trains `MORE` steps, and saves the parameters again: what a later version must arrive at from the saved state.
 
     torch-<case>.pt          torch.save of the optimizer's state_dict
     optax-<case>.msgpack     flax.serialization.to_bytes of the state
     mlx-<case>.safetensors   mx.save_safetensors of the flattened state
     params-<frontend>-<case>.npz   before/NAME and after/NAME: the parameters at both moments
+    portable-<case>.safetensors    from version 0.2 on, kourkoutas.state.torch.save of the optimizer
 """
 
 from __future__ import annotations
@@ -40,6 +41,30 @@ CASES: dict[str, dict[str, Any]] = {
     "global": {"buckets": "global"},
     "fixed": {"beta2_min": 0.95, "beta2_max": 0.95},
 }
+# What version 0.2 brought, and one case with everything that a state can hold.
+LATER: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "centred": {"signal": "centred", "bias_correction": "none", "lr_warmup": True},
+    "predictive": {
+        "signal": "predictive",
+        "decay": 0.98,
+        "bias_correction": "exact",
+        "lr_warmup": True,
+        "nonfinite": "skip",
+        "buckets": "module",
+    },
+}
+RELEASES = {"v0.1": CASES, "v0.2": LATER}
+
+
+def folder_of(case: str) -> Path:
+    """Where the fixtures of a case lie."""
+    (release,) = (name for name, cases in RELEASES.items() if case in cases or (case, name) == ("bf16", "v0.1"))
+    return Path(__file__).parent / release
+
+
+def options_of(case: str) -> dict[str, Any]:
+    return {**CASES, **LATER}[case]
 
 
 def params() -> dict[str, np.ndarray]:
@@ -48,25 +73,26 @@ def params() -> dict[str, np.ndarray]:
 
 
 def grads(case: str) -> list[dict[str, np.ndarray]]:
-    """Calm steps and one spike before and one after the save; "skip" also meets a NaN on either side."""
+    """Calm steps and one spike before and one after the save; with nonfinite="skip" also a NaN on either side."""
     rng = np.random.default_rng(22)
     steps = []
     for t in range(FIRST + MORE):
         scale = 100.0 if t in (4, 11) else 1.0
         g = {name: (scale * rng.normal(size=shape)).astype(np.float32) for name, shape in SHAPES.items()}
-        if case == "skip" and t in (3, 12):
+        if case in ("skip", "predictive") and t in (3, 12):
             g["enc.bias"][1] = np.nan
         steps.append(g)
     return steps
 
 
-def write(folder: Path, package: str) -> None:
+def write(folder: Path, release: str, package: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for case, options in CASES.items():
+    for case, options in RELEASES[release].items():
         for front, run in {"torch": torch_run, "optax": optax_run, "mlx": mlx_run}.items():
             keep(folder / f"params-{front}-{case}.npz", *run(package, folder, case, options))
     # Moments in bfloat16 are PyTorch's alone.
-    keep(folder / "params-torch-bf16.npz", *torch_run(package, folder, "bf16", {"state_dtype": "bfloat16"}))
+    if release == "v0.1":
+        keep(folder / "params-torch-bf16.npz", *torch_run(package, folder, "bf16", {"state_dtype": "bfloat16"}))
 
 
 def keep(file: Path, before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> None:
@@ -84,6 +110,10 @@ def torch_run(package: str, folder: Path, case: str, options: dict[str, Any]) ->
     for t, g in enumerate(grads(case)):
         if t == FIRST:
             torch.save(optimizer.state_dict(), folder / f"torch-{case}.pt")
+            if case in LATER:
+                from kourkoutas.state.torch import save
+
+                save(optimizer, folder / f"portable-{case}.safetensors")
             kept.append({name: p.detach().numpy().copy() for name, p in tensors.items()})
         for name, p in tensors.items():
             p.grad = torch.from_numpy(g[name])
@@ -131,4 +161,4 @@ def mlx_run(package: str, folder: Path, case: str, options: dict[str, Any]) -> t
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "kourkoutas")
+    write(Path(sys.argv[1]), sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else "kourkoutas")

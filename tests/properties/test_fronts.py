@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kourkoutas.rule import Hyper
+from kourkoutas.signals import SIGNALS
 from tests.properties.fronts import SHAPES, mlx_run, optax_run, params, torch_run
 
 pytest.importorskip("torch")
@@ -47,15 +48,15 @@ def lists(values):
     return st.lists(values, min_size=STEPS * EACH, max_size=STEPS * EACH)
 
 
-def run(front, options, grads, monkeypatch, **how):
+def run(front, options, grads, monkeypatch, lr=LR, **how):
     if front == "host":
         from kourkoutas.torch import native
 
         monkeypatch.setattr(native, "kernel", None)
     with np.errstate(all="ignore"):
         if front in TORCH:
-            return torch_run(TORCH[front], options, LR, grads, **how)
-        return {"optax": optax_run, "mlx": mlx_run}[front](options, LR, grads)
+            return torch_run(TORCH[front], options, lr, grads, **how)
+        return {"optax": optax_run, "mlx": mlx_run}[front](options, lr, grads)
 
 
 def tried(examples):
@@ -72,15 +73,17 @@ def tried(examples):
     return decorate
 
 
+@pytest.mark.parametrize("signal", SIGNALS)
 @tried(20)
 @given(values=lists(ANY))
-def test_sun_and_beta2_stay_in_their_ranges_for_any_gradients(front, values, monkeypatch):
-    out = run(front, {"nonfinite": "skip", "buckets": "module"}, gradients(values), monkeypatch)
+def test_sun_and_beta2_stay_in_their_ranges_for_any_gradients(front, signal, values, monkeypatch):
+    out = run(front, {"nonfinite": "skip", "buckets": "module", "signal": signal}, gradients(values), monkeypatch)
     skipped = np.isnan(out.sun)
     assert (skipped == np.isnan(out.beta2)).all()
     assert (skipped.sum(0) == out.states[-1].skipped).all()
     sun, beta2 = out.sun[~skipped], out.beta2[~skipped]
-    assert ((sun >= 0) & (sun < 1)).all()
+    # "predictive" is 1 where all the weight is on the shortest memory; the paper's sun is below 1
+    assert ((sun >= 0) & ((sun < 1) | ((sun == 1) & (signal == "predictive")))).all()
     assert ((beta2 >= Hyper.beta2_min - 1e-6) & (beta2 <= Hyper.beta2_max + 1e-6)).all()
     assert np.isfinite(out.states[-1].ema).all()
 
@@ -144,6 +147,71 @@ def test_results_depend_neither_on_the_order_nor_on_the_grouping_of_parameters(f
         np.testing.assert_array_equal(other.params[-1][name], one.params[-1][name])
         np.testing.assert_array_equal(other.states[-1].v[name], one.states[-1].v[name])
         assert other.states[-1].entry("ema", name) == one.states[-1].entry("ema", name)
+
+
+def solved(front, how, options, grads):
+    """The final parameters in Optax or MLX, under names that sort the other way, or with a solver for each of them."""
+    names = dict(zip("xyz", reversed(SHAPES) if how == "order" else SHAPES, strict=True))
+    start, each = params(), [{key: g[name] for key, name in names.items()} for g in grads]
+    if front == "optax":
+        import jax
+        import jax.numpy as jnp
+        import optax
+
+        from kourkoutas.optax import kourkoutas_beta
+
+        solver = kourkoutas_beta(LR, **options)
+        if how == "groups":
+            solver = optax.partition(dict.fromkeys(names, solver), {key: key for key in names})
+        tree = {key: jnp.asarray(start[name]) for key, name in names.items()}
+        state, update = solver.init(tree), jax.jit(solver.update)
+        for g in each:
+            updates, state = update(g, state, tree)
+            tree = optax.apply_updates(tree, updates)
+    else:
+        import mlx.core as mx
+        from mlx.optimizers import MultiOptimizer
+
+        from kourkoutas.mlx import KourkoutasBeta
+
+        parts = [KourkoutasBeta(LR, **options) for _ in names]
+        alone = [lambda path, _, key=key: path == key for key in list(names)[:-1]]
+        solver = MultiOptimizer(parts, alone) if how == "groups" else parts[0]
+        tree = {key: mx.array(start[name]) for key, name in names.items()}
+        solver.init(tree)
+        for g in each:
+            tree = solver.apply_gradients({key: mx.array(x) for key, x in g.items()}, tree)
+            mx.eval(tree)
+    return {names[key]: np.array(x) for key, x in tree.items()}
+
+
+@pytest.mark.parametrize("front", ["optax", "mlx"])
+@pytest.mark.parametrize("how", ["order", "groups"])
+def test_nor_do_they_in_optax_and_mlx(front, how):
+    grads = gradients(np.random.default_rng(9).normal(size=STEPS * EACH))
+    options = {"decay": 0.9, "bias_correction": "exact", "weight_decay": 0.01}
+    one, other = solved(front, "", options, grads), solved(front, how, options, grads)
+    for name in SHAPES:
+        np.testing.assert_array_equal(other[name], one[name])
+
+
+@pytest.mark.parametrize("beta1", [0.0, 0.9])
+@pytest.mark.parametrize("front", FRONTS)
+def test_a_learning_rate_of_zero_moves_the_state_alone_and_a_beta1_of_zero_keeps_the_gradient(
+    front, beta1, monkeypatch
+):
+    grads = gradients(np.random.default_rng(10).normal(size=STEPS * EACH))
+    out = run(front, {"beta1": beta1, "weight_decay": 0.1}, grads, monkeypatch, lr=0.0)
+    last = out.states[-1]
+    assert last.step.tolist() == [STEPS] * len(SHAPES)
+    for name, start in params().items():
+        np.testing.assert_array_equal(out.params[-1][name], start)
+        m, r = np.zeros(SHAPES[name]), 0.0
+        for g in grads:
+            m = beta1 * m + (1 - beta1) * g[name].astype(np.float64)
+            r = 0.93 * r + 0.07 * np.linalg.norm(g[name].astype(np.float64))
+        np.testing.assert_allclose(last.m[name], m, rtol=1e-6, atol=1e-7)
+        assert last.entry("ema", name) == pytest.approx(r, rel=1e-6)
 
 
 @pytest.mark.parametrize("nonfinite", ["propagate", "skip"])

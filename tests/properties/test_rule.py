@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,10 +59,19 @@ def test_v_is_bounded_by_the_largest_square_and_by_the_lemma(hyper, gradients):
     for step, g in zip(walk(hyper, [abs(g) for g in gradients]), gradients, strict=True):
         v += step.k.c2 * (g * g - v)
         largest = max(largest, g * g)
+        # the proof's inequality, the right way round
+        assert step.k.c2 <= (1 - hyper.beta2_min) * (1 + 1e-12)
         # Σ β2_max^(t-i), one step further
         bound = hyper.beta2_max * bound + 1
         assert v <= largest * (1 + 1e-12)
         assert v <= (1 - hyper.beta2_min) * largest * bound * (1 + 1e-12)
+
+
+def test_the_inequality_of_the_papers_proof_does_not_hold():
+    """It has 1-β2 ≥ 1-β2_min; a calm bucket has β2 half-way up its range, and so 1-β2 below that."""
+    calm = walk(Hyper(), [1.0] * 200)[-1]
+    assert calm.k.c2 == pytest.approx(1 - (0.88 + 0.999) / 2, rel=1e-5)
+    assert calm.k.c2 < 1 - Hyper.beta2_min
 
 
 @given(HYPER, st.lists(ANY, min_size=1, max_size=12))

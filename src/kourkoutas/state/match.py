@@ -7,7 +7,7 @@ from typing import Any
 
 from kourkoutas.rule import Hyper
 from kourkoutas.signals import MEMORY
-from kourkoutas.state.file import Portable, listed
+from kourkoutas.state.file import PER_BUCKET, VECTORS, Portable, listed, signal_kept
 
 _OPTION = {
     "v_max": "`decay` or `max_ratio` (a v_max)",
@@ -50,9 +50,18 @@ def check(
             f"{listed(sorted(here - there)) or 'none'} (rename= maps names of the file to those here)"
         )
     both = [name for name in shapes if name in there]
+    moments = [kept for kept in (state.m, state.v, state.v_max) if kept is not None]
     for name in both:
-        if tuple(state.m[name].shape) != tuple(shapes[name]):
-            wrong.append(f"{name!r} has shape {tuple(state.m[name].shape)} in the file and {tuple(shapes[name])} here")
+        shape = tuple(shapes[name])
+        found = [tuple(kept[name].shape) if name in kept else "none" for kept in moments]
+        if other := [x for x in found if x != shape]:
+            wrong.append(f"{name!r} has shape {other[0]} in the file and {shape} here")
+    for vector in VECTORS:
+        entries = len(state.bucket_names) if vector in PER_BUCKET else len(state.names)
+        if (x := getattr(state, vector)) is not None and len(x) != entries:
+            wrong.append(f"`{vector}` has {len(x)} entries in the file, which lists {entries}")
+    if state.memory is not None and not signal_kept(state.memory):
+        wrong.append(f"`memory` has {state.memory.shape[-1]} columns, of a signal that this release does not know")
     if there == here:
         members: dict[Any, set[str]] = {}
         for name in shapes:

@@ -53,7 +53,7 @@ def load(file: str | Path, optimizer: KourkoutasBeta, parameters: Any, *, rename
 
     real = mx.float64 if any(p.dtype == mx.float64 for p in arrays.values()) else mx.float32
     first = [names[parts.index.index(b)] for b in range(len(parts.names))]  # a member of each bucket
-    step = [int(saved.entry("step", name)) for name in names]
+    step = [min(int(saved.entry("step", name)), np.iinfo(np.int32).max) for name in names]
     new: dict[str, Any] = {name: optimizer.state[name] for name in ("learning_rate", "alpha")}
     new["step"] = mx.array(saved.count, optimizer.state["step"].dtype)
     for kind in ("m", "v", *(["v_max"] if "v_max" in kinds else [])):

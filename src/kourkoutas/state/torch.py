@@ -88,8 +88,8 @@ def _kinds(optimizer: KourkoutasBeta) -> tuple[str, ...]:
         found.add(kinds_of(Hyper.pick({**group, "beta1": beta1, "beta2_max": beta2_max})))
     if len(found) > 1:
         raise ValueError(
-            "the groups differ in what they keep (`decay`, `max_ratio`, `bias_correction`, `nonfinite`), and the "
-            "portable form has it alike for all parameters: make an optimizer for each"
+            "the groups differ in what they keep (`decay`, `max_ratio`, `bias_correction`, `nonfinite`, `signal`), and "
+            "the portable form has it alike for all parameters: make an optimizer for each"
         )
     return found.pop() if found else ()
 

@@ -89,6 +89,8 @@ class Code(BaseModel):
 class Call(BaseModel):
     """One command that wrote to the folder."""
 
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
     command: str
     at: str
     versions: dict[str, str]
