@@ -23,6 +23,22 @@ def rates(signal, norms, **options):
     return np.array(found)
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_the_default_signal_is_the_papers_lines_to_the_bit(kind):
+    """Sums, products and quotients are rounded alike everywhere; `release/same_bits.py` compares the front ends."""
+    norms = np.exp(np.random.default_rng(2).normal(size=(100, 3))).astype(kind)
+    a, tiny, low, high = 0.93, 1e-9, 0.88, 0.999
+    state, r = State(np.zeros(3, kind), 0.0), np.zeros(3, kind)
+    for n in norms:
+        new = step(Hyper(), 1.0, n, state, np)
+        state = new.state
+        r = a * r + (1 - a) * n
+        sun = n / (n + r + tiny)
+        np.testing.assert_array_equal(state.ema, r, strict=True)
+        np.testing.assert_array_equal(new.sun, sun, strict=True)
+        np.testing.assert_array_equal(new.beta2, 1 - ((1 - high) + (high - low) * sun), strict=True)
+
+
 def test_centred_is_calm_at_beta2_max_and_falling_norms_do_not_shorten_the_memory():
     still = rates("centred", np.ones(50))
     falling = rates("centred", 0.9 ** np.arange(50))

@@ -18,7 +18,7 @@ def plainly(norms, beta, floor=1e-9):
         weights = [beta ** (t - 1 - i) * (1 - beta) for i in range(t)]
         s = sum(w * n**2 for w, n in zip(weights, norms[:t], strict=True)) / (1 - beta**t)
         forecast = math.sqrt(s) + floor
-        found.append(math.log(forecast**2) + (norms[t] / forecast) ** 2)
+        found.append(math.log(forecast**2) + min(norms[t] / forecast, 10) ** 2)
     return found
 
 
@@ -41,6 +41,16 @@ def test_a_step_without_a_gradient_is_not_there():
 def test_norms_of_any_size_have_a_loss():
     for size in (0.0, 1e-200, 1e-30, 1e30, 1e200):
         assert np.isfinite(memory.losses(np.full((20, 1), size))[1:]).all()
+
+
+def test_one_spike_that_no_memory_saw_coming_does_not_decide_a_stretch():
+    """A random walk is best predicted by a short memory, with and without one step of 10⁴ times its size."""
+    norms = np.exp(np.cumsum(0.3 * np.random.default_rng(5).normal(size=2000)))[:, None]
+    spiked = norms.copy()
+    spiked[1000] *= 1e4
+    for own in (norms, spiked):
+        assert memory.examine(["b"], np.arange(2000), own, stretches=1).best.item() == 0.8
+    np.testing.assert_allclose(memory.losses(spiked)[1000, 0, 0], plainly(spiked[:, 0], 0.8)[1000], rtol=1e-10)
 
 
 def test_a_level_that_never_moves_wants_the_longest_memory_and_a_random_walk_a_short_one():

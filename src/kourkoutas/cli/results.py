@@ -165,7 +165,9 @@ def norms(
     if as_json:
         print_json({arm: one.to_json() for arm, one in found.items()})
         return
-    print_table("What each memory loses, in nats per step", *memories.table(found))
+    for arm, one in found.items():
+        head, rows = memories.table({arm: one})
+        print_table(f"What each memory loses, in nats per step: {arm}", head[1:], [row[1:] for row in rows])
     if optimizer is not None:
         print_table(f"Best β of each bucket, {optimizer}", *memories.buckets(found[optimizer]))
     out.print(memories.NOTE, markup=False, highlight=False)

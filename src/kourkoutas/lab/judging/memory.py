@@ -11,6 +11,9 @@ and its loss is QLIKE, ℓ_t = log s_t + n_t²/s_t (Patton 2011). Its expectatio
 a forecast of half the true value costs more than one of twice the value. The loss is averaged over a stretch of
 training; what a memory loses against the best one is its `excess`.
 
+NOTE: a norm of more than ten times its forecast counts as ten times. Without that, one step decided: a norm of 300
+times the one before it, which no memory sees coming, costs 1e5 nats, more than all other steps of a long stretch.
+
 A step at which a bucket had no gradient, or was skipped, is not there for its memory.
 """
 
@@ -26,6 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 
 BETAS = (0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 STRETCHES = 4
+FARTHEST = 10.0  # of n/√s
 
 Array = NDArray[np.float64]
 
@@ -58,7 +62,7 @@ def losses(norms: ArrayLike, betas: Sequence[float] = BETAS, floor: float = 1e-9
             # s before step t, t = 2 …
             average = lfilter([1 - beta], [1, -beta], square[:-1]) / -np.expm1(count * np.log(beta))
             forecast = np.sqrt(average) * largest + floor
-            found[there[1:], b, k] = 2 * np.log(forecast) + (n[there[1:], b] / forecast) ** 2
+            found[there[1:], b, k] = 2 * np.log(forecast) + np.minimum(n[there[1:], b] / forecast, FARTHEST) ** 2
     return found
 
 

@@ -244,6 +244,10 @@ class Study:
         """Every planned run of the tuning, in the same order."""
         return self._runs(self.record.tunes)
 
+    def every_run(self) -> list[StoredRun]:
+        """Those two together, and runs on test seeds with values that were an arm's choice only for a while."""
+        return self._runs(lambda spec: True)
+
     def _runs(self, wanted: Callable[[RunSpec], bool]) -> list[StoredRun]:
         self.damage = []
         found = []

@@ -20,7 +20,8 @@ from kourkoutas.lab.showing.drawing import Drawing, Panel, element, line_path
 NOTE = (
     "Adam's second moment is a forecast of the next squared gradient, and β2 says how much of the past it counts. From "
     "the recorded norms: which β would have forecast them best? The loss is QLIKE, in nats per step; 0 is the best "
-    "memory of a stretch. It says what predicts the norms, and not which β2 trains best."
+    "memory of a stretch. A norm of more than ten times its forecast counts as ten times. It says what predicts the "
+    "norms, and not which β2 trains best."
 )
 
 
@@ -76,7 +77,7 @@ def draw(found: Memories, arm: str) -> Drawing:
         )
     words = "; ".join(f"{n} β {b:g}" for n, b in zip(stretches(found), found.pooled_best, strict=True))
     return panel.drawing(
-        f"{arm}: what a memory loses; light to dark: first to last quarter",
+        f"{arm}: nats per step that a memory loses; light to dark: first to last quarter",
         f"Excess loss of each memory over the best for {arm}; best: {words}",
     )
 
@@ -89,7 +90,7 @@ def stretches(found: Memories) -> list[str]:
 def table(by_arm: dict[str, Memories]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """(head, rows): of each arm and stretch, the best memory and what the others lose."""
     betas = next(iter(by_arm.values())).betas
-    head = ("optimizer", "stretch", "best β", *(f"{beta:g}" for beta in betas))
+    head = ("optimizer", "stretch", "best β", *(f"β {beta:g}" for beta in betas))
     return head, [
         (arm, name, f"{best:g}", *(f"{x:.3g}" for x in excess))
         for arm, found in by_arm.items()
