@@ -26,6 +26,7 @@ Schedule = Callable[[mx.array], Any]
 
 _DEFAULT = Hyper()
 _STATE = ("ema", "t", "log_beta2", "skipped", "memory")  # the names of `rule.State` here
+_LAST = 2**31 - 2  # counts are int32, and stay at their end instead of turning negative
 
 
 class KourkoutasBeta(Optimizer):  # type: ignore[misc]
@@ -157,6 +158,7 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
             lr = state["learning_rate"].astype(norm.dtype)
             alpha: Any = state["alpha"].astype(norm.dtype)
             before = {name: plan.take(name, state[name]) for name in layout.vectors}
+            before["t"] = mx.minimum(before["t"], _LAST)
             step = rule.step(
                 replace(self.hyper, alpha=alpha),
                 lr,
