@@ -390,6 +390,39 @@ def test_a_state_of_another_shape_is_refused_before_anything_moves(route):
     assert p.item() == before
 
 
+REPLACED = {
+    "shape": torch.zeros(3, 2),
+    "device": torch.zeros(2, 3, device="meta"),
+    "negated": torch.zeros(2, 3, dtype=torch.complex64).conj().imag,
+}
+
+
+@BY_NAME
+@pytest.mark.parametrize("kind", REPLACED)
+def test_a_replaced_state_of_the_same_size_is_refused_before_anything_moves(route, kind):
+    p, q = parameter(1.0), torch.nn.Parameter(torch.ones(2, 3))
+    optimizer = KourkoutasBeta([p, q], **route)
+    p.grad, q.grad = torch.ones(1), torch.ones(2, 3)
+    optimizer.step()
+    optimizer.state[q]["exp_avg_sq"] = REPLACED[kind]
+    before = everything([p], optimizer)
+    with pytest.raises(RuntimeError, match=r"`exp_avg_sq` in the state has another shape or device .* negated"):
+        optimizer.step()
+    for x, y in zip(everything([p], optimizer), before, strict=True):
+        assert torch.equal(x, y)
+
+
+@BY_NAME
+def test_a_state_of_another_shape_is_refused_under_a_dispatch_mode_too(route):
+    p = torch.nn.Parameter(torch.ones(2, 3))
+    optimizer = KourkoutasBeta([p], **route)
+    p.grad = torch.ones(2, 3)
+    optimizer.step()
+    optimizer.state[p]["exp_avg"] = torch.zeros(1, 3)  # which would be broadcast
+    with Watch(), pytest.raises(RuntimeError, match=r"`exp_avg` in the state has another shape"):
+        optimizer.step()
+
+
 # Routes
 
 

@@ -28,19 +28,19 @@ _LATE = torch.tensor(1e30)  # a step count at which bias correction is 1; the ke
 
 
 def takes(work: Work) -> bool:
-    """Whether every tensor is plain, stored, contiguous and on the CPU, and those of a parameter share a dtype."""
-    n, seen = len(work.params) or 1, [*work.params, *work.grads]
-    tensors = [*seen, *work.exp_avgs, *work.exp_avg_sqs, *work.max_exp_avg_sqs]
-    dtypes = [x.dtype for x in tensors]
+    """Whether all are plain tensors on the CPU, stored without gaps and signs to apply, of their parameter's kind."""
+    tensors = [*work.params, *work.grads, *work.exp_avgs, *work.exp_avg_sqs, *work.max_exp_avg_sqs]
+    n, dtypes, shapes = len(work.params) or 1, [x.dtype for x in tensors], [x.shape for x in tensors]
+    kinds = len(tensors) // n
     return (
         set(map(type, tensors)) <= _TYPES
-        and dtypes == dtypes[:n] * (len(tensors) // n)
-        and set(dtypes) <= _DTYPES
-        and False not in [x.is_cpu for x in (*seen, *work.norm_emas)]
-        and list(map(Tensor.numel, tensors[2 * n :])) == list(map(Tensor.numel, seen[:n])) * (len(tensors) // n - 2)
+        and dtypes == dtypes[:n] * kinds
+        and set(dtypes[:n]) <= _DTYPES
+        and shapes == shapes[:n] * kinds
+        and False not in [x.is_cpu for x in (*tensors, *work.norm_emas)]
         and all(map(Tensor.is_contiguous, tensors))
-        and not any(map(Tensor.is_neg, seen))
-        and (all(map(Tensor.data_ptr, seen)) or all(x.data_ptr() or not x.numel() for x in seen))
+        and not any(map(Tensor.is_neg, tensors))
+        and (all(map(Tensor.data_ptr, tensors)) or all(x.data_ptr() or not x.numel() for x in tensors))
     )
 
 
@@ -192,7 +192,7 @@ def square_sums(grads: list[Tensor], plain: bool) -> list[float]:
     """
     small = len(grads) > 1 and sum(map(Tensor.numel, grads)) < _SMALL * len(grads)
     if plain and small and {g.dtype for g in grads} in _WIDE:
-        squares: list[float] = [norm**2 for norm in torch.stack(torch._foreach_norm(grads)).tolist()]
+        squares: list[float] = [norm.item() ** 2 for norm in torch._foreach_norm(grads)]
         if math.isfinite(sum(squares)):
             return squares
     return [_square_sum(g) for g in grads]

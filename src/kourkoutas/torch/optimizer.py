@@ -305,58 +305,66 @@ class KourkoutasBeta(Optimizer):
             self._pool = Pool(self.param_groups, self._process_group)
         return self._pool
 
-    # NOTE: torch.compile runs `_init_group` as plain Python while it traces `step`, and hands the lists that it filled
-    # to the graph; so all lazy set-up belongs here, and its arguments are a group, constants and empty lists.
-    def _init_group(self, group: dict[str, Any], number: int, *lists: list[Any]) -> None:
-        work, needed, pool = Work(*lists), self._check(number, group).needed, self._meet()
+    def _collect(self, number: int, group: dict[str, Any]) -> Work:
+        """The tensors of one step; what is missing of the state is made."""
+        needed, pool = self._check(number, group).needed, self._meet()
         if group["diagnostics"] and self._ring is None:
             count = sum(len(g["bucket_names"]) for g in self.param_groups)
             device = group["params"][0].device if group["params"] else None
             self._ring = torch.full((WINDOW, len(KEYS), count), torch.nan, dtype=torch.float32, device=device)
             self._rows = torch.zeros((), dtype=torch.int64, device=device)
-        grads: list[Any] = [p.grad for p in group["params"]]
-        work.places.extend([i for i, g in enumerate(grads) if g is not None])
-        work.grads.extend([g for g in grads if g is not None])
-        work.params.extend([group["params"][i] for i in work.places])
-        bucket_of = [group["bucket_index"][i] for i in work.places]
-        for g in work.grads:
+        params, index = list(group["params"]), list(group["bucket_index"])
+        grads: list[Any] = [p.grad for p in params]
+        places = [i for i, g in enumerate(grads) if g is not None]
+        if len(places) < len(params):
+            params, grads, index = ([xs[i] for i in places] for xs in (params, grads, index))
+        for g in grads:
             if g.layout is not torch.strided:
                 raise RuntimeError(
                     f"KourkoutasBeta does not support sparse gradients; got layout {g.layout}: make the layer dense "
                     "(sparse=False) or give its parameters to torch.optim.SparseAdam"
                 )
-        states: list[Any] = [self.state.get(p) for p in work.params]
+        states: list[Any] = [self.state.get(p) for p in params]
         try:
-            found = [[state[name] for state in states] for name in needed]
+            found = {name: [state[name] for state in states] for name in needed}
         except (KeyError, TypeError):
-            for p in work.params:  # every check comes before the first state is made
+            for p in params:  # every check comes before the first state is made
                 check_parameter(p, group)
-            for p, b in zip(work.params, bucket_of, strict=True):
+            for p, b in zip(params, index, strict=True):
                 self._fill_state(p, needed, (number, b), group)
-            found = [[self.state[p][name] for p in work.params] for name in needed]
+            found = {name: [self.state[p][name] for p in params] for name in needed}
         # A gradient on another rank moves the statistics of a bucket that has none here.
-        work.present.extend(range(len(group["bucket_names"])) if pool.spans[number] else dict.fromkeys(bucket_of))
-        place = {b: i for i, b in enumerate(work.present)}
-        work.bucket_of.extend([place[b] for b in bucket_of])
-        alone = len(place) == len(bucket_of) and work.bucket_of == list(range(len(place)))
-        for name, tensors in zip(needed, found, strict=True):
-            if name in BUCKET_STATE and not alone:  # a bucket's first member speaks
-                first = dict(zip(reversed(bucket_of), reversed(tensors), strict=True))
-                tensors = [first[b] if b in first else self._bucket_state(name, number, b) for b in work.present]
-            work[2 + STATE.index(name)].extend(tensors)
+        present = list(range(len(group["bucket_names"])) if pool.spans[number] else dict.fromkeys(index))
+        bucket_of = list(range(len(index)))
+        if present != index:
+            place = {b: i for i, b in enumerate(present)}
+            bucket_of = [place[b] for b in index]
+            for name in [name for name in needed if name in BUCKET_STATE]:  # a bucket's first member speaks
+                first = dict(zip(reversed(index), reversed(found[name]), strict=True))
+                found[name] = [first[b] if b in first else self._bucket_state(name, number, b) for b in present]
+        parts = pool.parts[number]
+        state = [found.get(name, []) for name in STATE]
+        work = Work._make(
+            [params, grads, *state, bucket_of, present, places, [parts[i] for i in places] if parts else []]
+        )
         if work.memories and any(x.shape != (MEMORY[group["signal"]],) for x in work.memories):
             raise RuntimeError(
                 f"`memory` in the state is not that of signal={group['signal']!r}: load a state saved with this signal"
             )
-        parts = pool.parts[number]
         if parts is not None:
-            work.parts.extend([parts[i] for i in work.places])
             for name, tensors in zip(MOMENTS, work[2:5], strict=True):
-                if not all(same_layout(p, x) for p, x in zip(work.params, tensors, strict=False)):
+                if not all(same_layout(p, x) for p, x in zip(params, tensors, strict=False)):
                     raise RuntimeError(
                         f"`{name}` in the state does not lie on the ranks as its parameter does: load it with "
                         "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which spreads a state"
                     )
+        return work
+
+    # NOTE: torch.compile runs `_init_group` as plain Python while it traces `step`, and hands the lists that it filled
+    # to the graph; so all lazy set-up belongs there, and its arguments are a group, constants and empty lists.
+    def _init_group(self, group: dict[str, Any], number: int, *lists: list[Any]) -> None:
+        for i, found in enumerate(self._collect(number, group)):
+            lists[i].extend(found)  # type: ignore[arg-type]
 
     def _fill_state(self, p: Tensor, names: tuple[str, ...], bucket: tuple[int, int], group: dict[str, Any]) -> None:
         """Make what is missing; the members of a bucket share its statistics."""
@@ -417,10 +425,10 @@ class KourkoutasBeta(Optimizer):
         steps = [self._gather(number, group, watched)[1] for number, group in enumerate(self.param_groups)]
         for step in steps:
             if type(step) is not native.KernelStep:
-                with torch.no_grad():
+                with torch.set_grad_enabled(False):  # half the time of no_grad
                     self._move(steps)
                 return
-        self._move(steps)  # no_grad takes as long as a small step, and the kernel does not need it
+        self._move(steps)  # the kernel does not need it, and is done as fast
 
     def _move(self, steps: list[Any]) -> None:
         """Measure, pool and look; then move everything."""
@@ -471,9 +479,7 @@ class KourkoutasBeta(Optimizer):
     def _gather(self, number: int, group: dict[str, Any], watched: bool) -> tuple[routes.Route, Any]:
         """The route of one group, and its step with all tensors at hand: None if there is nothing to do."""
         if watched:
-            work = self._work(number, group)
-            step = DeviceStep(self._options[number], group, work, routes.TRACED) if work.present else None
-            return routes.TRACED, step
+            return routes.TRACED, self._on_lists(routes.TRACED, number, group, self._work(number, group))
         options, pool = self._check(number, group), self._meet()
         found: list[Work] = []
 
@@ -496,22 +502,33 @@ class KourkoutasBeta(Optimizer):
         if route is routes.KERNEL:
             parts = None if pool.parts[number] is None else found[0]
             return route, native.KernelStep(options, group, self._plans[number], parts)
-        work = work_found()
+        return route, self._on_lists(route, number, group, work_found())
+
+    def _on_lists(self, route: routes.Route, number: int, group: dict[str, Any], work: Work) -> Any:
+        """The step of any route but the kernel's."""
         if not work.present:
-            return route, None
-        for name, tensors in zip(MOMENTS, work[2:5], strict=True) if route is not routes.HOST else ():
-            if tensors and [t.shape for t in tensors] != [p.shape for p in work.params]:
-                raise RuntimeError(f"`{name}` in the state has another shape than its parameter: load another state")
+            return None
+        eager = not torch.compiler.is_compiling()  # which asking for the bit would make two graphs
+        kinds = [(p.shape, p.device, False) for p in work.params] if route is not routes.HOST else []
+        for name, tensors in zip(MOMENTS, work[2:5], strict=True) if kinds else ():
+            if tensors and [(x.shape, x.device, eager and x.is_neg()) for x in tensors] != kinds:
+                raise RuntimeError(
+                    f"`{name}` in the state has another shape or device than its parameter, or is negated lazily: "
+                    "load another state"
+                )
         if route is routes.HOST or (route.on_host and all(p.is_cpu for p in (*work.params, *work.norm_emas))):
             if number not in self._cells:
                 self._cells[number] = (host.Cells(), host.Cells(), host.Cells())
-            return route, host.HostStep(options, group, work, route, self._cells[number])
-        return route, DeviceStep(options, group, work, route)
+            return host.HostStep(self._options[number], group, work, route, self._cells[number])
+        return DeviceStep(self._options[number], group, work, route)
 
     def _work(self, number: int, group: dict[str, Any]) -> Work:
         """The tensors of one step; of those that are spread over ranks, what lies here."""
-        work = Work([], [], [], [], [], [], [], [], [], [], [], [], [], [])
-        self._init_group(group, number, *work)
+        if torch.compiler.is_compiling():
+            work = Work([], [], [], [], [], [], [], [], [], [], [], [], [], [])
+            self._init_group(group, number, *work)
+        else:
+            work = self._collect(number, group)
         if work.parts:
             pooling.local(work)
         return work
