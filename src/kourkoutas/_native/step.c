@@ -121,25 +121,24 @@ typedef struct { /* as in kourkoutas/rule.py */
     double floor_used;           /* in pass 2, if it was not `floor` */
 } Coefficients;
 
-#define ARITHMETIC(T, ROOT, ABS)                                                                                      \
-    CLONES static double square_sum_##T(const T *restrict x, long n) {                                                \
+/* Σ TERM(x) in double, in LANES partial sums. */
+#define SUM(NAME, T, TERM)                                                                                            \
+    CLONES static double NAME##_##T(const T *restrict x, long n) {                                                    \
         double lane[LANES] = {0}, sum = 0;                                                                            \
         long i = 0;                                                                                                   \
         for (; i + LANES <= n; i += LANES)                                                                            \
-            for (int j = 0; j < LANES; j++) lane[j] += (double)x[i + j] * (double)x[i + j];                           \
-        for (int j = 0; i + j < n; j++) lane[j] += (double)x[i + j] * (double)x[i + j];                               \
+            for (int j = 0; j < LANES; j++) lane[j] += TERM((double)x[i + j]);                                        \
+        for (int j = 0; i + j < n; j++) lane[j] += TERM((double)x[i + j]);                                            \
         for (int j = 0; j < LANES; j++) sum += lane[j];                                                               \
         return sum;                                                                                                   \
-    }                                                                                                                 \
-    CLONES static double abs_sum_##T(const T *restrict x, long n) {                                                   \
-        double lane[LANES] = {0}, sum = 0;                                                                            \
-        long i = 0;                                                                                                   \
-        for (; i + LANES <= n; i += LANES)                                                                            \
-            for (int j = 0; j < LANES; j++) lane[j] += (double)ABS(x[i + j]);                                         \
-        for (int j = 0; i + j < n; j++) lane[j] += (double)ABS(x[i + j]);                                             \
-        for (int j = 0; j < LANES; j++) sum += lane[j];                                                               \
-        return sum;                                                                                                   \
-    }                                                                                                                 \
+    }
+#define SQUARE(x) (x) * (x)
+SUM(square_sum, float, SQUARE)
+SUM(square_sum, double, SQUARE)
+SUM(abs_sum, float, fabs)
+SUM(abs_sum, double, fabs)
+
+#define ARITHMETIC(T, ROOT)                                                                                           \
     INLINE T delta_##T(T m, T v_hat, T rate, T floor, T limit) { /* Δ = rate·m/(√v̂ + floor), clipped to ±limit */    \
         T delta = rate * m / (ROOT(v_hat) + floor);                                                                   \
         delta = delta > limit ? limit : delta;                                                                        \
@@ -180,8 +179,8 @@ typedef struct { /* as in kourkoutas/rule.py */
             theta[i] += delta_##T(m[i], v_hat[i], rate, used, limit) - delta_##T(m[i], v_hat[i], rate, floor, limit); \
     }
 
-ARITHMETIC(float, sqrtf, fabsf)
-ARITHMETIC(double, sqrt, fabs)
+ARITHMETIC(float, sqrtf)
+ARITHMETIC(double, sqrt)
 
 typedef struct { /* hyper-parameters, packed by kourkoutas/torch/native.py in this order */
     double beta1, beta2_min, beta2_max, alpha, eps, tiny_spike, tiny_denom;
@@ -330,6 +329,7 @@ static void do_block(const Job *job, const Item *it, int64_t block) {
     Plan *plan = job->plan;
     int64_t start = (block - it->block) * BLOCK;
     long n = it->n - start < BLOCK ? (long)(it->n - start) : BLOCK;
+    if (job->pass == CORRECT) correct_block(it, start, n);
     if (job->pass == MEASURE) {
         const char *g = it->g + start * KIND_BYTES[it->g_kind];
         plan->sums[2 * block] = block_sum(g, it->g_kind, n, square_sum_float, square_sum_double);
@@ -337,12 +337,8 @@ static void do_block(const Job *job, const Item *it, int64_t block) {
             const char *theta = it->theta + start * KIND_BYTES[it->kind];
             plan->sums[2 * block + 1] = abs_sum(theta, it->kind, n);
         }
-        return;
     }
-    if (job->pass == CORRECT) {
-        correct_block(it, start, n);
-        return;
-    }
+    if (job->pass != UPDATE) return;
     int late = sums_late(plan, it);
     double before[PIECE], sum = 0;
     for (long i = 0; i < n; i += PIECE) {
@@ -366,10 +362,9 @@ static void work(void *argument) {
         if (a >= job->last) return;
         if (b > job->last) b = job->last;
         if (job->pass == UPDATE) { /* backwards: what pass 1 read last is still in cache */
-            int64_t mirror = job->first + job->last;
-            int64_t kept = a;
+            int64_t mirror = job->first + job->last, end = mirror - a;
             a = mirror - b;
-            b = mirror - kept;
+            b = end;
         }
         int low = job->first_item, high = job->last_item - 1;
         while (low < high) { /* the last item that starts at or before block a */
@@ -549,7 +544,10 @@ typedef struct { /* DLPack's DLPackExchangeAPI, major version 1 */
 
 static const Exchange *exchange;
 static PyObject *tensor_types[2], *is_neg;
-static PyObject *s_grad, *s_step, *s_exp_avg, *s_exp_avg_sq, *s_max, *s_log_beta2, *s_ema, *s_skipped, *s_memory;
+enum { GRAD, STEP, EXP_AVG, EXP_AVG_SQ, MAX_EXP_AVG_SQ, LOG_BETA2, NORM_EMA, SKIPPED, MEMORIES, NAMES };
+static const char *const NAME[NAMES] = {"grad",      "step",     "exp_avg", "exp_avg_sq", "max_exp_avg_sq",
+                                        "log_beta2", "norm_ema", "skipped", "memory"};
+static PyObject *names[NAMES]; /* as Python strings */
 
 typedef struct {
     DLTensor dl;
@@ -604,6 +602,11 @@ static int same_layout(const View *a, const View *b) {
         if (a->dl.shape[d] > 1 && a->dl.strides && b->dl.strides && a->dl.strides[d] != b->dl.strides[d]) return 0;
     }
     return 1;
+}
+
+/* 1 if the tensor is one whose elements can be read and written, laid out as `like`. */
+static int read_like(PyObject *x, View *view, const View *like) {
+    return x && read_tensor(x, view) && view->kind != OTHER && same_layout(like, view) && !negated(x);
 }
 
 static PyObject *hold(Plan *plan, PyObject *x) {
@@ -662,7 +665,7 @@ static int make_room(Plan *plan, size_t params, size_t buckets) {
            grow((void **)&plan->buckets, &room[5], buckets, sizeof(Bucket));
 }
 
-static PyObject *entry(PyObject *state, PyObject *name) { return PyDict_GetItemWithError(state, name); }
+static PyObject *entry(PyObject *state, int name) { return PyDict_GetItemWithError(state, names[name]); }
 
 /* `count` numbers, next to each other. */
 static int read_scalars(Plan *plan, PyObject *x, Scalar *s, int count) {
@@ -681,27 +684,24 @@ static int gather_item(Plan *plan, PyObject *p, PyObject *g, PyObject *state, in
     const Hyper *h = &plan->h;
     Item *it = &plan->unsorted[plan->n_items];
     View theta, grad, m, v, v_max;
-    PyObject *m_object = entry(state, s_exp_avg), *v_object = entry(state, s_exp_avg_sq);
-    PyObject *max_object = h->leak >= 0 ? entry(state, s_max) : NULL;
-    if (!m_object || !v_object || (h->leak >= 0 && !max_object)) return 0;
-    if (!read_tensor(p, &theta) || theta.kind == OTHER || !dense(&theta) || negated(p)) return 0;
-    if (!read_tensor(g, &grad) || grad.kind == OTHER || !same_layout(&theta, &grad) || negated(g)) return 0;
+    PyObject *m_object = entry(state, EXP_AVG), *v_object = entry(state, EXP_AVG_SQ);
+    PyObject *max_object = h->leak >= 0 ? entry(state, MAX_EXP_AVG_SQ) : NULL;
+    if (!read_like(p, &theta, &theta) || !dense(&theta) || !read_like(g, &grad, &theta)) return 0;
+    if (!read_like(m_object, &m, &theta) || !read_like(v_object, &v, &theta) || v.kind != m.kind) return 0;
+    if (h->leak >= 0 && (!read_like(max_object, &v_max, &theta) || v_max.kind != m.kind)) return 0;
     if ((theta.kind == F64) != (grad.kind == F64)) return 0;
-    if (!read_tensor(m_object, &m) || !same_layout(&theta, &m)) return 0;
     if (m.kind != theta.kind && (theta.kind == F64 || (m.kind != F32 && m.kind != BF16))) return 0;
-    if (!read_tensor(v_object, &v) || v.kind != m.kind || !same_layout(&theta, &v)) return 0;
-    if (max_object && (!read_tensor(max_object, &v_max) || v_max.kind != m.kind || !same_layout(&theta, &v_max))) return 0;
-    if (!read_scalar(plan, entry(state, s_step), &it->step)) return 0;
-    if (h->exact && !read_scalar(plan, entry(state, s_log_beta2), &it->log_beta2)) return 0;
+    if (!read_scalar(plan, entry(state, STEP), &it->step)) return 0;
+    if (h->exact && !read_scalar(plan, entry(state, LOG_BETA2), &it->log_beta2)) return 0;
 
     int b = plan->bucket_at[bucket_number];
     if (b < 0) {
         Bucket *bucket = &plan->buckets[plan->n_buckets];
         const int kept = MEMORY[(int)h->signal];
-        if (!read_scalar(plan, entry(state, s_ema), &bucket->ema)) return 0;
-        if (kept && !read_scalars(plan, entry(state, s_memory), &bucket->memory, kept)) return 0;
+        if (!read_scalar(plan, entry(state, NORM_EMA), &bucket->ema)) return 0;
+        if (kept && !read_scalars(plan, entry(state, MEMORIES), &bucket->memory, kept)) return 0;
         if (h->skip) {
-            PyObject *skipped = entry(state, s_skipped);
+            PyObject *skipped = entry(state, SKIPPED);
             View view;
             if (!skipped || !read_tensor(skipped, &view) || !view.integer || view.n != 1) return 0;
             hold(plan, skipped);
@@ -788,7 +788,7 @@ static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args
         PyObject *g = NULL;
         int place = (int)i;
         unsigned long long first = 0;
-        if (!parts) g = PyObject_GetAttr(p, s_grad);
+        if (!parts) g = PyObject_GetAttr(p, names[GRAD]);
         else if (PyArg_ParseTuple(PyList_GetItem(parts, i), "OiK", &g, &place, &first)) Py_INCREF(g);
         if (!g) goto refuse;
         int ok = 1;
@@ -915,13 +915,6 @@ static PyObject *release(PyObject *self, PyObject *capsule) {
     Py_RETURN_NONE;
 }
 
-static void keep(PyObject **place, PyObject *x) {
-    PyObject *old = *place;
-    Py_INCREF(x);
-    *place = x;
-    Py_XDECREF(old);
-}
-
 /* connect(exchange table, (tensor type, parameter type), pool)
 
    `pool`: whether to run on the process's OpenMP threads, if it has them. */
@@ -934,7 +927,8 @@ static PyObject *connect(PyObject *self, PyObject *args) {
     while (table && table->major != 1) table = table->previous;
     if (!table) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "DLPack's table must have major version 1");
     exchange = table;
-    for (int i = 0; i < 2; i++) keep(&tensor_types[i], PyTuple_GetItem(types, i));
+    Py_INCREF(types); /* kept, with the two in it, as long as the process lives */
+    for (int i = 0; i < 2; i++) tensor_types[i] = PyTuple_GetItem(types, i);
     find_pool(pool);
     Py_XDECREF(is_neg);
     is_neg = PyObject_GetAttrString(tensor_types[0], "is_neg");
@@ -955,14 +949,6 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "kourkoutas._native._step", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__step(void) {
-    s_grad = PyUnicode_InternFromString("grad");
-    s_step = PyUnicode_InternFromString("step");
-    s_exp_avg = PyUnicode_InternFromString("exp_avg");
-    s_exp_avg_sq = PyUnicode_InternFromString("exp_avg_sq");
-    s_max = PyUnicode_InternFromString("max_exp_avg_sq");
-    s_log_beta2 = PyUnicode_InternFromString("log_beta2");
-    s_ema = PyUnicode_InternFromString("norm_ema");
-    s_skipped = PyUnicode_InternFromString("skipped");
-    s_memory = PyUnicode_InternFromString("memory");
+    for (int i = 0; i < NAMES; i++) names[i] = PyUnicode_InternFromString(NAME[i]);
     return PyModule_Create(&module);
 }
