@@ -78,7 +78,7 @@ def _predictive(hyper: Any, norm: Any, r: Any, memory: Any, xp: Any) -> tuple[An
     gathered = -xp.expm1(seen * xp.log1p(-c))
     forecast = q / xp.sqrt(xp.where(seen > 0, gathered, gathered + 1)) + hyper.tiny_spike
     far = n / forecast
-    x = xp.where(far < FARTHEST, far, 0 * far + FARTHEST) ** 2
+    x = xp.where(far < FARTHEST, far, 0 * n + FARTHEST) ** 2  # NaN only where n is no number
     # L_k ← discount·L_k + log(s_k/s_0) + x_k, then less the smallest
     score = xp.where(seen > 0, DISCOUNT * score + 2 * xp.log(forecast / forecast[..., :1]) + x, score)
     score = score - (xp.amin if hasattr(xp, "amin") else xp.min)(score, -1)[..., None]

@@ -305,3 +305,21 @@ def test_an_empty_tree_of_parameters_is_accepted():
     solver = kourkoutas_beta(1e-2, **FULL)
     updates, _ = jax.jit(solver.update)({}, solver.init({}), {})
     assert updates == {}
+
+
+def test_a_step_outside_of_jit_compiles_nothing_after_the_first():
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, *_, **__: compiled.append(name) if "backend_compile" in name else None
+    )
+    solver = kourkoutas_beta(1e-2)
+    params = {"a": jnp.ones((3, 2)), "b": jnp.ones(4)}
+    state = solver.init(params)
+    counts = []
+    for _ in range(3):
+        grads = jax.tree.map(jnp.ones_like, params)
+        before = len(compiled)
+        updates, state = solver.update(grads, state, params)
+        counts.append(len(compiled) - before)
+        params = optax.apply_updates(params, updates)
+    assert counts[1:] == [0, 0], counts

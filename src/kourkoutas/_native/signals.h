@@ -39,7 +39,7 @@ static double predictive(double n, double tiny, const Rates *rates, double *memo
     for (int k = 0; k < FORECASTS && seen > 0; k++) {
         double kept = seen * rates->log_kept[k]; /* (1-c)^seen = exp(kept), which is lost beside 1 below -40 */
         double forecast = q[k] / (kept < -40 ? 1 : sqrt(-expm1(kept))) + tiny;
-        double far = n / forecast, x = far < FARTHEST ? far : 0 * far + FARTHEST;
+        double far = n / forecast, x = far < FARTHEST ? far : 0 * n + FARTHEST;
         if (k == 0) first = forecast;
         /* L_k ← discount·L_k + log(s_k/s_0) + n²/s_k */
         score[k] = DISCOUNT * score[k] + 2 * log(forecast / first) + x * x;

@@ -76,6 +76,11 @@ def measure(
     return norm, mean_abs
 
 
+# NOTE: outside of jit, JAX compiles `lax.reduce` again for every function that it has not seen.
+def _added(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> list[jax.Array]:
+    return [x + y for x, y in zip(a, b, strict=True)]
+
+
 def _square_sums(gs: Sequence[Any], factors: Sequence[float], dtype: Any) -> list[list[jax.Array]]:
     """For each factor, Σ(factor·g)² of each gradient."""
 
@@ -88,9 +93,7 @@ def _square_sums(gs: Sequence[Any], factors: Sequence[float], dtype: Any) -> lis
         if len(factors) == 1 or x.size > _FEW or jax.device_count() > 1 or jax.default_backend() != "cpu":
             return [jnp.sum(each) for each in squares]
         zero = jnp.zeros((), dtype)
-        both: Sequence[jax.Array] = lax.reduce(
-            squares, [zero] * len(squares), lambda a, b: [x + y for x, y in zip(a, b, strict=True)], range(x.ndim)
-        )
+        both: Sequence[jax.Array] = lax.reduce(squares, [zero] * len(squares), _added, range(x.ndim))
         return both
 
     each = [[jnp.zeros((), dtype)] * len(factors) if g is None else sums(g) for g in gs]
