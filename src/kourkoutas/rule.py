@@ -15,10 +15,10 @@ Symbols, as in the paper:
 NOTE: `c2 = 1 - β2` is carried instead of β2. It is formed as (1-β2_max) + (β2_max-β2_min)·sun, which keeps all its
 digits in float32, where 1 - 0.999 would lose four of them.
 
-NOTE: norms. n is finite whenever the gradients are, as far as n itself fits its dtype: a million entries of 1e18 have
+NOTE: norms. n of float32 gradients is finite whenever they are, as far as n itself fits: a million entries of 1e18 have
 n = 1e21, but Σ g² = 1e42 overflows float32, and a NaN would spread to the whole bucket where Adam goes on. So a front
 end sums squares in float64, or sums (g/s)² with s the largest |g| and multiplies the root by s. Squares that underflow
-may be lost: next to `tiny_spike` they are nothing.
+may be lost: next to `tiny_spike` they are nothing. float64 gradients may overflow their sum from 1e154 on.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ class NonFiniteGradient(ArithmeticError):
             "lower the learning rate, clip gradients, or use nonfinite='skip'"
         )
         self.bucket = bucket
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:  # of the bucket, not of the text made of it
+        return type(self), (self.bucket,)
 
 
 _NUMBERS = (int, float, np.integer, np.floating)

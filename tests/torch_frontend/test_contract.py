@@ -385,7 +385,7 @@ def test_a_state_of_another_shape_is_refused_before_anything_moves(route):
     optimizer.step()
     optimizer.state[q]["exp_avg"] = torch.zeros(3)
     before = p.item()
-    with pytest.raises(RuntimeError, match=r"`exp_avg` in the state has another shape"):
+    with pytest.raises(RuntimeError, match=r"`exp_avg` in the state of parameter \d has another shape"):
         optimizer.step()
     assert p.item() == before
 
@@ -406,7 +406,9 @@ def test_a_replaced_state_of_the_same_size_is_refused_before_anything_moves(rout
     optimizer.step()
     optimizer.state[q]["exp_avg_sq"] = REPLACED[kind]
     before = everything([p], optimizer)
-    with pytest.raises(RuntimeError, match=r"`exp_avg_sq` in the state has another shape or device .* negated"):
+    with pytest.raises(
+        RuntimeError, match=r"`exp_avg_sq` in the state of parameter 1 has another shape, dtype or device .* negated"
+    ):
         optimizer.step()
     for x, y in zip(everything([p], optimizer), before, strict=True):
         assert torch.equal(x, y)
@@ -419,7 +421,7 @@ def test_a_state_of_another_shape_is_refused_under_a_dispatch_mode_too(route):
     p.grad = torch.ones(2, 3)
     optimizer.step()
     optimizer.state[p]["exp_avg"] = torch.zeros(1, 3)  # which would be broadcast
-    with Watch(), pytest.raises(RuntimeError, match=r"`exp_avg` in the state has another shape"):
+    with Watch(), pytest.raises(RuntimeError, match=r"`exp_avg` in the state of parameter \d has another shape"):
         optimizer.step()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -18,46 +19,38 @@ from kourkoutas import rule
 from kourkoutas.torch import lists
 from kourkoutas.torch.pooling import Pooled
 from kourkoutas.torch.routes import Route
-from kourkoutas.torch.work import LOW_PRECISION, Members, Options, Work, one_each, sizes, wide
+from kourkoutas.torch.work import LOW_PRECISION, Members, Options, Work, one_each, plain, sizes, wide
 
-_TYPES = {Tensor, torch.nn.Parameter}
-_DTYPES = {torch.float32, torch.float64, *LOW_PRECISION}
 _WIDE = ({torch.float32}, {torch.float64})
 _SMALL = 65_536
-_LATE = torch.tensor(1e30)  # a step count at which bias correction is 1; the kernel only reads it
+_LATE = torch.tensor(1e30, device="cpu")  # a step count at which bias correction is 1; the kernel only reads it
 
 
-def takes(work: Work) -> bool:
-    """Whether all are plain tensors on the CPU, stored without gaps and signs to apply, of their parameter's kind."""
-    tensors = [*work.params, *work.grads, *work.exp_avgs, *work.exp_avg_sqs, *work.max_exp_avg_sqs]
-    n, dtypes, shapes = len(work.params) or 1, [x.dtype for x in tensors], [x.shape for x in tensors]
-    kinds = len(tensors) // n
-    return (
-        set(map(type, tensors)) <= _TYPES
-        and dtypes == dtypes[:n] * kinds
-        and set(dtypes[:n]) <= _DTYPES
-        and shapes == shapes[:n] * kinds
-        and False not in [x.is_cpu for x in (*tensors, *work.norm_emas)]
-        and all(map(Tensor.is_contiguous, tensors))
-        and not any(map(Tensor.is_neg, tensors))
-        and (all(map(Tensor.data_ptr, tensors)) or all(x.data_ptr() or not x.numel() for x in tensors))
-    )
+def takes(work: Work, hyper: rule.Hyper) -> bool:
+    """Whether torch's fused Adam kernel gives the update of these tensors; low precision must be rounded only once."""
+    twice = hyper.weight_decay != 0 or hyper.leak not in (None, 1)
+    return plain(work) and not (twice and any(p.dtype in LOW_PRECISION for p in work.params))
 
 
 class Cells:
     """The numbers in a list of 0-dim tensors, through NumPy views: a tenth of the time of torch's calls.
 
-    Views are kept from step to step, and made anew when an address has changed.
+    Views are kept from step to step, and made anew when a tensor or its address is another.
     """
 
     def __init__(self) -> None:
         self._at: list[int] = []
+        self._tensors: list[Tensor] = []
         self._views: list[NDArray[Any]] = []
 
     def read(self, tensors: list[Tensor]) -> list[float]:
         at = list(map(Tensor.data_ptr, tensors))
-        if at != self._at:
-            self._at, self._views = at, [t.detach().numpy() for t in tensors]
+        if at != self._at or not all(map(is_, tensors, self._tensors)):
+            try:
+                self._views = [t.detach().numpy() for t in tensors]
+            except (TypeError, RuntimeError) as error:
+                raise RuntimeError(f"a number in the state cannot be read ({error}): load another state") from None
+            self._at, self._tensors = at, list(tensors)
         return [view.item() for view in self._views]
 
     def write(self, values: Any) -> None:
@@ -77,6 +70,8 @@ class HostStep:
         self.lr, self.present, self.lone = float(group["lr"]), work.present, len(work.params) == 1 and not work.memories
         self.pooled: list[float] | None = None
         self.grads = work.grads if route.name == "host" else lists.resolved(work.grads)
+        ema, count, log = cells
+        self.ema, self.steps, self.logs = ema.read(work.norm_emas), count.read(work.steps), log.read(work.log_beta2s)
         self.members = None
         if not one_each(work):
             index, buckets = np.asarray(work.bucket_of), len(work.present)
@@ -114,12 +109,12 @@ class HostStep:
     def apply(self) -> tuple[Any, Any, Any]:
         """Move the scalar state and the tensors; returns sun, β2 and n of the buckets that have a gradient."""
         work, (ema, count, log) = self.work, self.cells
-        steps = count.read(work.steps)
+        steps = self.steps
         # Mostly all have taken the same number of steps, and share their bias corrections.
         state = rule.State(
-            self._vector(ema.read(work.norm_emas)),
+            self._vector(self.ema),
             steps[0] if steps.count(steps[0]) == len(steps) else np.array(steps),
-            self._vector(log.read(work.log_beta2s)) if work.log_beta2s else None,
+            self._vector(self.logs) if self.logs else None,
             memory=np.stack([x.detach().double().numpy() for x in work.memories]) if work.memories else None,
         )
         arguments = (self.hyper, self.lr, self.norm, state)

@@ -18,7 +18,7 @@ from kourkoutas.rule import Coefficients, Hyper
 from kourkoutas.torch import noise
 from kourkoutas.torch.pooling import Pooled
 from kourkoutas.torch.routes import Route, watched
-from kourkoutas.torch.work import Members, Options, Work, one_each, sizes, wide
+from kourkoutas.torch.work import Members, Options, Work, one_each, plain, sizes, wide
 
 GPUS = ("cuda",)  # devices on which fused=True is Triton
 NO_FLOAT64 = ("mps",)
@@ -38,7 +38,7 @@ class DeviceStep:
         self.members = None
         if not one_each(work):
             index = torch.tensor(work.bucket_of, dtype=torch.int64, device=self.device)
-            zeros = torch.zeros(len(self.present))
+            zeros = torch.zeros(len(self.present), device=self.device)
             self.members = Members(index, lambda x: zeros.to(x).scatter_reduce_(0, index, x, "amax"))
 
     def measure(self) -> None:
@@ -72,7 +72,7 @@ class DeviceStep:
             self.norm = self.pooled.squares[self.present].sqrt().to(self.dtype)
         elif self.members is not None:
             largest = self.members.largest(self.local)
-            unit = torch.where(largest > 0, largest, 1.0)
+            unit = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
             shares = (self.local / self.members.spread(unit)).square()
             self.norm = unit * torch.zeros_like(unit).index_add_(0, self.members.index, shares).sqrt()
         return self.norm
@@ -107,16 +107,22 @@ class DeviceStep:
     def _vector(self, xs: Sequence[Tensor]) -> Tensor:
         if not xs:
             return torch.zeros(0, dtype=self.dtype, device=self.device)
-        return torch.stack([x.to(self.device) for x in xs]).to(self.dtype)
+        return torch.stack([x.to(self.device) if not x.ndim else x.to(self.device).reshape(()) for x in xs]).to(
+            self.dtype
+        )
 
 
 def update_by_adam(
     hyper: Hyper, group: dict[str, Any], work: Work, grads: list[Tensor], k: Coefficients, going: Sequence[int]
 ) -> None:
-    """torch's own Adam, as torch.optim.AdamW would call it; it counts the steps."""
+    """torch's own Adam, as torch.optim.AdamW would call it; it counts the steps.
+
+    Its fused kernel for the CPU reads tensors as if they had no gaps, so that others go without it.
+    """
     options = {name: group[name] for name in ("foreach", "fused", "maximize")}
-    if options["fused"] is None and options["foreach"] is None:
-        options["fused"] = all(p.is_cpu and p.is_floating_point() for p in work.params) or None
+    if options["fused"] or (options["fused"] is None and options["foreach"] is None):
+        on_cpu = all(p.is_cpu for p in work.params)
+        options["fused"] = plain(work) or None if on_cpu else options["fused"]
     options |= {"weight_decay": hyper.weight_decay, "decoupled_weight_decay": True, "eps": hyper.eps}
     options |= {"amsgrad": hyper.leak is not None, "has_complex": any(p.is_complex() for p in work.params)}
     adam(work.params, grads, *work[2:6], lr=float(group["lr"]), beta1=hyper.beta1, beta2=hyper.beta2_max, **options)
@@ -152,8 +158,9 @@ def update(
 
 def _picked(xs: list[Any], chosen: list[int], like: Tensor, count: int) -> list[Any]:
     """Coefficients of some parameters: a number, numbers, or 0-dim tensors with the device and dtype of `like`."""
-    vectors = [x if x.ndim else x.expand(count) for x in xs if isinstance(x, Tensor)]
-    cells = torch.cat(vectors).to(device=like.device, dtype=like.dtype).unbind() if vectors else ()
+    moved = [x.to(like.device) for x in xs if isinstance(x, Tensor)]
+    vectors = [x if x.ndim else x.expand(count) for x in moved]
+    cells = torch.cat(vectors).to(like.dtype).unbind() if vectors else ()
     starts = iter(range(0, len(cells), count))
     picked = []
     for x in xs:
@@ -221,7 +228,7 @@ def _norms(tensors: list[Tensor], order: int, dtype: torch.dtype) -> Sequence[Te
     if dtype is torch.float64:
         return torch._foreach_norm(tensors, order, dtype=dtype)
     largest = [wide(t).abs().amax() if t.numel() else t.new_ones((), dtype=dtype) for t in tensors]
-    units = [torch.where(x > 0, x, 1.0) for x in largest]
+    units = [torch.where((x > 0) & x.isfinite(), x, 1.0) for x in largest]
     norms = torch._foreach_norm(torch._foreach_div([wide(t) for t in tensors], units), order)
     return torch._foreach_mul(norms, units)
 

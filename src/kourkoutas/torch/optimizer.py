@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from threading import RLock
 from typing import Any, overload
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from torch.optim.optimizer import register_optimizer_step_post_hook as _register_post_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook as _register_pre_hook
 
+from kourkoutas import _native
 from kourkoutas.buckets import partition
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient
 from kourkoutas.signals import MEMORY
@@ -26,10 +29,12 @@ from kourkoutas.torch.options import (
     STATE,
     check_group,
     check_parameter,
+    check_tensors,
     entries_of,
     join_betas,
     make_options,
     named,
+    told_apart,
 )
 from kourkoutas.torch.parts import same_layout
 from kourkoutas.torch.pooling import Pool, check_process_group
@@ -155,7 +160,8 @@ class KourkoutasBeta(Optimizer):
         if isinstance(params, Tensor):
             raise TypeError("`params` must be an iterable of tensors or groups; got one tensor: pass [tensor]")
         self._process_group = process_group
-        self._buckets: list[tuple[list[str], list[int]]] = []
+        self._buckets: list[tuple[dict[str, Any], list[str], list[int]]] = []
+        self._lock = RLock()  # two threads may step one after the other, but not share working memory
         self._reset()
         super().__init__(params, defaults)
 
@@ -166,13 +172,26 @@ class KourkoutasBeta(Optimizer):
             options.setdefault("signal", Hyper.signal)  # saved by a version without signals
             options.setdefault("lr_warmup", Hyper.lr_warmup)
         self._process_group = getattr(self, "_process_group", None)  # torch loads a state through here, too
+        self._lock = getattr(self, "_lock", None) or RLock()
         self._own_buckets()
         self._reset()
         self._tie_buckets()
 
     def _own_buckets(self) -> None:
         """Take the buckets that stand in the groups for this optimizer's own."""
-        self._buckets = [(g["bucket_names"], g["bucket_index"]) for g in self.param_groups if "bucket_index" in g]
+        self._buckets = [(g, g["bucket_names"], g["bucket_index"]) for g in self.param_groups if "bucket_index" in g]
+
+    def _settle(self) -> None:
+        """Let groups that somebody has removed, put in another order or added by hand keep their own buckets."""
+        owned = {id(group): entries for group, *entries in self._buckets}
+        for group in self.param_groups:
+            if id(group) in owned:
+                group["bucket_names"], group["bucket_index"] = owned[id(group)]
+            elif "bucket_index" not in group:
+                raise RuntimeError("`param_groups` has a group without buckets: add groups with add_param_group")
+        self._own_buckets()
+        self._reset()
+        self._tie_buckets()
 
     def _reset(self) -> None:
         """What is derived from the state and the groups, and not saved."""
@@ -208,7 +227,7 @@ class KourkoutasBeta(Optimizer):
                 "`buckets` is 'module' but the parameters have no names: pass model.named_parameters(), "
                 "or, where a tool dropped the names, buckets=kourkoutas.buckets.by_module(model)"
             )
-        parts = partition(options["buckets"], names, tensors)
+        parts = partition(options["buckets"], told_apart(names, options["buckets"]), tensors)
         super().add_param_group({**options, "params": entries})  # which warns of a parameter given twice
         group = self.param_groups[-1]
         if len(tensors) < len(entries):
@@ -220,14 +239,32 @@ class KourkoutasBeta(Optimizer):
         group["bucket_names"], group["bucket_index"] = list(parts.names), list(parts.index)
         group["amsgrad"] = hyper.leak is not None  # for an Adam that loads this state
         self._own_buckets()
-        self._ring = self._pool = None
+        self._pool = None
+        if self._ring is not None:  # steps recorded so far had no such buckets
+            new = self._ring.new_full((WINDOW, len(KEYS), len(group["bucket_names"])), torch.nan)
+            self._ring = torch.cat([self._ring, new], dim=2)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a K-β or an Adam state; scalars keep their dtype, whatever the parameters' dtype."""
         before = [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
-        super().load_state_dict(state_dict)
+        # After the hooks of others that change what is loaded, and before those that change what was.
+        read: list[dict[str, Any]] = []
+        handles = (
+            self.register_load_state_dict_pre_hook(lambda _, loaded: read.append(loaded)),
+            self.register_load_state_dict_post_hook(lambda _: self._take_over(read[0], before), prepend=True),
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _take_over(self, state_dict: dict[str, Any], before: list[dict[str, Any]]) -> None:
+        """What torch has not loaded as it should be: entries of groups that Adam lacks, and dtypes."""
+        adams: list[Any] = []
         for group, old in zip(self.param_groups, before, strict=True):
-            if "beta2_min" not in group:  # an Adam's
+            adams.append(None if "beta2_min" in group else group["betas"][1])
+            if adams[-1] is not None:
                 group["betas"] = old["betas"]
             for key, value in old.items():
                 group.setdefault(key, value)
@@ -235,16 +272,21 @@ class KourkoutasBeta(Optimizer):
                 group["bucket_names"], group["bucket_index"] = old["bucket_names"], old["bucket_index"]
         self._own_buckets()
         saved = [i for g in state_dict["param_groups"] for i in g["params"]]
-        params = [(p, g["state_dtype"]) for g in self.param_groups for p in g["params"]]
-        for i, (p, dtype) in zip(saved, params, strict=True):
+        params = [(p, g, beta2) for g, beta2 in zip(self.param_groups, adams, strict=True) for p in g["params"]]
+        for i, (p, group, beta2) in zip(saved, params, strict=True):
             for name, value in state_dict["state"].get(i, {}).items():
                 # torch has cast to the parameter's dtype what we keep in another.
-                if name in MOMENTS and dtype is not None:
-                    self.state[p][name] = value.detach().to(p.device, dtype, copy=True)
+                if name in MOMENTS and group["state_dtype"] is not None:
+                    self.state[p][name] = value.detach().to(p.device, group["state_dtype"], copy=True)
                 elif name in SCALAR_STATE:
                     value = torch.as_tensor(value).detach()
-                    kept = value.dtype if name in ("step", "skipped") else torch.promote_types(value.dtype, _stat(p))
+                    least = {"step": torch.float32, "skipped": torch.int64}.get(name, _stat(p))
+                    kept = torch.promote_types(value.dtype, least) if name != "skipped" else least
                     self.state[p][name] = value.to(p.device, kept, copy=True)
+            if beta2 is not None and "step" in self.state[p]:
+                self.state[p]["log_beta2"] = self.state[p]["step"].to(_stat(p)) * (
+                    math.log(beta2) if beta2 else -math.inf
+                )
         self._reset()
         self._tie_buckets()
 
@@ -274,20 +316,24 @@ class KourkoutasBeta(Optimizer):
 
     def route(self) -> list[routes.Route]:
         """Which way the next step of each group goes, and why; this makes the state that the step would make."""
-        self._cursor = 0
-        watched = routes.watched()
-        chosen = [self._gather(number, group, watched)[0] for number, group in enumerate(self.param_groups)]
+        reasons: list[routes.Route] = []
+        with self._lock:
+            self._steps(reasons)
+            self._release()
+        return reasons
+
+    def _release(self) -> None:
+        """Let go of what was gathered for the kernel."""
         for plan in self._plans.values():
-            native.kernel.release(plan)
-        return chosen
+            _native.step.release(plan)
 
     def _check(self, number: int, group: dict[str, Any]) -> Options:
         """The group's checked options, made again only when an entry of the group has changed."""
         if "beta1" in group or "beta2_max" in group:
             join_betas(group)
-        if group["bucket_index"] is not self._buckets[number][1]:
+        if group["bucket_index"] is not self._buckets[number][2]:
             # ZeroRedundancyOptimizer copies the entries of another rank's group, and puts loaded state in place.
-            group["bucket_names"], group["bucket_index"] = self._buckets[number]
+            _, group["bucket_names"], group["bucket_index"] = self._buckets[number]
             self._shared.clear()
             self._tie_buckets()
         key = OPTIONS(group)
@@ -310,10 +356,16 @@ class KourkoutasBeta(Optimizer):
         needed, pool = self._check(number, group).needed, self._meet()
         if group["diagnostics"] and self._ring is None:
             count = sum(len(g["bucket_names"]) for g in self.param_groups)
-            device = group["params"][0].device if group["params"] else None
+            params = [p for g in self.param_groups for p in g["params"]]
+            device = "cpu" if any(p.is_cpu for p in params) else params[0].device  # the kernel writes on the CPU
             self._ring = torch.full((WINDOW, len(KEYS), count), torch.nan, dtype=torch.float32, device=device)
             self._rows = torch.zeros((), dtype=torch.int64, device=device)
         params, index = list(group["params"]), list(group["bucket_index"])
+        if len(index) != len(params):
+            raise RuntimeError(
+                f"a param group has {len(params)} parameters but buckets for {len(index)}: add parameters with "
+                "add_param_group, and to take some out make a new optimizer"
+            )
         grads: list[Any] = [p.grad for p in params]
         places = [i for i, g in enumerate(grads) if g is not None]
         if len(places) < len(params):
@@ -330,6 +382,10 @@ class KourkoutasBeta(Optimizer):
         except (KeyError, TypeError):
             for p in params:  # every check comes before the first state is made
                 check_parameter(p, group)
+            if not pool.spans[number]:  # statistics are those that members still hold: a state may have been cleared
+                for b in range(len(group["bucket_names"])):
+                    self._shared.pop((number, b), None)
+                self._tie_buckets()
             for p, b in zip(params, index, strict=True):
                 self._fill_state(p, needed, (number, b), group)
             found = {name: [self.state[p][name] for p in params] for name in needed}
@@ -349,7 +405,8 @@ class KourkoutasBeta(Optimizer):
         )
         if work.memories and any(x.shape != (MEMORY[group["signal"]],) for x in work.memories):
             raise RuntimeError(
-                f"`memory` in the state is not that of signal={group['signal']!r}: load a state saved with this signal"
+                f"`memory` in the state is not that of signal={group['signal']!r}: load a state saved with this signal, "
+                "or take `memory` out of the state of every parameter"
             )
         if parts is not None:
             for name, tensors in zip(MOMENTS, work[2:5], strict=True):
@@ -377,6 +434,8 @@ class KourkoutasBeta(Optimizer):
                 continue
             new = shared.get(name) if name in BUCKET_STATE else None
             state[name] = _zeros(name, p, group) if new is None else new
+            if name == "log_beta2" and group["betas"][1]:  # of the steps taken before "exact" was asked for
+                state[name] += state["step"] * math.log(float(group["betas"][1]))
             if name in BUCKET_STATE:
                 shared[name] = state[name]
 
@@ -395,40 +454,55 @@ class KourkoutasBeta(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Perform one optimization step; `closure` re-evaluates the model and returns the loss."""
         hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or any(_GLOBAL_HOOKS)
-        return self._watched_step(closure) if hooks or profiler._is_profiler_enabled else self._plain_step(closure)
+        if hooks or profiler._is_profiler_enabled:
+            return self._watched_step() if closure is None else self._watched_step(closure)
+        return self._plain_step(closure)
 
     # NOTE: torch would wrap `step` to run hooks and tell the profiler. That takes 15 µs, twice as long as the step of a
     # small model and a quarter of Adam's. `hooked` says that this is taken care of: by torch's wrapper, if anybody
     # watches.
     step.hooked = True  # type: ignore[attr-defined]
 
-    def _plain_step(self, closure: Callable[[], float] | None) -> float | None:
+    def _plain_step(self, closure: Callable[[], float] | None = None) -> float | None:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        try:
-            self._step()
-        except BaseException:
-            for plan in self._plans.values():
-                native.kernel.release(plan)
-            raise
+        if torch.compiler.is_compiling():
+            with torch.no_grad():
+                self._move([self._gather(number, group, True)[1] for number, group in enumerate(self.param_groups)])
+            return loss
+        with self._lock:
+            try:
+                steps = self._steps()
+                for step in steps:
+                    if type(step) is not native.KernelStep:
+                        with torch.set_grad_enabled(False):  # half the time of no_grad
+                            self._move(steps)
+                        return loss
+                self._move(steps)  # the kernel does not need it, and is done as fast
+            except BaseException:
+                self._release()
+                raise
         return loss
 
     _watched_step = Optimizer.profile_hook_step(_plain_step)
 
-    def _step(self) -> None:
-        watched = routes.watched()
-        if not torch.compiler.is_compiling():  # `_init_group` meets then, and nothing moves the cursor
-            self._cursor = 0
-            self._meet()
-        steps = [self._gather(number, group, watched)[1] for number, group in enumerate(self.param_groups)]
-        for step in steps:
-            if type(step) is not native.KernelStep:
-                with torch.set_grad_enabled(False):  # half the time of no_grad
-                    self._move(steps)
-                return
-        self._move(steps)  # the kernel does not need it, and is done as fast
+    def _steps(self, reasons: list[routes.Route] | None = None) -> list[Any]:
+        """Each group's step with all tensors at hand, None without anything to do; all checks are made here."""
+        if len(self._buckets) != len(self.param_groups):
+            self._settle()
+        self._cursor = 0
+        watched, steps = routes.watched(), []
+        for number, group in enumerate(self.param_groups):
+            if self._buckets[number][0] is not group:
+                self._settle()
+                return self._steps(reasons)
+            route, step = self._gather(number, group, watched)
+            steps.append(step)
+            if reasons is not None:
+                reasons[number:] = [route]
+        return steps
 
     def _move(self, steps: list[Any]) -> None:
         """Measure, pool and look; then move everything."""
@@ -498,7 +572,10 @@ class KourkoutasBeta(Optimizer):
             work = work_found()
             return bool(work.params) and self._planned(number, group, options, None if whole else work)
 
-        route = routes.choose(options, group, pool.spans[number], kernel_takes, lambda: host.takes(work_found()))
+        def host_takes() -> bool:
+            return host.takes(work_found(), options.hyper)
+
+        route = routes.choose(options, group, pool.spans[number], kernel_takes, host_takes)
         if route is routes.KERNEL:
             parts = None if pool.parts[number] is None else found[0]
             return route, native.KernelStep(options, group, self._plans[number], parts)
@@ -508,14 +585,8 @@ class KourkoutasBeta(Optimizer):
         """The step of any route but the kernel's."""
         if not work.present:
             return None
-        eager = not torch.compiler.is_compiling()  # which asking for the bit would make two graphs
-        kinds = [(p.shape, p.device, False) for p in work.params] if route is not routes.HOST else []
-        for name, tensors in zip(MOMENTS, work[2:5], strict=True) if kinds else ():
-            if tensors and [(x.shape, x.device, eager and x.is_neg()) for x in tensors] != kinds:
-                raise RuntimeError(
-                    f"`{name}` in the state has another shape or device than its parameter, or is negated lazily: "
-                    "load another state"
-                )
+        if route is not routes.HOST:
+            check_tensors(work, same=route is routes.ADAM)
         if route is routes.HOST or (route.on_host and all(p.is_cpu for p in (*work.params, *work.norm_emas))):
             if number not in self._cells:
                 self._cells[number] = (host.Cells(), host.Cells(), host.Cells())
@@ -539,13 +610,14 @@ class KourkoutasBeta(Optimizer):
         `work` is None, or has the parts of parameters that lie on this rank.
         """
         plan = self._plans.get(number) or self._plans.setdefault(number, native.kernel.new_plan())
-        buckets = len(group["bucket_names"])
+        index, buckets = group["bucket_index"], len(group["bucket_names"])
         if work is not None:
             state = {p: self.state[group["params"][i]] for p, i in zip(work.params, work.places, strict=True)}
-            return native.plan_parts(plan, options, group["bucket_index"], buckets, state, work)
-        where = group["params"], group["bucket_index"], buckets, self.state, self._cursor
-        cursor: int = native.kernel.gather(plan, options.packed, *where, None)
-        self._cursor = max(cursor, self._cursor)
+            return native.plan_parts(plan, options, index, buckets, state, work)
+        gather, at = native.kernel.gather, self._cursor
+        cursor: int = gather(plan, options.packed, group["params"], index, buckets, self.state, at, None)
+        if cursor > at:
+            self._cursor = cursor
         return cursor >= 0
 
 

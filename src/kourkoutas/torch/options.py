@@ -14,7 +14,7 @@ from kourkoutas.buckets import check_buckets
 from kourkoutas.rule import Hyper
 from kourkoutas.signals import MEMORY
 from kourkoutas.torch import native
-from kourkoutas.torch.work import LOW_PRECISION, Options
+from kourkoutas.torch.work import LOW_PRECISION, Options, Work
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 BUCKET_STATE = ("norm_ema", "skipped", "memory")
@@ -94,6 +94,30 @@ def check_parameter(p: Tensor, group: dict[str, Any]) -> None:
         )
 
 
+def check_tensors(work: Work, same: bool) -> None:
+    """Raise if the lists of torch cannot update these tensors, so that nothing is half done; `same`: in one dtype."""
+    eager = not torch.compiler.is_compiling()  # asking for the bits would break a graph in two
+
+    def kind(x: Tensor) -> tuple[Any, ...]:
+        odd = eager and (x.is_neg() or (x.is_inference() and not torch.is_inference_mode_enabled()))
+        return x.shape, x.device, x.dtype if same or x.dtype not in LOW_PRECISION else torch.float32, odd
+
+    if eager and any(x.is_neg() for xs in work[5:8] for x in xs):
+        raise RuntimeError("a number in the state is negated lazily: load another state")
+    wanted = [(*kind(p)[:3], False) for p in work.params]
+    for name, tensors in zip(("param", "grad", *MOMENTS), work[:5], strict=True):
+        found = [kind(x) for x in tensors]
+        if name == "grad":  # is only read, and may be negated lazily
+            found = [(*x[:3], False) for x in found]
+        if found and found != wanted:
+            i = next(i for i, (x, y) in enumerate(zip(found, wanted, strict=True)) if x != y)
+            what = f"`{name}` in the state" if name in MOMENTS else f"`{name}`"
+            raise RuntimeError(
+                f"{what} of parameter {work.places[i]} has another shape, dtype or device than the parameter, is "
+                "negated lazily, or was made in inference mode: set it anew, or load another state"
+            )
+
+
 def entries_of(params: Any) -> list[Any]:
     if isinstance(params, Tensor):
         return [params]
@@ -113,3 +137,19 @@ def named(entries: list[Any], first: int) -> tuple[list[str], list[Tensor]]:
             raise TypeError(f"`params` must be tensors or (name, tensor) pairs; got {tensor!r} at place {i}")
         found.setdefault(id(tensor), (name, tensor))
     return [name for name, _ in found.values()], [tensor for _, tensor in found.values()]
+
+
+def told_apart(names: list[str], buckets: Any) -> list[str]:
+    """Names for buckets: two tensors of one name, say of two models, are two parameters."""
+    seen: dict[str, int] = {}
+    out = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        out.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    if buckets == "module" and out != names:
+        name = next(name for name, count in seen.items() if count > 1)
+        raise ValueError(
+            f"`buckets` is 'module' but two parameters are named {name!r}: give them names that differ, for example "
+            "with the name of their model in front"
+        )
+    return out

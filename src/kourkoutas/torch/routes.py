@@ -29,7 +29,9 @@ NOT_FUSED = Route("lists", "fused=False was asked for")
 KERNEL = Route("kernel", "the C kernel takes every tensor")
 EXTRAS = Route("lists", "without the C kernel, max_ratio and state_dtype need operations that torch's Adam lacks")
 HOST = Route("host", "plain contiguous CPU tensors, which the C kernel was not there for or did not take")
-OTHER = Route("lists", "a tensor is not on the CPU, not plain, or not contiguous")
+OTHER = Route(
+    "lists", "a tensor is not on the CPU, not plain, not contiguous, or of a dtype that fused kernels do not take"
+)
 
 
 def choose(

@@ -11,6 +11,8 @@ from kourkoutas.rule import Hyper
 from kourkoutas.torch.parts import Part
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
+_TYPES = {Tensor, torch.nn.Parameter}
+_DTYPES = {torch.float32, torch.float64, *LOW_PRECISION}
 
 
 class Options(NamedTuple):
@@ -53,6 +55,23 @@ def sizes(work: Work) -> list[int]:
     """Real numbers in each parameter, wherever they lie."""
     counts = [part.size for part in work.parts] if work.parts else [p.numel() for p in work.params]
     return [max(n * (2 if p.is_complex() else 1), 1) for n, p in zip(counts, work.params, strict=True)]
+
+
+def plain(work: Work) -> bool:
+    """Whether all are plain tensors on the CPU, stored without gaps and signs to apply, of their parameter's kind."""
+    tensors = [*work.params, *work.grads, *work.exp_avgs, *work.exp_avg_sqs, *work.max_exp_avg_sqs]
+    n, dtypes, shapes = len(work.params) or 1, [x.dtype for x in tensors], [x.shape for x in tensors]
+    kinds = len(tensors) // n
+    return (
+        set(map(type, tensors)) <= _TYPES
+        and dtypes == dtypes[:n] * kinds
+        and set(dtypes[:n]) <= _DTYPES
+        and shapes == shapes[:n] * kinds
+        and False not in [x.is_cpu for x in (*tensors, *work.norm_emas)]
+        and all(map(Tensor.is_contiguous, tensors))
+        and not any(map(Tensor.is_neg, tensors))
+        and (all(map(Tensor.data_ptr, tensors)) or all(x.data_ptr() or not x.numel() for x in tensors))
+    )
 
 
 class Members:
