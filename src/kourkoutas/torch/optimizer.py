@@ -405,8 +405,8 @@ class KourkoutasBeta(Optimizer):
         )
         if work.memories and any(x.shape != (MEMORY[group["signal"]],) for x in work.memories):
             raise RuntimeError(
-                f"`memory` in the state is not that of signal={group['signal']!r}: load a state saved with this signal, "
-                "or take `memory` out of the state of every parameter"
+                f"`memory` in the state is not that of signal={group['signal']!r}: load a state saved with it, or take "
+                "`memory` out of the state of every parameter"
             )
         if parts is not None:
             for name, tensors in zip(MOMENTS, work[2:5], strict=True):
