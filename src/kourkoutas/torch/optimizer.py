@@ -283,10 +283,9 @@ class KourkoutasBeta(Optimizer):
                     least = {"step": torch.float32, "skipped": torch.int64}.get(name, _stat(p))
                     kept = torch.promote_types(value.dtype, least) if name != "skipped" else least
                     self.state[p][name] = value.to(p.device, kept, copy=True)
-            if beta2 is not None and "step" in self.state[p]:
-                self.state[p]["log_beta2"] = self.state[p]["step"].to(_stat(p)) * (
-                    math.log(beta2) if beta2 else -math.inf
-                )
+            if beta2 is not None and group["bias_correction"] == "exact" and "step" in self.state[p]:
+                forgotten = math.log(beta2) if beta2 else -math.inf  # v is Adam's: 1 - β2^t is what it holds
+                self.state[p]["log_beta2"] = self.state[p]["step"].to(_stat(p)) * forgotten
         self._reset()
         self._tie_buckets()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any
@@ -140,16 +141,15 @@ def named(entries: list[Any], first: int) -> tuple[list[str], list[Tensor]]:
 
 
 def told_apart(names: list[str], buckets: Any) -> list[str]:
-    """Names for buckets: two tensors of one name, say of two models, are two parameters."""
-    seen: dict[str, int] = {}
+    """Names that buckets may be made of: two tensors of one name, say of two models, are two parameters."""
+    seen = Counter[str]()
     out = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
+    for name in names if buckets in ("parameter", "module") else ():
+        seen[name] += 1
         out.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    if buckets == "module" and out != names:
-        name = next(name for name, count in seen.items() if count > 1)
-        raise ValueError(
-            f"`buckets` is 'module' but two parameters are named {name!r}: give them names that differ, for example "
-            "with the name of their model in front"
-        )
-    return out
+        if seen[name] > 1 and buckets == "module":
+            raise ValueError(
+                f"`buckets` is 'module' but two parameters are named {name!r}: give them names that differ, for example "
+                "with the name of their model in front"
+            )
+    return out or names
