@@ -149,7 +149,7 @@ def told_apart(names: list[str], buckets: Any) -> list[str]:
         out.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
         if seen[name] > 1 and buckets == "module":
             raise ValueError(
-                f"`buckets` is 'module' but two parameters are named {name!r}: give them names that differ, for example "
-                "with the name of their model in front"
+                f"`buckets` is 'module' but two parameters are named {name!r}: give them names that differ, "
+                "for example with the name of their model in front"
             )
     return out or names
