@@ -27,6 +27,9 @@ ROOT = Path(__file__).parents[1]
 TESTS = (
     "tests/torch_frontend/test_native.py",
     "tests/torch_frontend/test_conformance.py",
+    "tests/torch_frontend/test_layouts.py",
+    "tests/torch_frontend/test_state_dtype.py",
+    "tests/torch_frontend/test_strange_use.py",
     "tests/lab/test_heat3d_native.py",
 )
 CONTRACT = {"step": "off", "taylor": "fast"}  # as in setup.py
