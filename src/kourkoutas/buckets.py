@@ -50,6 +50,29 @@ def by_module(model: Any) -> Callable[[str, Any], str]:
     return module
 
 
+def told_apart(names: Sequence[str], buckets: Buckets = "parameter") -> list[str]:
+    """The names, with a number behind those that occur again: two parameters of one name, say of two models, are two.
+
+    Under "module" the name says too little, and ValueError names it; where names are not keys they stay as they are.
+
+    >>> told_apart(["weight", "bias", "weight"])
+    ['weight', 'bias', 'weight#2']
+    """
+    if buckets not in ("parameter", "module"):
+        return list(names)
+    count: dict[str, int] = {}
+    out = []
+    for name in names:
+        count[name] = count.get(name, 0) + 1
+        if count[name] > 1 and buckets == "module":
+            raise ValueError(
+                f"`buckets` is 'module' but two parameters are named {name!r}: give them names that differ, for "
+                "example with the name of their model in front"
+            )
+        out.append(name if count[name] == 1 else f"{name}#{count[name]}")
+    return out
+
+
 def check_buckets(buckets: Buckets) -> None:
     """Raise unless `buckets` is a known kind or a callable."""
     if callable(buckets) or buckets in KINDS:

@@ -15,7 +15,7 @@ import math
 from typing import Any
 
 from kourkoutas import rule
-from kourkoutas.buckets import check_buckets, partition
+from kourkoutas.buckets import check_buckets, partition, told_apart
 from kourkoutas.rule import Buckets, Hyper, check_learning_rate
 from kourkoutas.signals import MEMORY
 
@@ -79,14 +79,15 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         if self.built:
             return
         super().build(variables)
-        parts = partition(self.buckets, [v.path.replace("/", ".") for v in variables], variables)
+        names = told_apart([v.path.replace("/", ".") for v in variables], self.buckets)
+        parts = partition(self.buckets, names, variables)
         self.bucket_names = list(parts.names)
         self._bucket_of = list(parts.index)
         self._m = self.add_optimizer_variables(variables, "m")
         self._v = self.add_optimizer_variables(variables, "v")
         if self.hyper.leak is not None:
             self._v_max = self.add_optimizer_variables(variables, "v_max")
-        dtype = max(map(_wide, variables))  # "float64" if there is one
+        dtype = max(map(_wide, variables), default="float32")  # "float64" if there is one
         count = len(parts.names)
         self._ema, self._sun, self._beta2 = (self._scalars(count, k, dtype) for k in ("ema", "sun", "beta2"))
         self._t, self._log_beta2 = (self._scalars(len(variables), k, dtype) for k in ("t", "log_beta2"))
@@ -98,7 +99,12 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         return self.add_variable((count,), dtype=dtype, name=name)
 
     def snapshot(self) -> dict[str, dict[str, float]]:
-        """sun and β2 of every bucket at the last step: bucket name → {"sun": …, "beta2": …}; zeros before the first."""
+        """sun and β2 of every bucket at the last step: bucket name → {"sun": …, "beta2": …}.
+
+        Zeros before the first step, and nothing before the optimizer knows the variables.
+        """
+        if not self.built:
+            return {}
         sun, beta2 = (x.numpy().tolist() for x in (self._sun, self._beta2))
         return {name: {"sun": sun[b], "beta2": beta2[b]} for b, name in enumerate(self.bucket_names)}
 
@@ -106,6 +112,8 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
     def _apply_weight_decay(self, variables: list[Any]) -> None: ...
 
     def _backend_update_step(self, grads: list[Any], trainable_variables: list[Any], learning_rate: Any) -> None:
+        if not trainable_variables:
+            return
         hyper, wide = self.hyper, self._ema.dtype
         indices = [self._get_variable_index(v) for v in trainable_variables]
         bucket_of = [self._bucket_of[i] for i in indices]
@@ -178,7 +186,7 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> KourkoutasBeta:
         """The optimizer of a saved model."""
-        buckets = config["buckets"]
+        buckets = config.get("buckets")
         if isinstance(buckets, dict):
             config = {**config, "buckets": keras.saving.deserialize_keras_object(buckets, custom_objects)}
         made: KourkoutasBeta = super().from_config(config, custom_objects)

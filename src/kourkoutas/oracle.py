@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kourkoutas.buckets import partition
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, check_learning_rate
-from kourkoutas.signals import DISCOUNT, FARTHEST, FORECASTS
+from kourkoutas.signals import DISCOUNT, FARTHEST, FORECASTS, LARGEST
 
 Array = NDArray[np.float64]
 
@@ -188,6 +188,7 @@ class Forecasts:
 
     def see(self, n: float) -> float:
         """Score the forecasts of n, move them, and say how short the memory should be: 0 longest, 1 shortest."""
+        n = min(n, LARGEST)
         if self.seen:
             forecast = np.sqrt(self.s / (1 - (1 - self.c) ** self.seen)) + self.floor
             x = np.minimum(n / forecast, FARTHEST) ** 2

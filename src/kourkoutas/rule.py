@@ -274,6 +274,7 @@ def step(
     mean_abs: Any = None,
     live: Any = None,
     present: Any = None,
+    told: bool = True,
 ) -> Step:
     """The scalars of one step: from pooled norms to the coefficients of the update and the state afterwards.
 
@@ -287,6 +288,7 @@ def step(
       mean_abs: ⟨|θ|⟩ per parameter, for adaptive_tiny.
       live: which buckets have a gradient; None: all.
       present: which parameters have a gradient; None: all.
+      told: whether sun, β2 and n are read, and must be NaN for a bucket that does not go on.
 
     NOTE: a bucket that does not go on (no gradient, or a norm that is not finite under nonfinite="skip") keeps its
     state, and its coefficients leave m, v, v_max and θ as they are to the bit if its gradient is replaced by zeros
@@ -336,7 +338,7 @@ def step(
         log_beta2=None if log_beta2 is None else xp.where(each, log_beta2, state.log_beta2),
         memory=None if memory is None else xp.where(fine[..., None], memory, state.memory),
     )
-    zero, nan = xp.zeros_like(c2_each), xp.zeros_like(sun) + math.nan
+    zero = xp.zeros_like(c2_each)
 
     def still(x: Any, value: float) -> Any:
         return None if x is None else xp.where(each, x + zero, zero + value)
@@ -350,8 +352,11 @@ def step(
         still(k.fade, 0),
         still(k.leak, 1),
     )
-    told = [xp.where(fine, x, nan) for x in (sun, 1 - c2, norm)]
-    return Step(new, k, told[0], told[1], told[2], fine, each)
+    if not told:
+        return Step(new, k, sun, 1 - c2, norm, fine, each)
+    nan = xp.zeros_like(sun) + math.nan
+    kept = [xp.where(fine, x, nan) for x in (sun, 1 - c2, norm)]
+    return Step(new, k, kept[0], kept[1], kept[2], fine, each)
 
 
 def _memory(hyper: Hyper, norm: Any, state: State, t: Any, xp: Any) -> tuple[Any, Any, Any, Any]:

@@ -35,6 +35,7 @@ from typing import Any
 SIGNALS = ("sunspike", "centred", "predictive")
 FORECASTS = 8
 DISCOUNT = 0.998
+LARGEST = 1e37  # of n: float32 holds a little more than 3e38, and 1/n as a normal number below 8e37
 FARTHEST = 1e3  # of n/q: a spike counts against every forecast, and must not end in inf
 MEMORY = {"sunspike": 0, "centred": 1, "predictive": 1 + 2 * FORECASTS}
 """Scalars that a signal keeps per bucket beside r: none; w; the count of norms, then q_k, then L_k."""
@@ -52,8 +53,16 @@ def forgetting(hyper: Any, norm: Any, ema: Any, memory: Any, xp: Any) -> tuple[A
     """
     # r = α·r + (1-α)·n
     r = hyper.alpha * ema + (1 - hyper.alpha) * norm
+    c2, sun, memory = _signalled(hyper, norm, r, memory, xp)
+    if hyper.fixed:  # whatever the norm, which need not be finite
+        c2 = xp.zeros_like(norm) + (1 - hyper.beta2_max)
+    return c2, sun, r, memory
+
+
+def _signalled(hyper: Any, norm: Any, r: Any, memory: Any, xp: Any) -> tuple[Any, Any, Any]:
+    """(1-β2, sun, memory) by the signal."""
     if hyper.signal == "predictive":
-        return _predictive(hyper, norm, r, memory, xp)
+        return _predictive(hyper, norm, memory, xp)
     if hyper.signal == "centred":
         # w = α·w + (1-α),  sun = max(0, (n - r/w) / (n + r/w + tiny_spike))
         memory = hyper.alpha * memory + (1 - hyper.alpha)
@@ -64,11 +73,12 @@ def forgetting(hyper: Any, norm: Any, ema: Any, memory: Any, xp: Any) -> tuple[A
         # raw = n / (r + tiny_spike),  sun = raw / (1 + raw) = n / (n + r + tiny_spike)
         sun = norm / (norm + r + hyper.tiny_spike)
     # β2 = β2_max - (β2_max - β2_min)·sun
-    return (1 - hyper.beta2_max) + (hyper.beta2_max - hyper.beta2_min) * sun, sun, r, memory
+    return (1 - hyper.beta2_max) + (hyper.beta2_max - hyper.beta2_min) * sun, sun, memory
 
 
-def _predictive(hyper: Any, norm: Any, r: Any, memory: Any, xp: Any) -> tuple[Any, Any, Any, Any]:
+def _predictive(hyper: Any, norm: Any, memory: Any, xp: Any) -> tuple[Any, Any, Any]:
     seen, q, score, n = memory[..., :1], memory[..., 1 : 1 + FORECASTS], memory[..., 1 + FORECASTS :], norm[..., None]
+    n = xp.where(n > LARGEST, 0 * n + LARGEST, n)
     # place_k = 0 … 1 and c_k = (1-β2_max)·((1-β2_min)/(1-β2_max))^place_k
     zero = xp.zeros_like(seen)
     place = xp.concatenate([zero + k / (FORECASTS - 1) for k in range(FORECASTS)], -1)
@@ -88,7 +98,7 @@ def _predictive(hyper: Any, norm: Any, r: Any, memory: Any, xp: Any) -> tuple[An
     # s_k ← s_k + c_k·(n² - s_k), divided by the larger of the two
     largest = xp.where(q < n, n + 0 * q, q) + hyper.tiny_spike
     q = largest * xp.sqrt((1 - c) * (q / largest) ** 2 + c * (n / largest) ** 2)
-    return _rate(hyper, sun, xp), sun, r, xp.concatenate((seen + 1, q, score), -1)
+    return _rate(hyper, sun, xp), sun, xp.concatenate((seen + 1, q, score), -1)
 
 
 def _rate(hyper: Any, place: Any, xp: Any) -> Any:

@@ -186,3 +186,54 @@ def test_another_backend_is_refused():
 def test_a_bad_option_is_named(options, message):
     with pytest.raises(ValueError, match=message):
         KourkoutasBeta(**options)
+
+
+# What a stranger may do: each of a defect that was found by trying.
+
+
+class Block(keras.layers.Layer):
+    """Two of these have variables of one path."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = keras.layers.Dense(2, name="fc", use_bias=False)
+        self.fc.build((None, 2))
+
+    def call(self, x):
+        return self.fc(x)
+
+
+def test_two_variables_of_one_path_have_buckets_of_their_own():
+    model = keras.Sequential([Block(), Block()])
+    model.build((None, 2))
+    optimizer = KourkoutasBeta()
+    optimizer.build(model.trainable_variables)
+    assert optimizer.bucket_names == ["fc.kernel", "fc.kernel#2"]
+
+
+def test_a_frozen_model_is_fitted():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.build((None, 2))
+    model.trainable = False
+    model.compile(optimizer=KourkoutasBeta(), loss="mse")
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+
+
+def test_a_config_may_leave_out_what_has_a_default():
+    config = {"class_name": "kourkoutas>KourkoutasBeta", "config": {"learning_rate": 0.1}}
+    assert keras.optimizers.get(config).buckets == "parameter"
+
+
+def test_a_snapshot_before_anything_is_empty():
+    assert KourkoutasBeta().snapshot() == {}
+
+
+@pytest.mark.parametrize("grads", [[np.inf, 1.0], [np.nan, 2.0]])
+def test_a_fixed_beta2_is_adam_where_the_norm_is_not_finite(grads):
+    results = []
+    for optimizer in (KourkoutasBeta(0.1, beta2_min=0.999), keras.optimizers.Adam(0.1, epsilon=1e-8)):
+        variable = keras.Variable(np.ones(2, np.float32))
+        for step in ([1.0, 1.0], grads, [1.0, 1.0]):
+            optimizer.apply([keras.ops.convert_to_tensor(np.array(step, np.float32))], [variable])
+        results.append(np.array(keras.ops.convert_to_numpy(variable)))
+    np.testing.assert_allclose(*results, rtol=1e-5)

@@ -77,6 +77,8 @@ def tried(examples):
 @tried(20)
 @given(values=lists(ANY))
 @example(values=[0.0] * (STEPS * EACH - 1) + [-1e30])  # n over a forecast of zero leaves float32
+@example(values=[8.6e37] + [0.0] * (STEPS * EACH - 1))  # and so does 1 over such a forecast
+@example(values=[3.4028232635611926e38] + [0.0] * (STEPS * EACH - 1))
 def test_sun_and_beta2_stay_in_their_ranges_for_any_gradients(front, signal, values, monkeypatch):
     out = run(front, {"nonfinite": "skip", "buckets": "module", "signal": signal}, gradients(values), monkeypatch)
     skipped = np.isnan(out.sun)

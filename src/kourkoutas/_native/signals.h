@@ -3,7 +3,7 @@
 enum { SUNSPIKE, CENTRED, PREDICTIVE };
 enum { FORECASTS = 8 };
 static const int MEMORY[] = {0, 1, 1 + 2 * FORECASTS}; /* scalars that each keeps per bucket */
-static const double DISCOUNT = 0.998, FARTHEST = 1e3;
+static const double DISCOUNT = 0.998, FARTHEST = 1e3, LARGEST = 1e37;
 
 /* (1-β2_max)·((1-β2_min)/(1-β2_max))^place, which rounding must not carry past 1-β2_min. */
 static double rate(double beta2_min, double beta2_max, double place) {
@@ -36,6 +36,7 @@ static double centred(double n, double r, double alpha, double tiny, double *w) 
 static double predictive(double n, double tiny, const Rates *rates, double *memory) {
     double seen = memory[0], *q = memory + 1, *score = memory + 1 + FORECASTS;
     double first = 0, least = INFINITY, sum = 0, sun = 0;
+    n = n > LARGEST ? 0 * n + LARGEST : n;
     for (int k = 0; k < FORECASTS && seen > 0; k++) {
         double kept = seen * rates->log_kept[k]; /* (1-c)^seen = exp(kept), which is lost beside 1 below -40 */
         double forecast = q[k] / (kept < -40 ? 1 : sqrt(-expm1(kept))) + tiny;

@@ -437,6 +437,7 @@ static double forgetting(const Plan *plan, Bucket *bucket, double n, double r, d
     else if (signal == CENTRED) *sun = centred(n, r, h->alpha, h->tiny_spike, memory);
     else *sun = n / (n + r + h->tiny_spike);
     for (int i = 0; i < kept; i++) set(at(bucket->memory, i), memory[i]);
+    if (h->beta2_min == h->beta2_max) return 1 - h->beta2_max; /* whatever the norm, which need not be finite */
     if (signal == PREDICTIVE) return rate(h->beta2_min, h->beta2_max, *sun);
     return (1 - h->beta2_max) + (h->beta2_max - h->beta2_min) * *sun;
 }

@@ -78,12 +78,18 @@ class Layout:
             if not mx.issubdtype(p.dtype, mx.floating):
                 raise TypeError(
                     f"parameter {path!r} must be an array of a real floating-point dtype; got {p.dtype}: "
-                    "freeze it, or leave it out of the gradients"
+                    "freeze it, or leave it out, as model.trainable_parameters() does"
                 )
         # NOTE: tree_unflatten nests the dotted paths of a loaded state; flattening brings both forms to one.
-        for slot in ("m", "v", "v_max"):
-            if slot in state or slot in self.slots:
-                state[slot] = flat(state.get(slot, {}))
+        held = [slot for slot in ("m", "v", "v_max") if slot in state or slot in self.slots]
+        kept: State = {slot: flat(state.get(slot, {})) for slot in held}
+        for slot in self.slots:
+            if lacking := [path for path in kept["m"] if path not in kept[slot]]:
+                raise ValueError(
+                    f"the state has no {slot!r} of {lacking[0]!r}, which these settings need: load a state saved with "
+                    "the same settings"
+                )
+        state.update(kept)
         old = natural(state["m"])
         names = natural({*old, *new})
         if any(path not in self._keys for path in old):
@@ -138,6 +144,8 @@ class Layout:
                 f"the state's {name!r} has shape {tuple(state[name].shape)} but `buckets` {self.buckets!r} give "
                 f"{shape}: load a state saved with the same parameters, buckets and settings"
             )
+        if state[name].dtype != dtype:  # a float64 parameter has come
+            state[name] = state[name].astype(dtype)
         if source != list(range(size)):
             padded = mx.concatenate([state[name], mx.zeros((1, *shape[1:]), state[name].dtype)])
             state[name] = padded[mx.array([i if i >= 0 else size for i in source], mx.int32)]

@@ -108,6 +108,21 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         """One printable name per bucket, in the order of the bucket statistics in the state."""
         return self._layout.parts.names
 
+    @property
+    def state(self) -> dict[str, Any]:
+        """The state: a tree of arrays, see `kourkoutas.mlx.layout`. It may be set to one that was saved."""
+        return self._state
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        missing = [name for name in ("step", "learning_rate", "alpha") if name not in state]
+        if missing:
+            raise ValueError(
+                f"`state` has no {missing[0]!r}, so it is not one of KourkoutasBeta: set one that was saved from it"
+            )
+        self._initialized, self._state = False, state
+        self._layout = Layout(self.hyper, self.buckets, self.diagnostics)
+
     def pull(self, trace: Trace) -> None:
         """Move the rows recorded since the last pull into `trace`, made with `Trace(optimizer.bucket_names)`."""
         if not self.diagnostics:
@@ -127,6 +142,8 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
     def apply_gradients(self, gradients: Any, parameters: Any) -> Any:
         """The updated parameters, as a tree of the same structure as `gradients`."""
         leaves = list(pairs(gradients, parameters))
+        if len({path for path, _, _ in leaves}) < len(leaves):
+            flat(gradients)  # which names the path that occurs twice
         layout, state = self._layout, self._state
         if not self._initialized or any(path not in layout.number for path, _, _ in leaves):
             self._build({path: p for path, _, p in leaves}, parameters)
@@ -135,6 +152,16 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         paths: list[str] = [leaf[0] for leaf in present]
         grads: list[Any] = [leaf[1] for leaf in present]
         params: list[mx.array] = [leaf[2] for leaf in present]
+        for path, p in zip(paths, params, strict=True):
+            if any(state[slot][path].shape != p.shape for slot in layout.slots):
+                raise ValueError(
+                    f"the state of {path!r} has another shape than the parameter, {p.shape}: load a state that was "
+                    "saved with these parameters, or make a new optimizer"
+                )
+        changed = {name: mx.array(schedule(self.step)) for name, schedule in self._schedulers.items()}
+        for name in ("learning_rate", "alpha"):
+            if (value := changed.get(name, state[name])).size != 1:
+                raise ValueError(f"`{name}` must be one number; got an array of shape {value.shape}")
         plan = layout.plan([layout.number[path] for path in paths])
         if plan.rows is not None:
             state["t"] = mx.broadcast_to(state["t"], (len(layout.number),))
@@ -146,8 +173,7 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         if self.hyper.nonfinite == "raise" and norm is not None:
             self._raise_unless_finite(norm, plan)
 
-        for name, schedule in self._schedulers.items():
-            state[name] = mx.array(schedule(self.step))
+        state.update(changed)
         state["step"] = self.step + 1
 
         out: dict[str, mx.array] = {}
@@ -155,8 +181,8 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
             if self.diagnostics:
                 record(state, plan, None)
         else:
-            lr = state["learning_rate"].astype(norm.dtype)
-            alpha: Any = state["alpha"].astype(norm.dtype)
+            lr = state["learning_rate"].astype(norm.dtype).reshape(())
+            alpha: Any = state["alpha"].astype(norm.dtype).reshape(())
             before = {name: plan.take(name, state[name]) for name in layout.vectors}
             before["t"] = mx.minimum(before["t"], _LAST)
             step = rule.step(

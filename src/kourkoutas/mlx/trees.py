@@ -11,13 +11,22 @@ from mlx.utils import tree_flatten
 
 def flat(tree: Any) -> dict[str, Any]:
     flat: dict[str, Any] = {}
-    tree_flatten(tree, destination=flat)
+    for path, x in tree_flatten(tree):  # type: ignore[str-unpack]
+        if path in flat:
+            raise _twice(path)
+        flat[path] = x
     return flat
+
+
+def _twice(path: str) -> ValueError:
+    return ValueError(f"two parameters have the path {path!r}, dots in names included: name one of them otherwise")
 
 
 def natural(paths: Any) -> list[str]:
     """Paths in natural order (`layers.2` before `layers.10`), which depends on the names alone."""
-    return sorted(paths, key=lambda path: [(not s.isdigit(), int(s) if s.isdigit() else 0, s) for s in path.split(".")])
+    return sorted(
+        paths, key=lambda path: [(not s.isdecimal(), int(s) if s.isdecimal() else 0, s) for s in path.split(".")]
+    )
 
 
 def pairs(gradients: Any, parameters: Any, path: str = "") -> Iterator[tuple[str, mx.array | None, mx.array]]:

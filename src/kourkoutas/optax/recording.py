@@ -46,4 +46,8 @@ def pull(trace: Trace, state: optax.OptState) -> None:
         )
     if found[0].ring is None or found[0].rows is None:
         raise ValueError("`state` has no trace: build the optimizer with diagnostics=True")
+    if jnp.ndim(found[0].rows):
+        raise ValueError(
+            f"`state` holds {jnp.shape(found[0].rows)} states side by side, as vmap makes them: pull each by itself"
+        )
     trace.pull(found[0].ring, int(found[0].rows))

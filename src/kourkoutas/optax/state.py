@@ -60,7 +60,7 @@ def first_state(params: optax.Params, hyper: Hyper, parts: Partition, diagnostic
                 "leave it out, for example with optax.masked or equinox.filter(model, equinox.is_inexact_array)"
             )
     size, n = len(leaves), len(parts.names)
-    real = jnp.finfo(jnp.result_type(jnp.float32, *(x for _, x in leaves))).dtype
+    real = jnp.float64 if any(jnp.finfo(jnp.result_type(x)).bits == 64 for _, x in leaves) else jnp.float32
     return KourkoutasBetaState(
         count=jnp.zeros((), jnp.int32),
         mu=jax.tree.map(_zeros, params),

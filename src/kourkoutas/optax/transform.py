@@ -40,6 +40,9 @@ def transformation(
             if g is not None and jnp.shape(g) != m.shape:
                 name = name_of(jax.tree_util.tree_leaves_with_path(state.mu)[i][0])
                 raise ValueError(f"the gradient of {name!r} must have the shape {m.shape}; got {jnp.shape(g)}")
+            if jnp.iscomplexobj(g) and not jnp.iscomplexobj(m):
+                name = name_of(jax.tree_util.tree_leaves_with_path(state.mu)[i][0])
+                raise TypeError(f"the gradient of {name!r} is complex and the parameter is real: give its real part")
         thetas = None
         if hyper.adaptive_tiny:
             if params is None:
@@ -58,16 +61,20 @@ def transformation(
         if hyper.nonfinite == "raise":
             refuse_nonfinite(norm, parts.names)
         count, t = steps_taken(state)
+        log_beta2 = state.log_beta2
+        if log_beta2 is not None:  # a count and moments that were set, as from Adam's state, have no Σ log β2 with them
+            log_beta2 = jnp.where((log_beta2 == 0) & (t > 0), t * jnp.log(hyper.beta2_max), log_beta2)
         step = rule.step(
             hyper,
             1.0,
             norm,
-            rule.State(state.ema, t, state.log_beta2, state.skipped, state.memory),
+            rule.State(state.ema, t, log_beta2, state.skipped, state.memory),
             jnp,
             members=members,
             mean_abs=mean_abs,
             live=None if present.all() else live,
             present=None if present.all() else present,
+            told=diagnostics,
         )
         ks = each_parameter(step.k, len(gs), real)
         goes_on = jnp.unstack(step.fine_each) if hyper.nonfinite == "skip" else [None] * len(gs)

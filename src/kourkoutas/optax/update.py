@@ -23,7 +23,7 @@ def as_real(x: Any) -> jax.Array:
     a = jnp.asarray(x)
     if jnp.iscomplexobj(a):
         return jnp.stack([jnp.real(a), jnp.imag(a)], -1)
-    return a.astype(jnp.promote_types(a.dtype, jnp.float32))
+    return a if a.dtype == jnp.float64 else a.astype(jnp.float32)
 
 
 def from_real(x: jax.Array, dtype: Any) -> jax.Array:
@@ -65,7 +65,7 @@ def update_leaf(hyper: Hyper, k: Coefficients, goes_on: Any, g: Any, m: Any, v: 
     if hyper.max_ratio is not None:
         u = jnp.clip(u, -hyper.max_ratio, hyper.max_ratio)
     return Leaf(
-        from_real(u, jnp.result_type(g)),
+        from_real(u, jnp.result_type(g) if jnp.issubdtype(jnp.result_type(g), jnp.inexact) else m.dtype),
         from_real(m_new, m.dtype),
         from_real(v_new, v.dtype),
         None if v_max is None else from_real(v_hat, v_max.dtype),

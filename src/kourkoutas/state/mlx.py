@@ -57,7 +57,7 @@ def load(file: str | Path, optimizer: KourkoutasBeta, parameters: Any, *, rename
     new: dict[str, Any] = {name: optimizer.state[name] for name in ("learning_rate", "alpha")}
     new["step"] = mx.array(saved.count, optimizer.state["step"].dtype)
     for kind in ("m", "v", *(["v_max"] if "v_max" in kinds else [])):
-        new[kind] = {name: mx.array(getattr(saved, kind)[name]).astype(arrays[name].dtype) for name in names}
+        new[kind] = {name: _mlx(getattr(saved, kind)[name]).astype(arrays[name].dtype) for name in names}
     alike = len(set(step)) == 1 and "skipped" not in kinds
     new["t"] = mx.array(step[0] if alike else step, mx.int32)
     new["ema"] = mx.array([float(saved.entry("ema", name)) for name in first], real)
@@ -102,6 +102,10 @@ def portable(optimizer: KourkoutasBeta) -> Portable:
         skipped=np.array(state["skipped"]).astype(np.int64) if "skipped" in kinds else None,
         memory=np.array(state["memory"]).astype(np.float64) if "memory" in state else None,
     )
+
+
+def _mlx(x: Any) -> mx.array:
+    return mx.array(x, mx.float64 if x.dtype == np.float64 else mx.float32)  # which MLX would make float32 of float64
 
 
 def _array(x: mx.array) -> Any:

@@ -16,6 +16,14 @@ from kourkoutas.rule import Buckets
 from kourkoutas.state.file import Portable, Rename, read, signal_kept, write
 from kourkoutas.state.match import check
 
+_SCHEDULES = (
+    "KourkoutasBetaState",
+    "ScaleByScheduleState",
+    "WrappedScheduleState",
+    "InjectHyperparamsState",
+    "InjectStatefulHyperparamsState",
+)
+
 
 def save(state: optax.OptState, file: str | Path, *, buckets: Buckets = "parameter") -> None:
     """Write the state of a solver to a file that PyTorch and MLX also read.
@@ -88,12 +96,17 @@ def load(
         memory=vector("memory", old.memory, first),
         missed=_like(np.minimum(count - step, limit), old.missed),
     )
-    like = optax.tree_utils.tree_set(like, count=new.count)
+    like = optax.tree_utils.tree_set(like, _is_schedules, count=new.count)
     return jax.tree.map(lambda x: new if _is_ours(x) else x, like, is_leaf=_is_ours)
 
 
 def _is_ours(x: Any) -> bool:
     return isinstance(x, KourkoutasBetaState)
+
+
+def _is_schedules(path: Any, _: Any) -> bool:
+    """Whether a `count` is that of a schedule, not of a moving average or a parameter of that name."""
+    return getattr(path[-1], "tuple_name", None) in _SCHEDULES
 
 
 def _only(state: optax.OptState) -> KourkoutasBetaState:
@@ -118,7 +131,7 @@ def portable(state: KourkoutasBetaState, buckets: Buckets) -> Portable:
     """The state apart from the framework."""
     leaves, names = jax.tree.leaves(state.mu), leaf_names(state.mu)
     for name, x in zip(names, leaves, strict=True):
-        if jnp.iscomplexobj(x) or not x.is_fully_addressable:
+        if jnp.iscomplexobj(x) or not getattr(x, "is_fully_addressable", True):
             kind = "complex" if jnp.iscomplexobj(x) else "spread over processes"
             raise ValueError(f"parameter {name!r} is {kind}, which the portable form does not hold: use orbax for it")
     parts = partition(buckets, names, leaves)

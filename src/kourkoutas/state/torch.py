@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,6 +116,12 @@ def portable(optimizer: KourkoutasBeta) -> Portable:
         return found
 
     step = per_parameter("step").astype(np.int64)
+    log_beta2 = None
+    if "log_beta2" in kinds:  # of steps taken before "exact" was asked for there is none
+        forgotten = [math.log(b) if b else -math.inf for b in map(float, _beta2_maxs(optimizer))]
+        there = ["log_beta2" in state for state in states.values()]
+        before = np.where(step > 0, step * np.array(forgotten), 0.0) if named else np.zeros(0)
+        log_beta2 = np.where(there, per_parameter("log_beta2"), before)
     skipped = per_bucket("skipped").astype(np.int64) if "skipped" in kinds else None
     calls = step if skipped is None else step + skipped[list(bucket_of)]
     return Portable(
@@ -126,11 +133,16 @@ def portable(optimizer: KourkoutasBeta) -> Portable:
         v=moments("exp_avg_sq"),
         v_max=moments("max_exp_avg_sq") if "v_max" in kinds else None,
         step=step,
-        log_beta2=per_parameter("log_beta2") if "log_beta2" in kinds else None,
+        log_beta2=log_beta2,
         ema=per_bucket("norm_ema"),
         skipped=skipped,
         memory=_memory(states, bucket_of, (len(places), sum(MEMORY.get(kind, 0) for kind in kinds))),
     )
+
+
+def _beta2_maxs(optimizer: KourkoutasBeta) -> list[Any]:
+    """β2_max of each parameter."""
+    return [group["betas"][1] for group in optimizer.param_groups for _ in group["params"]]
 
 
 def _memory(states: dict[str, Any], bucket_of: tuple[int, ...], shape: tuple[int, int]) -> Any:

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook as _register
 from torch.optim.optimizer import register_optimizer_step_pre_hook as _register_pre_hook
 
 from kourkoutas import _native
-from kourkoutas.buckets import partition
+from kourkoutas.buckets import partition, told_apart
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient
 from kourkoutas.signals import MEMORY
 from kourkoutas.torch import host, native, pooling, routes
@@ -34,7 +34,6 @@ from kourkoutas.torch.options import (
     join_betas,
     make_options,
     named,
-    told_apart,
 )
 from kourkoutas.torch.parts import same_layout
 from kourkoutas.torch.pooling import Pool, check_process_group

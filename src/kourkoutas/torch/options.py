@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any
@@ -138,18 +137,3 @@ def named(entries: list[Any], first: int) -> tuple[list[str], list[Tensor]]:
             raise TypeError(f"`params` must be tensors or (name, tensor) pairs; got {tensor!r} at place {i}")
         found.setdefault(id(tensor), (name, tensor))
     return [name for name, _ in found.values()], [tensor for _, tensor in found.values()]
-
-
-def told_apart(names: list[str], buckets: Any) -> list[str]:
-    """Names that buckets may be made of: two tensors of one name, say of two models, are two parameters."""
-    seen = Counter[str]()
-    out = []
-    for name in names if buckets in ("parameter", "module") else ():
-        seen[name] += 1
-        out.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-        if seen[name] > 1 and buckets == "module":
-            raise ValueError(
-                f"`buckets` is 'module' but two parameters are named {name!r}: give them names that differ, "
-                "for example with the name of their model in front"
-            )
-    return out or names
