@@ -493,7 +493,9 @@ def _code_differs(old: Code | None, new: Code | None) -> list[str]:
     if old is None or new is None:
         return []
     if old.sha256 != new.sha256:
-        return [f"{new.file} has changed since (sha256 {old.sha256[:8]} there, {new.sha256[:8]} now)"]
+        shipped = Path(new.file).with_suffix(".pickle").is_file()  # a function without a file, of `shipping`
+        which = f"{new.function} or a value that it uses" if shipped else new.file
+        return [f"{which} has changed since (sha256 {old.sha256[:8]} there, {new.sha256[:8]} now)"]
     return [
         f"{name} is {getattr(old, name)!r} there and {getattr(new, name)!r} here"
         for name in ("function", "endpoint")
