@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import subprocess
 import sys
 import textwrap
@@ -15,6 +17,8 @@ import pytest
 import kourkoutas.lab as lab
 from kourkoutas.lab import shipping
 from kourkoutas.lab.results import store
+from kourkoutas.lab.running import study
+from kourkoutas.lab.running import trial as trial_module
 from kourkoutas.lab.specs import plan as planning
 
 
@@ -135,3 +139,148 @@ def test_another_value_in_the_same_folder_is_refused_and_its_results_are_kept(tm
     with pytest.raises(store.StoreError, match="or a value that it uses has changed since"):
         made(16)
     assert made(8) == [40.0]
+
+
+# Another command in the same folder
+
+TUNED = """
+import json
+import math
+import re
+
+def train(trial):
+    best = {"kbeta": -3, "adam95": -3, "adam999": -1}[trial.arm]
+    return abs(math.log10(trial.settings["lr"]) - best) + 0.01 * trial.seed
+"""
+
+
+def test_an_arm_added_to_a_tuned_study_is_tuned_with_those_that_are_there(tmp_path: Path) -> None:
+    def made(*optimizers: str) -> lab.api.Result:
+        how = {"tune": {"lr": (1e-4, 1e-2)}, "trials": 3, "tune_seeds": [9], "tune_budget": 1, "progress": False}
+        return lab.study(target, optimizers=optimizers, seeds=[0, 1], out=tmp_path / "out", workers=1, **how)  # type: ignore[arg-type]
+
+    target = own(tmp_path, TUNED)
+    made("kbeta", "adam95")
+    result = made("kbeta", "adam999")
+    assert result.chosen == {"kbeta": {"lr": 0.001}, "adam95": {"lr": 0.001}, "adam999": {"lr": 0.1}}
+    assert result.frame().groupby("optimizer").size().to_dict() == {"adam95": 2, "adam999": 2, "kbeta": 2}
+    assert result.frame(tuning=True).groupby("optimizer")["lr"].apply(frozenset).nunique() == 1
+
+
+@pytest.mark.parametrize("name", ["log", "higher_is_better"])
+def test_the_endpoint_is_not_read_in_another_way_later(tmp_path: Path, name: str) -> None:
+    target, out = own(tmp_path), tmp_path / "out"
+
+    def made(**how: bool) -> None:
+        plan = planning.plan_own(target, optimizers=["kbeta"], seeds=[0], **how)  # type: ignore[arg-type]
+        with study.holding(plan, out, "test"):
+            pass
+
+    made(**{name: True})
+    before = (out / "study.json").read_bytes()
+    with pytest.raises(store.StoreError, match=f"{name} is True there and False here"):
+        made()
+    assert (out / "study.json").read_bytes() == before
+    one = planning.plan_own(target, optimizers=["kbeta"], seeds=[1])
+    assert study.single(one, out, command="test").status == "ok"  # `kbeta run`, which compares nothing
+    kept = store.Study.open(out).record.code
+    assert kept is not None
+    assert getattr(kept, name)
+
+
+# A learning rate of the study, and one of the function
+
+READS = """
+import json
+import math
+import re
+import numpy as np
+import torch
+
+def train(trial):
+    torch.manual_seed(trial.seed)
+    model = torch.nn.Linear(2, 1)
+    {body}
+    for step in range(3):
+        loss = (model(torch.ones(4, 2)) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        {after}
+    return loss.item()
+"""
+
+
+def read(tmp_path: Path, body: str, after: str = "pass") -> Any:
+    target = own(tmp_path, READS.format(body=body.replace("; ", "\n    "), after=after))
+    return study.single(planning.plan_own(target, optimizers=["adam95"], options={"lr": "0.5"}), None, command="test")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "print(dict(trial.settings)); optimizer = trial.optimizer(model, lr=1e-2)",
+        "known = 'lr' in trial.settings; optimizer = trial.optimizer(model, lr=1e-2)",
+        "print(trial.settings['lr']); optimizer = trial.optimizer(model)",
+    ],
+)
+def test_a_learning_rate_that_is_read_and_not_used_is_an_error(tmp_path: Path, body: str) -> None:
+    result = read(tmp_path, body)
+    assert result.status == "failed"
+    last = result.error.strip().splitlines()[-1]
+    assert last.startswith(trial_module.UNREAD)  # which stops a study
+    assert re.search(r"sets lr=0.5, but train.* with lr=0.0?01: pass lr=trial.settings\['lr'\] or a multiple", last)
+
+
+@pytest.mark.parametrize(
+    ("body", "after", "lr"),
+    [
+        ("optimizer = trial.optimizer(model, lr=1e-2)", "pass", 0.5),
+        ("optimizer = trial.optimizer(model, **trial.settings)", "pass", 0.5),
+        ("lr = float(trial.settings['lr']); optimizer = trial.optimizer(model, lr=np.float32(lr))", "pass", 0.5),
+        ("lr = 0.1 * trial.settings.get('lr', 1e-3) ** 1; optimizer = trial.optimizer(model, lr=lr)", "pass", 0.05),
+        (
+            "lr = np.sqrt(4.0) * dict(trial.settings)['lr'] / 2**3; optimizer = trial.optimizer(model, lr=lr)",
+            "pass",
+            0.125,
+        ),
+        (
+            "optimizer = trial.optimizer(model, lr=1.0); lr = trial.settings['lr']; "
+            "schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: float(lr) / (1 + t))",
+            "schedule.step()",
+            0.5,
+        ),
+        (
+            "lr = trial.settings['lr']; optimizer = trial.optimizer(model, lr=1e-3); "
+            "schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=float(lr), total_steps=9)",
+            "schedule.step()",
+            1e-3,
+        ),
+        (
+            "optimizer = trial.optimizer(model, lr=trial.settings['lr']); "
+            "slow = trial.optimizer([torch.nn.Parameter(torch.ones(1))], lr=1e-4)",
+            "pass",
+            1e-4,
+        ),
+    ],
+)
+def test_a_learning_rate_made_from_the_study_s_or_scheduled_stands(
+    tmp_path: Path, body: str, after: str, lr: float
+) -> None:
+    result = read(tmp_path, body, after)
+    assert (result.status, result.error) == ("ok", None)
+    assert result.settings["lr"] == pytest.approx(lr)
+
+
+def test_the_study_s_learning_rate_is_a_number_to_every_framework() -> None:
+    lr = trial_module.Settings({"lr": 1})["lr"]
+    assert (lr, str(lr), json.dumps(lr), isinstance(lr, float)) == (1.0, "1.0", "1.0", True)
+    assert (np.ones(2) * lr).tolist() == (lr * np.ones(2)).tolist() == [1.0, 1.0]
+    assert (2 - lr, lr - 3, 2**lr, 1 / (lr + 1)) == (1, -2, 2, 0.5)
+    assert trial_module.Settings({"lr": "cosine"})["lr"] == "cosine"
+    for module, ones in (("torch", "ones"), ("jax.numpy", "ones"), ("mlx.core", "ones")):
+        framework = pytest.importorskip(module)
+        for product in (getattr(framework, ones)(2) * lr, lr * getattr(framework, ones)(2)):
+            assert product.tolist() == [1.0, 1.0]
+    jax = pytest.importorskip("jax")
+    assert jax.jit(lambda x: 2 * x)(lr) == 2

@@ -445,7 +445,7 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
     known = {arm.label for arm in old.arms}
     old.arms += [arm for arm in new.arms if arm.label not in known]
     old.seeds = sorted({*old.seeds, *new.seeds})
-    old.code = new.code  # the same but for how the endpoint is read
+    old.code = new.code  # the same, maybe in another place
     old.command, old.versions, old.environment = new.command, new.versions, new.environment
     old.calls += new.calls
     return old
@@ -498,7 +498,7 @@ def _code_differs(old: Code | None, new: Code | None) -> list[str]:
         return [f"{which} has changed since (sha256 {old.sha256[:8]} there, {new.sha256[:8]} now)"]
     return [
         f"{name} is {getattr(old, name)!r} there and {getattr(new, name)!r} here"
-        for name in ("function", "endpoint")
+        for name in ("function", "endpoint", "log", "higher_is_better")
         if getattr(old, name) != getattr(new, name)
     ]
 
