@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +22,8 @@ from kourkoutas.lab.results import store
 from kourkoutas.lab.running import study
 from kourkoutas.lab.running import trial as trial_module
 from kourkoutas.lab.specs import plan as planning
+from kourkoutas.lab.specs import tuning
+from kourkoutas.lab.specs.spec import RunSpec
 
 
 @pytest.fixture(autouse=True)
@@ -144,8 +148,10 @@ def test_another_value_in_the_same_folder_is_refused_and_its_results_are_kept(tm
 # Another command in the same folder
 
 TUNED = """
+import functools
 import json
 import math
+import os
 import re
 
 def train(trial):
@@ -191,8 +197,10 @@ def test_the_endpoint_is_not_read_in_another_way_later(tmp_path: Path, name: str
 # A learning rate of the study, and one of the function
 
 READS = """
+import functools
 import json
 import math
+import os
 import re
 import numpy as np
 import torch
@@ -284,3 +292,161 @@ def test_the_study_s_learning_rate_is_a_number_to_every_framework() -> None:
             assert product.tolist() == [1.0, 1.0]
     jax = pytest.importorskip("jax")
     assert jax.jit(lambda x: 2 * x)(lr) == 2
+
+
+# Values, seeds and names that cannot be meant
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"options": {"norm": "inf"}}, r"--set norm=inf: a number must be finite; leave norm out"),
+        ({"options": {"lr": "nan"}}, r"--set lr=nan: a number must be finite"),
+        ({"options": {"kbeta.epsilon": "-1e999"}}, r"--set kbeta.epsilon=-inf: a number must be finite"),
+        ({"options": {"x": [1.0, np.float32("nan")]}}, r"--set x=\[1.0, .*nan.*\]: a number must be finite"),
+        ({"options": {"x": object}}, r"--set x=<class 'object'>: a value must be a number, text.*; got type"),
+        ({"grids": {"lr": "0.1,inf"}}, r"--grid lr=inf: a number must be finite"),
+        ({"grids": {"lr": ","}}, r"--grid lr=, names no value; write some, for example --grid lr=0.1,0.01"),
+        ({"grids": {"lr": []}}, r"--grid lr=\[\] names no value"),
+        ({"grids": {"lr": 0.1}}, r"--grid lr must be a list of values, for example \[0.1, 0.01\]; got 0.1"),
+        ({"options": {"lr": "0.5"}, "grids": {"lr": "0.1,0.01"}}, r"--grid lr: --set gives it the value 0.5, too"),
+        ({"options": {"kbeta.alpha": 0.5}, "grids": {"kbeta.alpha": [0.9]}}, r"--grid kbeta.alpha: --set gives it"),
+        ({"seeds": []}, r"--seeds names no seed; give at least one, for example range\(10\)"),
+        ({"seeds": [0, -1]}, r"--seeds must be whole numbers >= 0, for example range\(10\); got -1"),
+        ({"seeds": [0.5, 1.5]}, r"--seeds must be whole numbers >= 0, .*; got 0.5"),
+        ({"seeds": ["0-9"]}, r"--seeds must be whole numbers >= 0, .*; got '0-9'"),
+        ({"seeds": 7}, r"--seeds must be whole numbers >= 0, .*; got 7"),
+    ],
+)
+@pytest.mark.parametrize("testbed", [True, False])
+def test_values_and_seeds_that_cannot_be_kept_are_refused(
+    tmp_path: Path, how: dict[str, Any], message: str, testbed: bool
+) -> None:
+    bed: dict[str, Any] = {"name": "rare_trigger", "preset": "smoke", "engine": "torch"}
+    made = (
+        functools.partial(planning.plan_testbed, **bed)
+        if testbed
+        else functools.partial(planning.plan_own, own(tmp_path))
+    )
+    with pytest.raises(ValueError, match=message) as told:
+        made(**how)
+    assert "\n" not in str(told.value)
+
+
+def test_values_of_a_grid_that_are_understood_as_the_same_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"kbeta\[quantize=on\] and kbeta\[quantize=True\] are the same arm"):
+        planning.plan_testbed("heat2d", preset="smoke", engine="torch", grids={"quantize": "on,true"})
+
+
+def test_a_study_that_is_refused_writes_nothing(tmp_path: Path) -> None:
+    target, out = own(tmp_path), tmp_path / "out"
+    for wrong in ({"seeds": [-1]}, {"seeds": []}, {"grid": {"lr": []}}, {"settings": {"lr": math.nan}}):
+        with pytest.raises(ValueError, match="--"):
+            lab.study(target, out=out, progress=False, **wrong)  # type: ignore[arg-type]
+    for wrong in ({"tune": {"lr": 0.1}}, {"tune": {"lr": (0.1, 1)}, "tune_seeds": [100.5]}):
+        with pytest.raises(ValueError, match=r"`tune` must give lr a range.*got 0.1|--tune-seeds .*got 100.5"):
+            lab.study(target, out=out, progress=False, **wrong)  # type: ignore[arg-type]
+    assert not out.exists()
+
+
+SHAPED = """
+def train(trial):
+    return trial.settings["shape"][0] + trial.settings["f"] + len(trial.arm)
+"""
+
+
+def test_settings_of_python_are_kept_as_json_has_them_and_resumed(tmp_path: Path) -> None:
+    def made() -> Any:
+        how = {"settings": {"f": np.float32(0.5)}, "grid": {"shape": [(1, 2), np.array([3, 4])]}, "seeds": [0, 0]}
+        return lab.study(target, optimizers="kbeta", out=tmp_path / "out", progress=False, **how)  # type: ignore[arg-type]
+
+    target = own(tmp_path, SHAPED)
+    result = made()
+    assert list(result.frame()["optimizer"]) == ["kbeta[shape=[1,2]]", "kbeta[shape=[3,4]]"]
+    assert list(result.frame()["endpoint"]) == [1.5 + 18, 3.5 + 18]
+    assert made().frame().equals(result.frame())
+
+
+def test_the_same_seed_twice_is_one_seed(tmp_path: Path) -> None:
+    assert planning.plan_own(own(tmp_path), seeds=[3, 0, 3, np.int64(0)]).seeds == [3, 0]
+    axes = tuning.parse_tune(["lr=1e-4:1e-1"])
+    assert tuning.tuning(axes, trials=4, seeds=[100, 100], test_seeds=[0], budget=0).seeds == (100,)
+
+
+def test_the_values_of_a_narrow_range_differ_and_stay_in_it(tmp_path: Path) -> None:
+    def values(text: str, trials: int) -> list[float]:
+        (axis,) = tuning.parse_tune([text])
+        return [axis.value(index, trials) for index in range(trials)]
+
+    assert values("mom=0.9999:0.99999:linear", 4) == [0.9999, 0.99993, 0.99996, 0.99999]
+    assert values("lr=1e-4:1e-1", 8)[1:3] == [0.0002683, 0.0007197]  # four digits where they suffice
+    (axis,) = axes = tuning.parse_tune([f"x=1:{math.nextafter(1, 2)!r}"])
+    question = tuning.tuning(axes, trials=3, seeds=[100], test_seeds=[0], budget=0)
+    with pytest.raises(
+        ValueError, match=r"--tune x=1.0:1.0000000000000002 has fewer than --trials 3 different numbers"
+    ):
+        planning.plan_own(own(tmp_path), tuning=question)
+    assert axis.high > 1
+    question = tuning.tuning(tuning.parse_tune(["steps=100:102"]), trials=8, seeds=[100], test_seeds=[0], budget=0)
+    with pytest.raises(ValueError, match="fewer than --trials 8 different whole numbers"):
+        planning.plan_testbed("rare_trigger", preset="smoke", engine="torch", tuning=question)
+
+
+# Names
+
+
+def test_a_metric_may_not_be_named_as_the_checksum_of_its_line(tmp_path: Path) -> None:
+    run = trial_module.Trial(RunSpec(testbed="own", optimizer="adam95"), tmp_path)
+    with pytest.raises(ValueError, match=r"trial.log\(crc32=...\): 'crc32' is taken by kbeta itself; use another name"):
+        run.log(1, crc32=1.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "known"),
+    [
+        ("def trian(trial):\n    pass\n", False),
+        ("class Task:\n    def train(self):\n        pass\n", False),
+        ("def other():\n    train = 1\n", False),
+        ("if True:\n    def train(trial):\n        pass\n", True),
+        ("from elsewhere import fit as train\n", True),
+        ("from elsewhere import *\n", True),
+        ("import functools\ntrain = functools.partial(print)\n", True),
+        ("def define():\n    global train\n    train = print\n", True),
+        ("globals()['tr' + 'ain'] = print\n", True),
+        ("class train:\n    pass\n", True),
+    ],
+)
+def test_a_function_that_a_file_cannot_have_is_refused_before_anything_is_written(
+    tmp_path: Path, source: str, known: bool
+) -> None:
+    target = own(tmp_path, source)
+    if known:
+        assert planning.code_of(target).function == "train"
+    else:
+        with pytest.raises(ValueError, match=r"task.py has no function 'train'; it has (trian|none|other)"):
+            planning.code_of(target)
+
+
+# Folders
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    plan = planning.plan_own(own(tmp_path), seeds=[0])
+    with (
+        pytest.raises(store.StoreError, match=r"--out .*file/out cannot be made \(Not a directory\); name a folder"),
+        study.holding(plan, tmp_path / "file" / "out", "test"),
+    ):
+        pass
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells when a process began")
+def test_a_lock_left_by_a_kill_does_not_belong_to_a_later_process_of_that_number(tmp_path: Path) -> None:
+    plan = planning.plan_own(own(tmp_path), seeds=[0])
+    with study.holding(plan, tmp_path / "out", "test") as held:
+        opened = store.Study.open(held.path)
+        assert opened.holder() is not None
+        began = store._began(os.getpid())
+        assert began is not None
+        os.utime(held.path / ".lock", (began - 60, began - 60))
+        assert opened.holder() is None
