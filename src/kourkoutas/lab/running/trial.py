@@ -189,6 +189,10 @@ class Trial:
 
     def log(self, step: int, **metrics: Any) -> None:
         """Record numbers (Python, NumPy or 0-dim arrays of a framework) at a step."""
+        if files.CHECK in metrics:
+            raise ValueError(
+                f"trial.log({files.CHECK}=...): {files.CHECK!r} is taken by kbeta itself; use another name"
+            )
         row = {name: _number(name, value) for name, value in metrics.items()}
         self._pace(int(step))
         self.rows.append({"step": int(step), **row})
