@@ -448,5 +448,5 @@ def test_a_lock_left_by_a_kill_does_not_belong_to_a_later_process_of_that_number
         assert opened.holder() is not None
         began = store._began(os.getpid())
         assert began is not None
-        os.utime(held.path / ".lock", (began - 60, began - 60))
+        os.utime(held.path / ".lock", (began - 90, began - 90))
         assert opened.holder() is None

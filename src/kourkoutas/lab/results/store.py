@@ -37,7 +37,7 @@ from kourkoutas.lab.results.files import StoreError as StoreError
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.lab.specs.tuning import Tuning, Value
 
-SECONDS_OF_DOUBT = 5  # between the clocks of the file system and of the processes
+SECONDS_OF_DOUBT = 60  # between the clocks of the file system and of the processes
 VERSIONED = ("kourkoutas-beta", "numpy", "torch", "jax", "jaxlib", "optax", "mlx", "scipy")
 
 

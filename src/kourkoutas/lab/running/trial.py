@@ -373,9 +373,12 @@ def framework_of(params_or_model: Any) -> tuple[str, Any]:
 
 def _rates(optimizer: Any) -> list[float]:
     """The learning rates that an optimizer has now, as far as it tells: of Optax none."""
-    if hasattr(optimizer, "param_groups"):
-        return [float(group["lr"]) for group in optimizer.param_groups]
-    return [float(optimizer.learning_rate)] if hasattr(optimizer, "learning_rate") else []
+    try:
+        if hasattr(optimizer, "param_groups"):
+            return [float(group["lr"]) for group in optimizer.param_groups]
+        return [float(optimizer.learning_rate)]
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return []
 
 
 def _is_torch_entry(torch: Any, item: Any) -> bool:
