@@ -99,11 +99,15 @@ def test_values_of_globals_defaults_classes_and_objects_count(tmp_path: Path) ->
             import sys
             from kourkoutas.lab import shipping
             from kourkoutas.lab.specs import plan
-            A, B, C, D, unused = map(int, sys.argv[1:])
+            A, B, C, D, unused = map(int, sys.argv[1])
+            endless = [1]
+            endless.append(endless)
             class Net:
-                width = A
+                @property
+                def width(self):
+                    return A
                 def size(self):
-                    return self.width
+                    return self.width * len(endless)
             class Trainer:
                 def __init__(self):
                     self.depth = B
@@ -115,7 +119,7 @@ def test_values_of_globals_defaults_classes_and_objects_count(tmp_path: Path) ->
     )
     calls = ["11110", "11119", "21110", "12110", "11210", "11120"]
     processes = [
-        subprocess.Popen([sys.executable, str(file), *call], stdout=subprocess.PIPE, text=True) for call in calls
+        subprocess.Popen([sys.executable, str(file), call], stdout=subprocess.PIPE, text=True) for call in calls
     ]
     said = [process.communicate(timeout=60)[0] for process in processes]
     assert all(process.returncode == 0 for process in processes)

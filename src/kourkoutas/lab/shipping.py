@@ -98,7 +98,10 @@ def _used(function: Any, within: str, seen: set[int]) -> Iterator[str]:
 
 
 def _told(name: str, value: Any, seen: set[int]) -> Iterator[str]:
-    plain = _plain(value)
+    try:
+        plain = _plain(value)
+    except RecursionError:  # a list that holds itself
+        plain = None
     if plain is not None:
         short = plain if len(plain) <= LONGEST else f"sha256 {hashlib.sha256(plain.encode()).hexdigest()}"
         yield f"{name} = {short}"
@@ -114,7 +117,8 @@ def _told(name: str, value: Any, seen: set[int]) -> Iterator[str]:
         if _by_value(value):
             for key, part in sorted(vars(value).items()):
                 if not key.startswith("__") or isinstance(part, FunctionType):
-                    yield from _told(f"{name}.{key}", getattr(part, "__func__", part), seen)
+                    part = getattr(part, "__func__", getattr(part, "fget", part))  # of a static method, a property
+                    yield from _told(f"{name}.{key}", part, seen)
             for base in value.__bases__:
                 yield from _told(f"{name}.{base.__name__}", base, seen)
     elif _by_value(type(value)):
@@ -140,7 +144,8 @@ def _plain(value: Any) -> str | None:
 
 def _globals(code: CodeType) -> set[str]:
     """The globals that a function reads, also in the functions and comprehensions within it."""
-    found = {str(one.argval) for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    reading = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+    found = {str(one.argval) for one in dis.get_instructions(code) if one.opname in reading}
     return found.union(*(_globals(part) for part in code.co_consts if isinstance(part, CodeType)))
 
 
