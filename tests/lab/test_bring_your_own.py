@@ -170,8 +170,8 @@ def test_an_endpoint_that_is_not_finite_is_a_diverged_run(tmp_path: Path) -> Non
         ("def train(trial):\n    return 'fine'\n", None, "must return a number or None; got str"),
         ("def train(trial):\n    trial.log(1, loss=1.0)\n", "val_loss", "--endpoint val_loss was never logged"),
         ("def train(trial):\n    trial.log(1, loss='low')\n", None, r"trial.log(loss=...) takes a number; got str"),
-        ("def trian(trial):\n    return 1.0\n", None, "has no function 'train'; it has trian"),
-        ("import no_such_package\n", None, "No module named 'no_such_package'"),
+        ("def fit(trial):\n    return 1.0\ntrain = fit(0)\n", None, "has no function 'train'; it has fit"),
+        ("import no_such_package\ndef train(trial):\n    return 1.0\n", None, "No module named 'no_such_package'"),
     ],
 )
 def test_a_function_that_gives_no_endpoint_fails_with_the_remedy(

@@ -33,14 +33,14 @@ Range = tuple[float, float] | tuple[float, float, Literal["log", "linear"]]
 def study(
     train: str | Callable[..., Any],
     *,
-    optimizers: Sequence[str] = (),
+    optimizers: str | Sequence[str] = (),
     seeds: Iterable[int] = range(5),
     tune: Mapping[str, Range] | None = None,
     trials: int = 8,
     tune_seeds: Iterable[int] = range(100, 103),
     tune_budget: int = 2,
     settings: Mapping[str, Any] | None = None,
-    grid: Mapping[str, Sequence[Any]] | None = None,
+    grid: Mapping[str, Iterable[Any]] | None = None,
     preset: str | None = None,
     engine: str | None = None,
     endpoint: str | None = None,
@@ -73,17 +73,20 @@ def study(
     Returns:
       The study, finished.
     """
-    chosen = [int(seed) for seed in seeds]
+    chosen = planning.whole_seeds(seeds)
     question = None
     if tune:
+        for name, limits in tune.items():
+            if not isinstance(limits, tuple | list):
+                raise ValueError(f"`tune` must give {name} a range, for example (1e-4, 1e-1); got {limits!r}")
         axes = tuning.parse_tune([f"{name}={':'.join(map(str, limits))}" for name, limits in tune.items()])
-        own = [int(seed) for seed in tune_seeds]
+        own = planning.whole_seeds(tune_seeds, "--tune-seeds")
         question = tuning.tuning(axes, trials=trials, seeds=own, test_seeds=chosen, budget=tune_budget)
     shared: dict[str, Any] = {
-        "optimizers": list(optimizers),
+        "optimizers": optimizers.split(",") if isinstance(optimizers, str) else list(optimizers),
         "seeds": chosen,
         "options": dict(settings or {}),
-        "grids": {name: ",".join(map(str, values)) for name, values in (grid or {}).items()},
+        "grids": dict(grid or {}),
         "tuning": question,
     }
     if isinstance(train, str) and ".py" not in train:

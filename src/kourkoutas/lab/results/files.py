@@ -46,6 +46,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 TEMPORARY = (".tmp", ".part")
+CHECK = "crc32"  # of a line, beside the metrics
 SEAL = b"kourkoutas-sha256:"  # between an .npz file and its checksum
 
 
@@ -132,7 +133,7 @@ class Lines:
 
     def write(self, row: Mapping[str, float]) -> None:
         text = json.dumps({key: x if math.isfinite(x) else NOT_FINITE[str(float(x))] for key, x in row.items()})
-        self._file.write(f'{text[:-1]}, "crc32": "{zlib.crc32(text.encode()):08x}"}}\n'.encode())
+        self._file.write(f'{text[:-1]}, "{CHECK}": "{zlib.crc32(text.encode()):08x}"}}\n'.encode())
         self._file.flush()
 
     def sync(self) -> int:
@@ -157,7 +158,7 @@ def row_of(line: str) -> dict[str, Any]:
         row = None
     if not isinstance(row, dict):
         raise ValueError("not a JSON object")
-    told = row.pop("crc32", None)
+    told = row.pop(CHECK, None)
     if told is not None and told != f"{zlib.crc32(json.dumps(row).encode()):08x}":
         raise ValueError("its checksum does not fit, so it was damaged or edited")
     for key, x in row.items():

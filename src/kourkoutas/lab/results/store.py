@@ -37,6 +37,7 @@ from kourkoutas.lab.results.files import StoreError as StoreError
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.lab.specs.tuning import Tuning, Value
 
+SECONDS_OF_DOUBT = 60  # between the clocks of the file system and of the processes
 VERSIONED = ("kourkoutas-beta", "numpy", "torch", "jax", "jaxlib", "optax", "mlx", "scipy")
 
 
@@ -222,6 +223,9 @@ class Study:
             pass  # it is there, and somebody else's
         except (OSError, OverflowError):
             return None
+        began = _began(number)
+        if began is not None and began > since + SECONDS_OF_DOUBT:
+            return None  # a lock file left by kill -9, and another process that got the number since
         return Holder(text, since)
 
     def result(self, spec: RunSpec) -> RunResult | None:
@@ -359,6 +363,19 @@ def versions() -> dict[str, str]:
     return found
 
 
+def _began(process: int) -> float | None:
+    """When a process began, in seconds since 1970; None where the system does not tell."""
+    try:
+        ticks = (
+            Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+        )
+        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+        (booted,) = (line.split()[1] for line in lines if line.startswith("btime "))
+        return int(booted) + int(ticks) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def _redo(folder: Path) -> str:
     return f"delete the folder {folder} and run the study again to redo this run"
 
@@ -414,7 +431,12 @@ def _check_free(path: Path) -> None:
 def _locked(path: Path, command: str) -> Iterator[None]:
     """Hold the lock of a folder, which is made, and goes again if no study comes to be in it."""
     created = not path.exists()
-    files.make_folder(path)
+    try:
+        files.make_folder(path)
+    except OSError as error:
+        if is_full(error):
+            raise DiskFull.of(error) from None
+        raise StoreError(f"--out {path} cannot be made ({error.strerror}); name a folder that you may write") from None
     with files.locked(path, f"process {os.getpid()} ({command})"):
         try:
             yield
@@ -445,7 +467,7 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
     known = {arm.label for arm in old.arms}
     old.arms += [arm for arm in new.arms if arm.label not in known]
     old.seeds = sorted({*old.seeds, *new.seeds})
-    old.code = new.code  # the same but for how the endpoint is read
+    old.code = new.code  # the same, maybe in another place
     old.command, old.versions, old.environment = new.command, new.versions, new.environment
     old.calls += new.calls
     return old
@@ -493,10 +515,12 @@ def _code_differs(old: Code | None, new: Code | None) -> list[str]:
     if old is None or new is None:
         return []
     if old.sha256 != new.sha256:
-        return [f"{new.file} has changed since (sha256 {old.sha256[:8]} there, {new.sha256[:8]} now)"]
+        shipped = Path(new.file).with_suffix(".pickle").is_file()  # a function without a file, of `shipping`
+        which = f"{new.function} or a value that it uses" if shipped else new.file
+        return [f"{which} has changed since (sha256 {old.sha256[:8]} there, {new.sha256[:8]} now)"]
     return [
         f"{name} is {getattr(old, name)!r} there and {getattr(new, name)!r} here"
-        for name in ("function", "endpoint")
+        for name in ("function", "endpoint", "log", "higher_is_better")
         if getattr(old, name) != getattr(new, name)
     ]
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kourkoutas.lab.judging import endpoints
@@ -44,6 +45,7 @@ def execute(
       KeyboardInterrupt: on Ctrl-C, after the workers have ended; finished runs are kept.
     """
     hire = hire or pool.hire(workers)
+    plan = _with_tuned_arms(plan, Path(out))
     if plan.code is not None:
         observer = Guard(observer)
     with holding(plan, out, command) as study:
@@ -64,6 +66,15 @@ def execute(
             plan = plan.chosen(chosen)
         make(plan.specs())
         return store.Study(study.path, study.record)
+
+
+def _with_tuned_arms(plan: Plan, out: Path) -> Plan:
+    """The plan with the arms that the folder has tuned before: arms are tuned alike only if they are tuned together."""
+    if plan.tuning is None or not (out / "study.json").exists():
+        return plan
+    record, named = store.Study.open(out).record, {arm.label for arm in plan.arms}
+    kept = [arm for arm in record.arms if arm.label in record.chosen and arm.label not in named]
+    return replace(plan, arms=[*plan.arms, *(arm.model_copy(update={"resolved": None}) for arm in kept)])
 
 
 class Guard:
@@ -152,12 +163,23 @@ def single(
     if out is None:
         with tempfile.TemporaryDirectory(prefix="kbeta-") as folder:
             return worker.make(task.model_copy(update={"folder": Path(folder)}), on_progress)
-    with holding(plan, out, command) as study:
+    with holding(_read_as_before(plan, Path(out)), out, command) as study:
         study.plan([spec])
         kept = study.result(spec)
         if kept is not None and kept.status != "failed":
             return kept
         return worker.make(task.model_copy(update={"folder": study.folder(spec).resolve()}), on_progress)
+
+
+def _read_as_before(plan: Plan, out: Path) -> Plan:
+    """The plan of one run, its endpoint read as in the study of `out`, since it compares nothing itself."""
+    if plan.code is None or not (out / "study.json").exists():
+        return plan
+    there = store.Study.open(out).record.code
+    if there is None:
+        return plan
+    how = {"log": there.log, "higher_is_better": there.higher_is_better}
+    return replace(plan, code=plan.code.model_copy(update=how))
 
 
 def finished(plan: Plan, out: str | Path) -> bool:

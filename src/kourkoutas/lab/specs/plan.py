@@ -10,17 +10,20 @@ import importlib.util
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from kourkoutas.lab import engines, testbeds
 from kourkoutas.lab.results import store
 from kourkoutas.lab.running.trial import OWN_SETTINGS
 from kourkoutas.lab.specs import optimizers as recipes
 from kourkoutas.lab.specs.spec import RunSpec, digest_of, guess, unknown
-from kourkoutas.lab.specs.tuning import Axis, Tuning, Value
+from kourkoutas.lab.specs.tuning import Axis, Tuning, Value, check_distinct
 from kourkoutas.rule import Hyper
 
 MOST_RUNS = 1_000_000
@@ -159,6 +162,26 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
     return list(dict.fromkeys(itertools.chain.from_iterable(ranges)))
 
 
+def whole_seeds(seeds: Iterable[Any], option: str = "--seeds") -> list[int]:
+    """Seeds given as numbers: whole, not negative, each once.
+
+    >>> whole_seeds([0, 2, 2])
+    [0, 2]
+    """
+    found: dict[int, None] = {}
+    seed: Any = seeds
+    try:
+        for seed in itertools.islice(seeds, MOST_RUNS + 1):
+            if isinstance(seed, bool) or int(seed) != seed or seed < 0:
+                raise ValueError
+            found[int(seed)] = None
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{option} must be whole numbers >= 0, for example range(10); got {seed!r}") from None
+    if not found:
+        raise ValueError(f"{option} names no seed; give at least one, for example range(10)")
+    return list(found)
+
+
 def parse_assignments(option: str, texts: Sequence[str]) -> dict[str, str]:
     """`NAME=VALUE` strings as a mapping; the last one of a name counts.
 
@@ -175,7 +198,7 @@ def parse_assignments(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def arms_of(
-    optimizers: Sequence[str], options: Mapping[str, str], grids: Mapping[str, str]
+    optimizers: Sequence[str], options: Mapping[str, Any], grids: Mapping[str, str | Iterable[Any]]
 ) -> tuple[dict[str, Any], list[store.Arm]]:
     """(settings of the testbed, arms) from `--optimizers`, `--set` and `--grid`.
 
@@ -189,27 +212,27 @@ def arms_of(
     names = list(dict.fromkeys(name.strip() for name in optimizers if name.strip()))
     if not names:
         raise ValueError("--optimizers must name at least one optimizer, for example kbeta,adam95")
-    settings = {name: guess(value) for name, value in options.items() if "." not in name}
+    given = {name: _settled("--set", name, value) for name, value in options.items()}
+    settings = {name: value for name, value in given.items() if "." not in name}
     own: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for name, value in options.items():
+    for name, value in given.items():
         if "." in name:
             optimizer, option = _split(name, names)
-            own[optimizer][option] = guess(value)
+            own[optimizer][option] = value
     for name in grids:
         if "." in name:
             _split(name, names)
+        if name in given:
+            raise ValueError(f"--grid {name}: --set gives it the value {given[name]}, too; leave out one")
+    points = {name: _points(name, values) for name, values in grids.items()}
 
     arms: list[store.Arm] = []
     for optimizer in names:
-        axes = {
-            key: list(dict.fromkeys(guess(value.strip()) for value in values.split(",") if value.strip()))
-            for key, values in grids.items()
-            if "." not in key or _split(key, names)[0] == optimizer
-        }
+        axes = {key: values for key, values in points.items() if "." not in key or _split(key, names)[0] == optimizer}
         check_size(len(arms) + math.prod(len(values) for values in axes.values()), 1)
         for point in itertools.product(*axes.values()):
             values = dict(zip(axes, point, strict=True))
-            label = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
+            label = ",".join(f"{key.rpartition('.')[2]}={_word(value)}" for key, value in values.items())
             arms.append(
                 store.Arm(
                     label=f"{optimizer}[{label}]" if label else optimizer,
@@ -219,6 +242,44 @@ def arms_of(
                 )
             )
     return settings, arms
+
+
+def _settled(option: str, name: str, value: Any) -> Any:
+    """A value of `--set` or `--grid` as it comes back from the files of a study."""
+    value = guess(value)
+    try:
+        return json.loads(json.dumps(value, allow_nan=False, default=_without_numpy))
+    except ValueError:
+        raise ValueError(
+            f"{option} {name}={value}: a number must be finite; leave {name} out, or use a word instead, as none"
+        ) from None
+    except TypeError:
+        raise ValueError(
+            f"{option} {name}={value!r}: a value must be a number, text, a truth value, None, or a list or dict of "
+            f"these; got {type(value).__name__}"
+        ) from None
+
+
+def _without_numpy(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return os.fspath(value)  # TypeError for anything but a path
+
+
+def _points(name: str, values: str | Iterable[Any]) -> list[Any]:
+    """The values of one grid, each once: of "0.1,0.2", or of a list."""
+    try:
+        words = [word for word in values.split(",") if word.strip()] if isinstance(values, str) else list(values)
+    except TypeError:
+        raise ValueError(f"--grid {name} must be a list of values, for example [0.1, 0.01]; got {values!r}") from None
+    points = [_settled("--grid", name, word.strip() if isinstance(word, str) else word) for word in words]
+    if not points:
+        raise ValueError(f"--grid {name}={values} names no value; write some, for example --grid lr=0.1,0.01")
+    return list({repr(one) if isinstance(one, bool | list | dict) else one: one for one in points}.values())
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":")) if isinstance(value, list | dict) else str(value)
 
 
 def _split(name: str, optimizers: Sequence[str]) -> tuple[str, str]:
@@ -237,8 +298,8 @@ def plan_testbed(
     engine: str,
     optimizers: Sequence[str] = (),
     seeds: Sequence[int] = (0,),
-    options: Mapping[str, str] | None = None,
-    grids: Mapping[str, str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    grids: Mapping[str, str | Iterable[Any]] | None = None,
     endpoint: str | None = None,
     tuning: Tuning | None = None,
 ) -> Plan:
@@ -249,6 +310,7 @@ def plan_testbed(
     check_installed(engine)
     if endpoint is not None and endpoint not in (metrics := [one.metric for one in testbed.endpoints]):
         raise unknown(f"endpoint of {testbed.name}", endpoint, metrics)
+    seeds = whole_seeds(seeds)
     settings, arms = arms_of(optimizers or testbed.arms, options or {}, grids or {})
     check_size(len(arms), len(seeds))
     shared = testbeds.settings_of(testbed, preset, settings)
@@ -261,7 +323,7 @@ def plan_testbed(
         seeds=seeds,
         primary=endpoint,
     )
-    plan = replace(plan, arms=[plan.checked(arm) for arm in arms])
+    plan = replace(plan, arms=_distinct([plan.checked(arm) for arm in arms]))
     usable = set()
     for arm in plan.arms:
         # A text or other data that cannot be used is an error here too, before anything is written.
@@ -277,8 +339,8 @@ def plan_own(
     *,
     optimizers: Sequence[str] = (),
     seeds: Sequence[int] = (0,),
-    options: Mapping[str, str] | None = None,
-    grids: Mapping[str, str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    grids: Mapping[str, str | Iterable[Any]] | None = None,
     endpoint: str | None = None,
     log: bool = False,
     higher_is_better: bool = False,
@@ -286,6 +348,7 @@ def plan_own(
 ) -> Plan:
     """A study of the user's function FILE.py:FUNC; the framework shows when it is run."""
     code = code_of(target, endpoint, log=log, higher_is_better=higher_is_better)
+    seeds = whole_seeds(seeds)
     settings, arms = arms_of(optimizers or ("kbeta", "adam95", "adam999"), options or {}, grids or {})
     for name in OWN_SETTINGS:
         if name in settings or any(name in arm.settings for arm in arms):
@@ -294,8 +357,19 @@ def plan_own(
         if axis.name in OWN_SETTINGS:
             raise ValueError(f"--tune {axis.name}=...: {axis.name!r} is taken by kbeta itself; use another name")
     plan = Plan(f"{Path(code.file).stem}.{code.function}", OWN, OWN, settings, arms, seeds, code)
-    plan = replace(plan, arms=[plan.checked(arm) for arm in arms])
+    plan = replace(plan, arms=_distinct([plan.checked(arm) for arm in arms]))
     return plan if tuning is None else _tuned(plan, tuning)
+
+
+def _distinct(arms: list[store.Arm]) -> list[store.Arm]:
+    """The arms, unless two values of a grid were understood as the same, as `on` and `true` are."""
+    seen: dict[str, str] = {}
+    for arm in arms:
+        content = json.dumps([arm.optimizer, arm.options, arm.settings], sort_keys=True)
+        if content in seen:
+            raise ValueError(f"--grid: {seen[content]} and {arm.label} are the same arm; leave out one of the values")
+        seen[content] = arm.label
+    return arms
 
 
 def _tuned(plan: Plan, tuning: Tuning) -> Plan:
@@ -304,7 +378,9 @@ def _tuned(plan: Plan, tuning: Tuning) -> Plan:
         holders = {**plan.settings, **{k: v for arm in plan.arms for k, v in _named(arm).items()}}
         if axis.name in holders:
             raise ValueError(f"--tune {axis.name}: it is also given the value {holders[axis.name]}; leave out one")
-    plan = replace(plan, tuning=tuning.model_copy(update={"axes": tuple(_typed(plan, a) for a in tuning.axes)}))
+    tuning = tuning.model_copy(update={"axes": tuple(_typed(plan, axis) for axis in tuning.axes)})
+    check_distinct(tuning)
+    plan = replace(plan, tuning=tuning)
     for label, axes in plan.axes().items():
         if not axes:
             raise ValueError(
@@ -381,6 +457,9 @@ def code_of(
         )
     if not function.isidentifier():
         raise ValueError(f"{target!r}: {function!r} is not a function name; write {file}:train, for example")
+    if not _may_have(path, function):
+        own = functions_of(path)
+        raise ValueError(f"{target!r}: {file} has no function {function!r}; it has {', '.join(own) or 'none'}")
     return store.Code(
         file=str(path.resolve()),
         function=function,
@@ -393,9 +472,35 @@ def code_of(
 
 def functions_of(path: Path) -> list[str]:
     """The functions that a file defines, from its text alone."""
+    return [node.name for node in _parsed(path).body if isinstance(node, ast.FunctionDef)]
+
+
+def _may_have(path: Path, name: str) -> bool:
+    """Whether the text of a file gives its module the name, or may do so unseen: `import *`, globals(), exec."""
+    tree = _parsed(path)
+    unseen = {"*", "globals", "vars", "exec", "setattr", "__getattr__"}
+    named = {_name(node) for node in ast.walk(tree)}
+    globally = {own for node in ast.walk(tree) if isinstance(node, ast.Global) for own in node.names}
+    return not unseen.isdisjoint(named) or name in globally or name in _module_names(tree)
+
+
+def _name(node: ast.AST) -> str | None:
+    return getattr(node, "id", None) or getattr(node, "asname", None) or getattr(node, "name", None)
+
+
+def _module_names(node: ast.AST) -> set[str | None]:
+    """Every name in the module's own statements, not in those of its functions and classes."""
+    found = set()
+    for child in ast.iter_child_nodes(node):
+        found.add(_name(child))
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found |= _module_names(child)
+    return found
+
+
+def _parsed(path: Path) -> ast.Module:
     try:
-        tree = ast.parse(path.read_bytes())
+        return ast.parse(path.read_bytes())
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise ValueError(f"{path}{line}: not a Python file ({getattr(error, 'msg', error)})") from None
-    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]

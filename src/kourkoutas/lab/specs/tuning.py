@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Literal
@@ -10,7 +11,9 @@ from pydantic import BaseModel, ConfigDict
 
 from kourkoutas.lab.specs.spec import RunSpec
 
-DIGITS = 4  # significant digits of a value between the ends of a range, so that it can be read and typed again
+# Significant digits of a value between the ends of a range, so that it can be read and typed again; more where values
+# would be the same, up to those of a double.
+DIGITS, MOST_DIGITS = 4, 17
 
 Value = float | int
 
@@ -39,6 +42,9 @@ class Axis(BaseModel):
         >>> [axis.value(i, 4) for i in range(-1, 5)]
         [1e-05, 0.0001, 0.001, 0.01, 0.1, 1.0]
         """
+        return self._value(index, points, _digits(self, points))
+
+    def _value(self, index: int, points: int, digits: int) -> Value:
         part = index / (points - 1)
         if part in (0, 1):
             exact = self.low if part == 0 else self.high
@@ -49,7 +55,19 @@ class Axis(BaseModel):
             exact = self.low + (self.high - self.low) * part
         if self.whole:
             return round(exact)
-        return exact if part in (0, 1) else float(f"{exact:.{DIGITS}g}")
+        if part in (0, 1):
+            return exact
+        rounded = float(f"{exact:.{digits}g}")
+        return min(max(rounded, self.low), self.high) if 0 < part < 1 else rounded
+
+
+@functools.cache
+def _digits(axis: Axis, points: int) -> int:
+    """As few digits as tell the values of the grid apart."""
+    for digits in range(DIGITS, MOST_DIGITS):
+        if len({axis._value(index, points, digits) for index in range(points)}) == points:
+            return digits
+    return MOST_DIGITS
 
 
 class Tuning(BaseModel):
@@ -93,13 +111,17 @@ def tuning(
             f"--tune-seeds and --seeds share {', '.join(map(str, both[:5]))}{', …' if len(both) > 5 else ''}: a "
             "value chosen on a seed is not tested by it; use other seeds for tuning, for example --tune-seeds 100-102"
         )
-    for axis in axes:
-        if axis.whole and len({axis.value(i, trials) for i in range(trials)}) < trials:
-            raise ValueError(
-                f"--tune {axis.name}={axis.low:g}:{axis.high:g} has fewer than --trials {trials} whole numbers, "
-                f"{axis.scale}-spaced: widen the range or lower --trials"
-            )
-    return Tuning(axes=tuple(axes), trials=trials, seeds=tuple(seeds), budget=budget)
+    return Tuning(axes=tuple(axes), trials=trials, seeds=tuple(dict.fromkeys(seeds)), budget=budget)
+
+
+def check_distinct(tuning: Tuning) -> None:
+    """Refuse a grid that would try a value twice; several options are sampled, not taken from a grid."""
+    axis, *others = tuning.axes
+    if not others and len({axis.value(index, tuning.trials) for index in range(tuning.trials)}) < tuning.trials:
+        raise ValueError(
+            f"--tune {axis.name}={axis.low!r}:{axis.high!r} has fewer than --trials {tuning.trials} different "
+            f"{'whole ' if axis.whole else ''}numbers, {axis.scale}-spaced: widen the range or lower --trials"
+        )
 
 
 def parse_tune(texts: Sequence[str]) -> list[Axis]:

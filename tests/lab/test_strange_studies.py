@@ -1,0 +1,456 @@
+"""Studies that nobody would plan, but somebody makes: each is refused in one line, or does what it says."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kourkoutas.lab as lab
+from kourkoutas.lab import shipping
+from kourkoutas.lab.results import store
+from kourkoutas.lab.running import study
+from kourkoutas.lab.running import trial as trial_module
+from kourkoutas.lab.specs import plan as planning
+from kourkoutas.lab.specs import tuning
+from kourkoutas.lab.specs.spec import RunSpec
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KBETA_CACHE", str(tmp_path / "cache"))
+
+
+def own(tmp_path: Path, source: str = "def train(trial):\n    return 1.0 + len(trial.arm)\n") -> str:
+    file = tmp_path / "task.py"
+    file.write_text(textwrap.dedent(source))
+    return f"{file}:train"
+
+
+# Functions without a file
+
+
+def scaled_by(w: Any, *more: Any) -> Any:
+    def helper(x: float) -> float:
+        return x + len(more)
+
+    def train(trial: Any) -> float:
+        return w * len(trial.arm) + helper(0) + trial.seed
+
+    return train
+
+
+def of_file(target: str) -> tuple[str, bytes]:
+    """What a study records of a function, and what its workers load."""
+    file = Path(target.rpartition(":")[0])
+    return planning.code_of(target).sha256, file.with_suffix(".pickle").read_bytes()
+
+
+def test_a_later_call_leaves_the_pickle_of_a_study_that_is_being_made() -> None:
+    class Data:  # no plain value, so that it does not make another function
+        def __init__(self, x: float) -> None:
+            self.x = np.full(3, x)
+
+    made = []
+    for x in (8.0, 1000.0):
+        data = Data(x)
+        made.append(shipping.target_of(lambda trial, data=data: float(data.x[0])))
+    first, second = (of_file(target) for target in made)
+    assert first[0] == second[0]
+    assert first[1] != second[1]
+    assert made[0] != made[1]
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (8, 16),
+        (0.1, np.float32(0.1)),
+        ("8", 8),
+        ([1, {"a": 2}], [1, {"a": 3}]),
+        (list(range(500)), list(range(501))),
+        ({1, 2}, {1, 3}),
+    ],
+)
+def test_a_function_with_another_value_is_another_study(one: Any, two: Any) -> None:
+    def recorded(value: Any) -> str:
+        return of_file(shipping.target_of(scaled_by(value)))[0]
+
+    assert recorded(one) == recorded(one)
+    assert recorded(one) != recorded(two)
+    assert of_file(shipping.target_of(scaled_by(1, 2)))[0] != recorded(1)  # a value that only its helper uses
+
+
+def test_values_of_globals_defaults_classes_and_objects_count(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(
+        textwrap.dedent(
+            """
+            import sys
+            from kourkoutas.lab import shipping
+            from kourkoutas.lab.specs import plan
+            A, B, C, D, unused = map(int, sys.argv[1])
+            endless = [1]
+            endless.append(endless)
+            class Net:
+                @property
+                def width(self):
+                    return A
+                def size(self):
+                    return self.width * len(endless)
+            class Trainer:
+                def __init__(self):
+                    self.depth = B
+                def train(self, trial, more=C, literal=1e-3):
+                    return Net().size() + sum(D for _ in range(2))
+            print(plan.code_of(shipping.target_of(Trainer().train)).sha256)
+            """
+        )
+    )
+    calls = ["11110", "11119", "21110", "12110", "11210", "11120"]
+    processes = [
+        subprocess.Popen([sys.executable, str(file), call], stdout=subprocess.PIPE, text=True) for call in calls
+    ]
+    said = [process.communicate(timeout=60)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes)
+    assert said[0] == said[1]
+    assert len(set(said)) == 5
+
+
+def test_a_function_that_uses_no_values_is_recorded_as_ever() -> None:
+    def train(trial: Any, lr: float = 1e-3, *, steps: int = 5) -> float:
+        return math.sqrt(trial.seed)
+
+    file = Path(shipping.target_of(train).rpartition(":")[0])
+    source = (
+        """def train(trial: Any, lr: float = 1e-3, *, steps: int = 5) -> float:\n    return math.sqrt(trial.seed)\n"""
+    )
+    assert file.read_text() == shipping.FILE.format(name="train") + textwrap.indent(source, "# ")
+
+
+def test_another_value_in_the_same_folder_is_refused_and_its_results_are_kept(tmp_path: Path) -> None:
+    def made(w: int) -> list[float]:
+        result = lab.study(scaled_by(w), optimizers=["kbeta"], seeds=[0], out=tmp_path / "out", progress=False)
+        return list(result.frame()["endpoint"])
+
+    assert made(8) == [40.0]
+    with pytest.raises(store.StoreError, match="or a value that it uses has changed since"):
+        made(16)
+    assert made(8) == [40.0]
+
+
+# Another command in the same folder
+
+TUNED = """
+import functools
+import json
+import math
+import os
+import re
+
+def train(trial):
+    best = {"kbeta": -3, "adam95": -3, "adam999": -1}[trial.arm]
+    return abs(math.log10(trial.settings["lr"]) - best) + 0.01 * trial.seed
+"""
+
+
+def test_an_arm_added_to_a_tuned_study_is_tuned_with_those_that_are_there(tmp_path: Path) -> None:
+    def made(*optimizers: str) -> lab.api.Result:
+        how = {"tune": {"lr": (1e-4, 1e-2)}, "trials": 3, "tune_seeds": [9], "tune_budget": 1, "progress": False}
+        return lab.study(target, optimizers=optimizers, seeds=[0, 1], out=tmp_path / "out", workers=1, **how)  # type: ignore[arg-type]
+
+    target = own(tmp_path, TUNED)
+    made("kbeta", "adam95")
+    result = made("kbeta", "adam999")
+    assert result.chosen == {"kbeta": {"lr": 0.001}, "adam95": {"lr": 0.001}, "adam999": {"lr": 0.1}}
+    assert result.frame().groupby("optimizer").size().to_dict() == {"adam95": 2, "adam999": 2, "kbeta": 2}
+    assert result.frame(tuning=True).groupby("optimizer")["lr"].apply(frozenset).nunique() == 1
+
+
+@pytest.mark.parametrize("name", ["log", "higher_is_better"])
+def test_the_endpoint_is_not_read_in_another_way_later(tmp_path: Path, name: str) -> None:
+    target, out = own(tmp_path), tmp_path / "out"
+
+    def made(**how: bool) -> None:
+        plan = planning.plan_own(target, optimizers=["kbeta"], seeds=[0], **how)  # type: ignore[arg-type]
+        with study.holding(plan, out, "test"):
+            pass
+
+    made(**{name: True})
+    before = (out / "study.json").read_bytes()
+    with pytest.raises(store.StoreError, match=f"{name} is True there and False here"):
+        made()
+    assert (out / "study.json").read_bytes() == before
+    one = planning.plan_own(target, optimizers=["kbeta"], seeds=[1])
+    assert study.single(one, out, command="test").status == "ok"  # `kbeta run`, which compares nothing
+    kept = store.Study.open(out).record.code
+    assert kept is not None
+    assert getattr(kept, name)
+
+
+# A learning rate of the study, and one of the function
+
+READS = """
+import functools
+import json
+import math
+import os
+import re
+import numpy as np
+import torch
+
+def train(trial):
+    torch.manual_seed(trial.seed)
+    model = torch.nn.Linear(2, 1)
+    {body}
+    for step in range(3):
+        loss = (model(torch.ones(4, 2)) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        {after}
+    return loss.item()
+"""
+
+
+def read(tmp_path: Path, body: str, after: str = "pass") -> Any:
+    target = own(tmp_path, READS.format(body=body.replace("; ", "\n    "), after=after))
+    return study.single(planning.plan_own(target, optimizers=["adam95"], options={"lr": "0.5"}), None, command="test")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "print(dict(trial.settings)); optimizer = trial.optimizer(model, lr=1e-2)",
+        "known = 'lr' in trial.settings; optimizer = trial.optimizer(model, lr=1e-2)",
+        "print(trial.settings['lr']); optimizer = trial.optimizer(model)",
+    ],
+)
+def test_a_learning_rate_that_is_read_and_not_used_is_an_error(tmp_path: Path, body: str) -> None:
+    result = read(tmp_path, body)
+    assert result.status == "failed"
+    last = result.error.strip().splitlines()[-1]
+    assert last.startswith(trial_module.UNREAD)  # which stops a study
+    assert re.search(r"sets lr=0.5, but train.* with lr=0.0?01: pass lr=trial.settings\['lr'\] or a multiple", last)
+
+
+@pytest.mark.parametrize(
+    ("body", "after", "lr"),
+    [
+        ("optimizer = trial.optimizer(model, lr=1e-2)", "pass", 0.5),
+        ("optimizer = trial.optimizer(model, **trial.settings)", "pass", 0.5),
+        ("lr = float(trial.settings['lr']); optimizer = trial.optimizer(model, lr=np.float32(lr))", "pass", 0.5),
+        ("lr = 0.1 * trial.settings.get('lr', 1e-3) ** 1; optimizer = trial.optimizer(model, lr=lr)", "pass", 0.05),
+        (
+            "lr = np.sqrt(4.0) * dict(trial.settings)['lr'] / 2**3; optimizer = trial.optimizer(model, lr=lr)",
+            "pass",
+            0.125,
+        ),
+        (
+            "optimizer = trial.optimizer(model, lr=1.0); lr = trial.settings['lr']; "
+            "schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: float(lr) / (1 + t))",
+            "schedule.step()",
+            0.5,
+        ),
+        (
+            "lr = trial.settings['lr']; optimizer = trial.optimizer(model, lr=1e-3); "
+            "schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=float(lr), total_steps=9)",
+            "schedule.step()",
+            1e-3,
+        ),
+        (
+            "optimizer = trial.optimizer(model, lr=trial.settings['lr']); "
+            "slow = trial.optimizer([torch.nn.Parameter(torch.ones(1))], lr=1e-4)",
+            "pass",
+            1e-4,
+        ),
+    ],
+)
+def test_a_learning_rate_made_from_the_study_s_or_scheduled_stands(
+    tmp_path: Path, body: str, after: str, lr: float
+) -> None:
+    result = read(tmp_path, body, after)
+    assert (result.status, result.error) == ("ok", None)
+    assert result.settings["lr"] == pytest.approx(lr)
+
+
+def test_the_study_s_learning_rate_is_a_number_to_every_framework() -> None:
+    lr = trial_module.Settings({"lr": 1})["lr"]
+    assert (lr, str(lr), json.dumps(lr), isinstance(lr, float)) == (1.0, "1.0", "1.0", True)
+    assert (np.ones(2) * lr).tolist() == (lr * np.ones(2)).tolist() == [1.0, 1.0]
+    assert (2 - lr, lr - 3, 2**lr, 1 / (lr + 1)) == (1, -2, 2, 0.5)
+    assert trial_module.Settings({"lr": "cosine"})["lr"] == "cosine"
+    for module, ones in (("torch", "ones"), ("jax.numpy", "ones"), ("mlx.core", "ones")):
+        framework = pytest.importorskip(module)
+        for product in (getattr(framework, ones)(2) * lr, lr * getattr(framework, ones)(2)):
+            assert product.tolist() == [1.0, 1.0]
+    jax = pytest.importorskip("jax")
+    assert jax.jit(lambda x: 2 * x)(lr) == 2
+
+
+# Values, seeds and names that cannot be meant
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"options": {"norm": "inf"}}, r"--set norm=inf: a number must be finite; leave norm out"),
+        ({"options": {"lr": "nan"}}, r"--set lr=nan: a number must be finite"),
+        ({"options": {"kbeta.epsilon": "-1e999"}}, r"--set kbeta.epsilon=-inf: a number must be finite"),
+        ({"options": {"x": [1.0, np.float32("nan")]}}, r"--set x=\[1.0, .*nan.*\]: a number must be finite"),
+        ({"options": {"x": object}}, r"--set x=<class 'object'>: a value must be a number, text.*; got type"),
+        ({"grids": {"lr": "0.1,inf"}}, r"--grid lr=inf: a number must be finite"),
+        ({"grids": {"lr": ","}}, r"--grid lr=, names no value; write some, for example --grid lr=0.1,0.01"),
+        ({"grids": {"lr": []}}, r"--grid lr=\[\] names no value"),
+        ({"grids": {"lr": 0.1}}, r"--grid lr must be a list of values, for example \[0.1, 0.01\]; got 0.1"),
+        ({"options": {"lr": "0.5"}, "grids": {"lr": "0.1,0.01"}}, r"--grid lr: --set gives it the value 0.5, too"),
+        ({"options": {"kbeta.alpha": 0.5}, "grids": {"kbeta.alpha": [0.9]}}, r"--grid kbeta.alpha: --set gives it"),
+        ({"seeds": []}, r"--seeds names no seed; give at least one, for example range\(10\)"),
+        ({"seeds": [0, -1]}, r"--seeds must be whole numbers >= 0, for example range\(10\); got -1"),
+        ({"seeds": [0.5, 1.5]}, r"--seeds must be whole numbers >= 0, .*; got 0.5"),
+        ({"seeds": ["0-9"]}, r"--seeds must be whole numbers >= 0, .*; got '0-9'"),
+        ({"seeds": 7}, r"--seeds must be whole numbers >= 0, .*; got 7"),
+    ],
+)
+@pytest.mark.parametrize("testbed", [True, False])
+def test_values_and_seeds_that_cannot_be_kept_are_refused(
+    tmp_path: Path, how: dict[str, Any], message: str, testbed: bool
+) -> None:
+    bed: dict[str, Any] = {"name": "rare_trigger", "preset": "smoke", "engine": "torch"}
+    made = (
+        functools.partial(planning.plan_testbed, **bed)
+        if testbed
+        else functools.partial(planning.plan_own, own(tmp_path))
+    )
+    with pytest.raises(ValueError, match=message) as told:
+        made(**how)
+    assert "\n" not in str(told.value)
+
+
+def test_values_of_a_grid_that_are_understood_as_the_same_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"kbeta\[quantize=on\] and kbeta\[quantize=True\] are the same arm"):
+        planning.plan_testbed("heat2d", preset="smoke", engine="torch", grids={"quantize": "on,true"})
+
+
+def test_a_study_that_is_refused_writes_nothing(tmp_path: Path) -> None:
+    target, out = own(tmp_path), tmp_path / "out"
+    for wrong in ({"seeds": [-1]}, {"seeds": []}, {"grid": {"lr": []}}, {"settings": {"lr": math.nan}}):
+        with pytest.raises(ValueError, match="--"):
+            lab.study(target, out=out, progress=False, **wrong)  # type: ignore[arg-type]
+    for wrong in ({"tune": {"lr": 0.1}}, {"tune": {"lr": (0.1, 1)}, "tune_seeds": [100.5]}):
+        with pytest.raises(ValueError, match=r"`tune` must give lr a range.*got 0.1|--tune-seeds .*got 100.5"):
+            lab.study(target, out=out, progress=False, **wrong)  # type: ignore[arg-type]
+    assert not out.exists()
+
+
+SHAPED = """
+def train(trial):
+    return trial.settings["shape"][0] + trial.settings["f"] + len(trial.arm)
+"""
+
+
+def test_settings_of_python_are_kept_as_json_has_them_and_resumed(tmp_path: Path) -> None:
+    def made() -> Any:
+        how = {"settings": {"f": np.float32(0.5)}, "grid": {"shape": [(1, 2), np.array([3, 4])]}, "seeds": [0, 0]}
+        return lab.study(target, optimizers="kbeta", out=tmp_path / "out", progress=False, **how)  # type: ignore[arg-type]
+
+    target = own(tmp_path, SHAPED)
+    result = made()
+    assert list(result.frame()["optimizer"]) == ["kbeta[shape=[1,2]]", "kbeta[shape=[3,4]]"]
+    assert list(result.frame()["endpoint"]) == [1.5 + 18, 3.5 + 18]
+    assert made().frame().equals(result.frame())
+
+
+def test_the_same_seed_twice_is_one_seed(tmp_path: Path) -> None:
+    assert planning.plan_own(own(tmp_path), seeds=[3, 0, 3, np.int64(0)]).seeds == [3, 0]
+    axes = tuning.parse_tune(["lr=1e-4:1e-1"])
+    assert tuning.tuning(axes, trials=4, seeds=[100, 100], test_seeds=[0], budget=0).seeds == (100,)
+
+
+def test_the_values_of_a_narrow_range_differ_and_stay_in_it(tmp_path: Path) -> None:
+    def values(text: str, trials: int) -> list[float]:
+        (axis,) = tuning.parse_tune([text])
+        return [axis.value(index, trials) for index in range(trials)]
+
+    assert values("mom=0.9999:0.99999:linear", 4) == [0.9999, 0.99993, 0.99996, 0.99999]
+    assert values("lr=1e-4:1e-1", 8)[1:3] == [0.0002683, 0.0007197]  # four digits where they suffice
+    (axis,) = axes = tuning.parse_tune([f"x=1:{math.nextafter(1, 2)!r}"])
+    question = tuning.tuning(axes, trials=3, seeds=[100], test_seeds=[0], budget=0)
+    with pytest.raises(
+        ValueError, match=r"--tune x=1.0:1.0000000000000002 has fewer than --trials 3 different numbers"
+    ):
+        planning.plan_own(own(tmp_path), tuning=question)
+    assert axis.high > 1
+    question = tuning.tuning(tuning.parse_tune(["steps=100:102"]), trials=8, seeds=[100], test_seeds=[0], budget=0)
+    with pytest.raises(ValueError, match="fewer than --trials 8 different whole numbers"):
+        planning.plan_testbed("rare_trigger", preset="smoke", engine="torch", tuning=question)
+
+
+# Names
+
+
+def test_a_metric_may_not_be_named_as_the_checksum_of_its_line(tmp_path: Path) -> None:
+    run = trial_module.Trial(RunSpec(testbed="own", optimizer="adam95"), tmp_path)
+    with pytest.raises(ValueError, match=r"trial.log\(crc32=...\): 'crc32' is taken by kbeta itself; use another name"):
+        run.log(1, crc32=1.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "known"),
+    [
+        ("def trian(trial):\n    pass\n", False),
+        ("class Task:\n    def train(self):\n        pass\n", False),
+        ("def other():\n    train = 1\n", False),
+        ("if True:\n    def train(trial):\n        pass\n", True),
+        ("from elsewhere import fit as train\n", True),
+        ("from elsewhere import *\n", True),
+        ("import functools\ntrain = functools.partial(print)\n", True),
+        ("def define():\n    global train\n    train = print\n", True),
+        ("globals()['tr' + 'ain'] = print\n", True),
+        ("class train:\n    pass\n", True),
+    ],
+)
+def test_a_function_that_a_file_cannot_have_is_refused_before_anything_is_written(
+    tmp_path: Path, source: str, known: bool
+) -> None:
+    target = own(tmp_path, source)
+    if known:
+        assert planning.code_of(target).function == "train"
+    else:
+        with pytest.raises(ValueError, match=r"task.py has no function 'train'; it has (trian|none|other)"):
+            planning.code_of(target)
+
+
+# Folders
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    plan = planning.plan_own(own(tmp_path), seeds=[0])
+    with (
+        pytest.raises(store.StoreError, match=r"--out .*file/out cannot be made \(Not a directory\); name a folder"),
+        study.holding(plan, tmp_path / "file" / "out", "test"),
+    ):
+        pass
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells when a process began")
+def test_a_lock_left_by_a_kill_does_not_belong_to_a_later_process_of_that_number(tmp_path: Path) -> None:
+    plan = planning.plan_own(own(tmp_path), seeds=[0])
+    with study.holding(plan, tmp_path / "out", "test") as held:
+        opened = store.Study.open(held.path)
+        assert opened.holder() is not None
+        began = store._began(os.getpid())
+        assert began is not None
+        os.utime(held.path / ".lock", (began - 90, began - 90))
+        assert opened.holder() is None
