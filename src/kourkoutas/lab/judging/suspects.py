@@ -2,6 +2,7 @@
 
 * The function neither asked for `trial.optimizer` nor read `trial.arm`: all arms are one.
 * Two arms logged the same numbers to the last bit and ended alike on every seed: what makes them two reached nothing.
+* An arm logged the same numbers to the last bit at every value that its tuning tried: the tuned option reached nothing.
 * The function returned nothing and no --endpoint was named: its runs end at the last logged loss, one batch's.
 """
 
@@ -25,7 +26,9 @@ class Suspects:
         return not self.everything and frozenset((a, b)) not in self.pairs
 
 
-def suspects(study: Study, runs: Sequence[StoredRun], pairs: Sequence[tuple[str, str]]) -> Suspects:
+def suspects(
+    study: Study, runs: Sequence[StoredRun], pairs: Sequence[tuple[str, str]], tuning: Sequence[StoredRun] = ()
+) -> Suspects:
     """What is wrong with the planned `pairs` of a study; a testbed's arms are never suspected."""
     code = study.record.code
     finished = [run for run in runs if run.result is not None and run.result.status == "ok"]
@@ -46,14 +49,37 @@ def suspects(study: Study, runs: Sequence[StoredRun], pairs: Sequence[tuple[str,
     if notes:
         return Suspects(tuple(notes), everything=True)
     twins = [(a, b) for a, b in pairs if _same(finished, a, b)]
-    return Suspects(
-        tuple(
-            f"Not compared: {a} and {b} logged the same numbers to the last bit on every seed; what makes them two "
-            f"reached nothing in {code.function}."
-            for a, b in twins
-        ),
-        frozenset(frozenset(pair) for pair in twins),
-    )
+    deaf = _deaf(study, tuning)
+    told = [
+        f"Not compared: {a} and {b} logged the same numbers to the last bit on every seed; what makes them two "
+        f"reached nothing in {code.function}."
+        for a, b in twins
+    ]
+    told += [
+        f"Not compared: {arm} logged the same numbers to the last bit at every {option} that its tuning tried, so that "
+        f"{option} reached nothing in {code.function}; write trial.optimizer(model, lr=...) without reading "
+        f"trial.settings[{option!r}], or use what is read."
+        for arm, option in deaf.items()
+    ]
+    dropped = {frozenset(pair) for pair in pairs if pair in twins or not deaf.keys().isdisjoint(pair)}
+    return Suspects(tuple(told), frozenset(dropped))
+
+
+def _deaf(study: Study, runs: Sequence[StoredRun]) -> dict[str, str]:
+    """{arm: the tuned options} of arms whose runs are the same, seed by seed, at two or more values."""
+    question = study.record.tuning
+    found: dict[str, dict[int, dict[str, str]]] = {}
+    for run in runs if question is not None else ():
+        if run.result is not None and run.result.status == "ok" and len(run.result.curve) > 1:
+            values = repr(sorted(question.values(run.spec).items())) if question else ""
+            curves = found.setdefault(run.spec.optimizer, {}).setdefault(run.spec.seed, {})
+            curves[values] = repr((run.result.curve, run.result.endpoint))
+    options = "" if question is None else " and ".join(axis.name for axis in question.axes)
+    return {
+        arm: options
+        for arm, by_seed in found.items()
+        if all(len(curves) > 1 and len(set(curves.values())) == 1 for curves in by_seed.values())
+    }
 
 
 def _same(runs: Sequence[StoredRun], a: str, b: str) -> bool:

@@ -51,7 +51,8 @@ def sensitivity(study: Study, found: dict[str, list[Tried]]) -> tuple[Sensitivit
 
 def doubts(study: Study, runs: Sequence[StoredRun]) -> Suspects:
     """What of the planned contrasts compares nothing."""
-    return suspects(study, runs, planned.contrasts(study.record, [arm.label for arm in study.record.arms]))
+    pairs = planned.contrasts(study.record, [arm.label for arm in study.record.arms])
+    return suspects(study, runs, pairs, study.tuning_runs())
 
 
 def to_target(study: Study, runs: Sequence[StoredRun], target: Target) -> tuple[dict[str, Reached], list[Race]]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import math
-import operator
 import statistics
 import sys
 import time
@@ -43,32 +42,11 @@ OWN_SETTINGS = ("code", "endpoint")  # what a plan adds to the settings of a run
 Progress = Callable[[int, int | None, float | None], None]
 
 
-class Given(float):
-    """A learning rate of the study, or a number that arithmetic made from one."""
-
-    __array_priority__ = 1000  # NumPy leaves `np.float64(2) * lr` to this class
-
-
-def _made_from(operation: Callable[[Any, Any], Any], turned: bool) -> Callable[[Given, Any], Any]:
-    def made(given: Given, other: Any) -> Any:
-        result = operation(other, float(given)) if turned else operation(float(given), other)
-        return Given(result) if isinstance(result, float | np.floating) else result
-
-    return made
-
-
-for _name in ("add", "sub", "mul", "truediv", "pow"):
-    setattr(Given, f"__{_name}__", _made_from(getattr(operator, _name), turned=False))
-    setattr(Given, f"__r{_name}__", _made_from(getattr(operator, _name), turned=True))
-
-
 class Settings(Mapping[str, Any]):
     """What was given with `--set`, `--grid` and `--tune`, and which of it was `read`."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
-        if isinstance(lr := values.get("lr"), int | float) and not isinstance(lr, bool):
-            self._values["lr"] = Given(lr)
         self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
@@ -92,7 +70,7 @@ class Settings(Mapping[str, Any]):
 
 
 class UnreadSettingError(ValueError):
-    """A setting of the study that the function makes nothing of: arms that differ in it would be the same."""
+    """A setting of the study that the function never looked at: arms that differ in it would be the same."""
 
 
 class Trial:
@@ -119,7 +97,6 @@ class Trial:
         self.folder = folder
         self.rows: list[dict[str, float]] = []
         self.described: dict[str, Any] = {}
-        self._made: list[tuple[Any, Any, list[float]]] = []  # optimizer, its lr, and its learning rates at first
         self._options = spec.options
         self._on_progress = on_progress
         self._on_trace = on_trace
@@ -156,8 +133,7 @@ class Trial:
         self.described = {"framework": framework, "optimizer": recipe.described}
         if not callable(lr):
             self.described["lr"] = float(lr)
-        optimizer = _BUILD[framework](recipe, target, float(lr) if isinstance(lr, Given) else lr)
-        self._made.append((optimizer, lr, _rates(optimizer)))
+        optimizer = _BUILD[framework](recipe, target, lr)
         self._traced = optimizer if recipe.family == "kbeta" and hasattr(optimizer, "pull") else None
         return optimizer
 
@@ -171,21 +147,6 @@ class Trial:
                 "replace: make the schedule from trial.settings['lr']"
             )
         return own
-
-    def foreign_lr(self) -> float | None:
-        """The number in place of the study's `lr`, if every optimizer was made with one and has kept it."""
-        own = self.settings.get("lr")
-        if not isinstance(own, Given):
-            return None
-        for optimizer, lr, rates in self._made:
-            if (
-                callable(lr)
-                or isinstance(lr, Given)
-                or math.isclose(float(lr), own, rel_tol=1e-6)
-                or rates != _rates(optimizer)
-            ):
-                return None
-        return float(self._made[0][1]) if self._made else None
 
     def log(self, step: int, **metrics: Any) -> None:
         """Record numbers (Python, NumPy or 0-dim arrays of a framework) at a step."""
@@ -292,13 +253,6 @@ def _check_read(code: store.Code, trial: Trial) -> None:
             f"nothing in {code.function} reads {', '.join(unread)}{also}, so that it changes nothing: read "
             f"trial.settings[{name!r}], or leave {name} out of --set, --grid and --tune"
         )
-    foreign = trial.foreign_lr()
-    if foreign is not None:
-        raise UnreadSettingError(
-            f"the study sets lr={float(trial.settings['lr'])}, but {code.function}, which has read it, made its "
-            f"optimizer with lr={foreign}: pass lr=trial.settings['lr'] or a multiple of it to trial.optimizer, or "
-            "give the setting another name, as base_lr, if it is used in another way"
-        )
 
 
 def load(code: store.Code) -> Callable[[Trial], Any]:
@@ -369,16 +323,6 @@ def framework_of(params_or_model: Any) -> tuple[str, Any]:
         "trial.optimizer takes a torch module or its parameters, a pytree of JAX arrays, or an MLX module; "
         f"got {type(params_or_model).__name__}"
     )
-
-
-def _rates(optimizer: Any) -> list[float]:
-    """The learning rates that an optimizer has now, as far as it tells: of Optax none."""
-    try:
-        if hasattr(optimizer, "param_groups"):
-            return [float(group["lr"]) for group in optimizer.param_groups]
-        return [float(optimizer.learning_rate)]
-    except (AttributeError, LookupError, TypeError, ValueError):
-        return []
 
 
 def _is_torch_entry(torch: Any, item: Any) -> bool:
