@@ -24,9 +24,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from kourkoutas.lab.judging import stats, tables, tuned
-from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, Judged, analyse
-from kourkoutas.lab.judging.causes import examine, size_of
+from kourkoutas.lab.judging import confirming, stats, tables, tuned
+from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, Judged, analyse, verdicts_of
+from kourkoutas.lab.judging.causes import Causes, examine, size_of
 from kourkoutas.lab.judging.targets import Target
 from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.results import export, files
@@ -225,7 +225,7 @@ def _sections(
     causes = [
         (j, found_causes, [one.sentence for one in j.attribution])
         for j in analysis.endpoints
-        if (found_causes := examine(j.values, log=j.log, higher_is_better=j.maximize)) or j.attribution
+        if (found_causes := _causes(study, analysis, j)) or j.attribution
     ]
     if causes:
         title = "What does the work? Dynamics, mean β2 or hidden warmup"
@@ -253,6 +253,25 @@ def _sections(
         found.append(Section("failures", title, "failures", failed))
     found.append(Section("settings", "Settings and commands", "settings", _settings(study, runs)))
     return found
+
+
+def _causes(study: Study, analysis: Analysis, judged: Judged) -> Causes | None:
+    """What the control arms support, by the same rule as the endpoint's own verdicts."""
+    if not (judged.findings or judged.missing):
+        return None
+
+    def counted(comparison: stats.Comparison) -> stats.Comparison:
+        lucky = analysis.tried and judged.primary
+        return confirming.counted(comparison, analysis.tried, study.record.chosen) if lucky else comparison
+
+    return examine(
+        judged.values,
+        log=judged.log,
+        higher_is_better=judged.maximize,
+        arms=[arm.label for arm in study.record.arms],
+        verdicts=verdicts_of(judged.findings),
+        counted=counted,
+    )
 
 
 def _sensitivity(analysis: Analysis, arms: Mapping[str, looks.Look]) -> Section:
