@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,14 +16,17 @@ import scipy.stats
 from statsmodels.stats.multitest import multipletests
 from typer.testing import CliRunner
 
+from kourkoutas import bench
+from kourkoutas.cli import running as cli
 from kourkoutas.cli.app import app
-from kourkoutas.lab.judging import analysis, confirming, stats, tables, targets, tuned, tuning
+from kourkoutas.lab.judging import analysis, confirming, stats, tables, targets, tuned, tuning, verdicts
 from kourkoutas.lab.judging.across import compare_studies
 from kourkoutas.lab.judging.targets import Target
 from kourkoutas.lab.judging.tuning import Tried
 from kourkoutas.lab.results import export, files, store
+from kourkoutas.lab.running import study as running
 from kourkoutas.lab.running import trial
-from kourkoutas.lab.showing import curves, looks, recorded, report
+from kourkoutas.lab.showing import commands, curves, looks, progress, recorded, report, status
 from kourkoutas.lab.specs import tuning as asking
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from tests.lab import made_study
@@ -367,3 +371,156 @@ def test_a_metric_overwrites_no_column_of_the_export(tmp_path: Path) -> None:
     (point,) = export.rows(study, "curves")
     assert (point["optimizer"], point["seed"], point["step"]) == ("kbeta", 0, 1.0)
     assert (point["metrics.optimizer"], point["metrics.seed"], point["seconds"]) == (3.0, 9.0, 77.0)
+
+
+# Curves, targets and pages
+
+
+def test_descending_steps_are_drawn_by_rising_ones(tmp_path: Path) -> None:
+    study = logging_study(tmp_path / "out", {"kbeta": [{"step": s, "loss": 1 / s} for s in range(10, 0, -1)]})
+    found = recorded.courses(study, study.runs())
+    assert found["kbeta"][0].steps.tolist() == list(range(1, 11))
+    assert found["kbeta"][0].losses.tolist() == [1 / s for s in range(1, 11)]
+    assert "kbeta: 1 run" in report.render(report.page_of(study, resamples=0))
+
+
+def test_curves_without_a_common_step_have_no_median_and_no_error() -> None:
+    early, late = (curves.Course(np.arange(a, a + 5.0), np.ones(5)) for a in (1, 10))
+    assert [one.title for one in curves.panels({"a": {0: early, 1: late}}, looks.looks_of(["a"]))] == ["a: 2 runs"]
+
+
+def test_a_mistyped_target_stops_the_study_at_its_first_good_run() -> None:
+    seen: list[str] = []
+
+    class Seen:
+        def planned(self, *counts: int) -> None: ...
+        def started(self, spec: RunSpec) -> None: ...
+        def progress(self, spec: RunSpec, step: int, steps: int | None, loss: float | None) -> None: ...
+        def finished(self, spec: RunSpec, result: RunResult) -> None:
+            seen.append(result.status)
+
+    spec = RunSpec(**SETUP, optimizer="kbeta", seed=0)
+    good = made_study.finished(1.0, curve={"step": [1.0], "loss": [1.0]})
+    aiming = progress.Aiming(Seen(), Target("lost", 1.0))
+    aiming.finished(spec, made_study.diverged())  # which may have had no time to log it
+    with pytest.raises(ValueError, match="--target lost<=1: no run logged 'lost'; logged: loss"):
+        aiming.finished(spec, good)
+    progress.Aiming(Seen(), Target("loss", 1.0)).finished(spec, good)
+    assert seen == ["diverged", "ok", "ok"]
+
+
+def test_the_answer_is_printed_before_the_page_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = made_study.own(tmp_path / "out", shifted())
+    (tmp_path / "task.py").write_text("def train(trial):\n    return 1.0\n")
+
+    def breaks(*given: Any, **more: Any) -> Path:
+        raise ValueError("no page")
+
+    monkeypatch.setattr(running, "execute", lambda *given, **more: made)
+    monkeypatch.setattr(cli, "write_report", breaks)
+    for more in ([], ["--json"]):
+        done = CliRunner().invoke(app, ["study", f"{tmp_path / 'task.py'}:train", "--out", str(made.path), *more])
+        assert str(done.exception) == "no page"
+        assert "kbeta ends better than adam95" in " ".join(done.output.split())
+
+
+# Lost runs
+
+
+def test_a_lost_run_is_missed(tmp_path: Path) -> None:
+    study = made_study.own(tmp_path / "out", shifted())
+    assert status.words(status.status_of(study)) == "16 runs: 16 finished."
+    assert analysis.analyse(study, resamples=0).notes == ()
+    shutil.rmtree(study.folder(RunSpec(**SETUP, optimizer="adam95", seed=3)))
+    found = status.status_of(study)
+    assert (found.total, found.finished, found.waiting) == (16, 15, 1)
+    assert status.words(found).startswith("16 runs: 15 finished, 1 waiting. Nobody is making the rest")
+    judged = analysis.analyse(study, resamples=0)
+    assert [(arm.runs, arm.ok, arm.unfinished) for arm in judged.arms] == [(8, 8, 0), (8, 7, 1)]
+    assert judged.notes[0].startswith("1 run is not in the folder (adam95: seed 3)")
+    assert report.page_of(study, resamples=0).lead.startswith("So far, with 15 of 16 runs done")
+
+
+def test_a_folder_of_single_runs_lacks_none(tmp_path: Path) -> None:
+    for arm, seed in (("kbeta", 0), ("adam95", 3)):
+        spec = RunSpec(**SETUP, optimizer=arm, seed=seed)
+        how: dict[str, Any] = {"arms": [store.Arm(label=arm, optimizer=arm)], "seeds": [seed], "code": CODE}
+        command = f"python -m kourkoutas run task.py:train --optimizer {arm} --out out"
+        with store.writing(tmp_path / "out", **SETUP, **how, command=command) as writer:
+            writer.plan([spec])
+            writer.finish(spec, made_study.finished(1.0))
+    study = store.Study.open(tmp_path / "out")
+    assert status.words(status.status_of(study)) == "2 runs: 2 finished."
+    assert analysis.analyse(study, resamples=0).notes == ()
+
+
+# Words
+
+
+def test_stats_says_why_nothing_is_compared(tmp_path: Path) -> None:
+    ends = {
+        arm: {s: made_study.finished(1.0 + s, settings={"used": ["returned"]}) for s in (0, 1)} for arm in shifted()
+    }
+    made_study.own(tmp_path / "out", ends)
+    assert "never asked for trial.optimizer" in " ".join(kbeta("stats", tmp_path / "out").split())
+
+
+def test_power_leaves_out_the_contrast_that_has_no_percentages(tmp_path: Path) -> None:
+    noisy = {i: x + 0.1 * (-1) ** i for i, x in enumerate(AHEAD)}
+    ends: dict[str, Any] = {"kbeta": dict(enumerate(AHEAD)), "adam95": noisy, "lion": dict.fromkeys(range(8), math.nan)}
+    made_study.own(tmp_path / "out", ends)
+    rows = [line.split() for line in kbeta("power", tmp_path / "out").splitlines()]
+    (lion,) = [row for row in rows if "lion" in row]
+    (adam,) = [row for row in rows if "adam95" in row]
+    assert lion.count("–") == 7
+    assert "–" not in adam
+    made_study.own(tmp_path / "none", {"kbeta": ends["kbeta"], "lion": ends["lion"]})
+    assert kbeta("power", tmp_path / "none")
+    with pytest.raises(ValueError, match="kbeta and lion have no pair of finite runs; give a size"):
+        kbeta("power", tmp_path / "none", "--difference", "5%")
+
+
+def test_an_undefined_t_says_why_and_not_something_else() -> None:
+    values = {"a": dict.fromkeys(range(3), 1.0), "b": dict.fromkeys(range(3), math.nan), "c": {0: 2.0, 1: 2.0, 2: 2.0}}
+    ranks, flat = stats.compare_pairs(values, [("a", "b"), ("a", "c")], resamples=0).contrasts
+    assert any(note.startswith("no pair of finite runs:") for note in ranks.notes)
+    flat = dataclasses.replace(flat, notes=(*flat.notes, "something else"))
+    assert "the differences are all equal: t, its p-value" in verdicts.answer(flat, None).sentence
+
+
+def test_a_threshold_of_nought_is_one_and_one_that_is_no_number_is_none(tmp_path: Path) -> None:
+    made_study.own(tmp_path / "out", shifted())
+    with pytest.raises(ValueError, match="--threshold is for a table"):
+        kbeta("stats", tmp_path / "out", "--threshold", "0")
+    (tmp_path / "t.csv").write_text("seed,optimizer,value\n1,adam95,1.0\n1,b,2.0\n")
+    for text in ("nan", "inf"):
+        with pytest.raises(ValueError, match=f"--threshold must be a finite number, for example 0.5; got {text}"):
+            kbeta("stats", tmp_path / "t.csv", "--threshold", text)
+
+
+def test_a_metric_that_was_always_nan_is_not_called_unknown(tmp_path: Path) -> None:
+    nan: dict[int, Any] = {seed: {"loss": [1.0, 1.0], "nn": [math.nan, math.nan]} for seed in (0, 1)}
+    study = folder(tmp_path / "out", {"kbeta": nan, "adam95": nan})
+    with pytest.raises(ValueError, match="--endpoint nn: every value of nn is NaN"):
+        analysis.analyse(study, endpoints=["nn"])
+    with pytest.raises(ValueError, match="unknown metric in --endpoint 'nm'"):
+        analysis.analyse(study, endpoints=["nm"])
+
+
+@pytest.mark.parametrize(("option", "value"), [("rounds", 0), ("threads", -1), ("threads", 0), ("seconds", math.nan)])
+def test_a_benchmark_of_nothing_is_refused(option: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"`{option}` must be .*; got {value}"):
+        bench.run(["torch"], ["tiny"], **{option: value})  # type: ignore[arg-type]
+
+
+def test_the_page_offers_seeds_that_the_tuning_has_not_seen_and_says_what_more_looks_cost(tmp_path: Path) -> None:
+    assert commands.more_seeds("kbeta study t.py:f --seeds 95-99", range(95, 100), [100, 101, 102], 4) == (
+        "kbeta study t.py:f --seeds 95-99,103-106"
+    )
+    study = tuned_study(tmp_path / "out", {"kbeta": AHEAD, "adam95": BEHIND}, {"kbeta": SHARP, "adam95": SHARP})
+    study.record.seeds = [*study.record.seeds, 99]
+    page = report.page_of(study, resamples=0)
+    assert page.more is not None
+    assert page.more.endswith("--seeds 0-7,99,103-112")
+    assert page.facts["begun"].endswith("UTC")
+    assert "another chance of a false answer" in report.render(page)

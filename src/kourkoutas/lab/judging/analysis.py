@@ -242,9 +242,20 @@ def analyse(
         arms=tuple(arms_of(study, own, judged[0].values, judged[0].maximize)),
         endpoints=judged,
         sensitivity=tuned.sensitivity(study, tried),
-        notes=tuple(damage),
+        notes=(*damage, *_lost(study, own)),
         tried=tried,
     )
+
+
+def _lost(study: Study, runs: Sequence[StoredRun]) -> list[str]:
+    """What is said of runs that are not in the folder."""
+    gone = planned.lost(study.record, runs)
+    count = sum(map(len, gone.values()))
+    if not count:
+        return []
+    whose = "; ".join(f"{arm}: seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}" for arm, seeds in gone.items())
+    are = "run is" if count == 1 else "runs are"
+    return [f"{count} {are} not in the folder ({whose}); a study of all its optimizers and seeds makes what is missing"]
 
 
 def with_luck(judged: Judged, tried: Mapping[str, Sequence[Tried]], chosen: Mapping[str, Mapping[str, Any]]) -> Judged:
@@ -373,10 +384,11 @@ def arms_of(study: Study, runs: Sequence[StoredRun], values: Values, higher_is_b
     for run in runs:
         by_arm.setdefault(run.spec.optimizer, []).append(run)
     first = study.record.arms[0].optimizer if study.record.arms else ""
-    rows = []
+    rows, gone = [], planned.lost(study.record, runs)
     for arm in study.record.arms:
         own = by_arm.get(arm.label, [])
         ends = [run.result.status if run.result else "unfinished" for run in own]
+        ends += ["unfinished" for _ in gone.get(arm.label, ())]
         numbers = np.array(list(values.get(arm.label, {}).values()), float)
         ranked = np.where(np.isfinite(numbers), numbers, -np.inf if higher_is_better else np.inf)
         q1, median, q3 = (quantile(ranked, q) if len(ranked) else None for q in (0.25, 0.5, 0.75))
@@ -389,7 +401,7 @@ def arms_of(study: Study, runs: Sequence[StoredRun], values: Values, higher_is_b
                 label=arm.label,
                 optimizer=arm.optimizer,
                 role=role,
-                runs=len(own),
+                runs=len(ends),
                 ok=ends.count("ok"),
                 diverged=ends.count("diverged"),
                 failed=ends.count("failed"),

@@ -150,7 +150,9 @@ def page_of(
             "runs.csv": _csv(export.rows(study)),
             "curves.csv": _csv(recorded.drawn(courses)),
         },
-        more=commands.more_seeds(study.record.command, study.record.seeds),
+        more=commands.more_seeds(
+            study.record.command, study.record.seeds, study.record.tuning.seeds if study.record.tuning else ()
+        ),
         sections=_sections(study, runs, analysis, arms, courses, failed, target),
         status=status,
         live=live,
@@ -178,7 +180,7 @@ def _facts(study: Study, runs: Sequence[StoredRun]) -> dict[str, str]:
     made = {} if record.code else {"preset": record.preset, "engine": record.engine}
     return made | {
         "seeds": commands.ranges(record.seeds),
-        "begun": _whole(record.created.replace("T", " ")[:16]),
+        "begun": _whole(record.created.replace("T", " ")[:16]) + "\u00a0UTC",
         "compute": f"{duration(seconds)} in {len(every)} runs",
     }
 

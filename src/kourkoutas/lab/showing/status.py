@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kourkoutas.lab import testbeds
+from kourkoutas.lab.judging import planned
 from kourkoutas.lab.judging.values import plain
 from kourkoutas.lab.results.store import StoredRun, Study
 
@@ -125,13 +126,12 @@ def status_of(study: Study, runs: Sequence[StoredRun] | None = None) -> Status:
 
 
 def _later(study: Study, compared: Sequence[StoredRun]) -> dict[str, int]:
-    """{arm: runs to be compared that a tuning study plans only when the arm's values have been chosen}."""
-    if study.record.tuning is None:
-        return {}
-    planned = {(run.spec.optimizer, run.spec.seed) for run in compared}
-    return {
-        arm.label: sum((arm.label, seed) not in planned for seed in study.record.seeds) for arm in study.record.arms
-    }
+    """{arm: runs to be compared that are not in the folder}: lost ones, and those that a tuning study plans only when
+    the arm's values have been chosen."""
+    record = study.record
+    gone = planned.lost(record, compared)
+    to_come = [arm.label for arm in record.arms if record.tuning is not None and arm.label not in record.chosen]
+    return {label: len(seeds) for label, seeds in gone.items()} | dict.fromkeys(to_come, len(record.seeds))
 
 
 def _under_way(run: StoredRun, since: float) -> bool:
