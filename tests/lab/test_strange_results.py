@@ -33,6 +33,7 @@ from tests.lab import made_study
 from tests.lab.test_analysis import CODE, folder
 
 SETUP: dict[str, Any] = {"testbed": "task.train", "preset": "own", "engine": "own", "settings": {}}
+LOG = CODE.model_copy(update={"log": True})
 Row = Mapping[str, float]
 
 
@@ -335,12 +336,21 @@ def test_the_luck_of_a_tuning_counts_between_studies_too(tmp_path: Path) -> None
     one = tuned_study(tmp_path / "one", {"kbeta": AHEAD}, {"kbeta": FLAT})
     flat = tuned_study(tmp_path / "flat", {"kbeta": BEHIND}, {"kbeta": FLAT})
     given = folder(tmp_path / "given", {"kbeta": dict(enumerate(BEHIND))})
+    ratios = [
+        folder(tmp_path / f"log-{i}", {"kbeta": dict(enumerate(x))}, code=LOG) for i, x in enumerate((AHEAD, BEHIND))
+    ]
     (found,) = compare_studies(one, flat).findings
     assert (found.answer, found.test) == ("Not shown", confirming.TEST)
     # the arm behind was not tuned, so there is no luck that it may have lacked
     (found,) = compare_studies(one, given).findings
     p = float(scipy.stats.ttest_rel(AHEAD, BEHIND).pvalue)
     assert found.p == pytest.approx(p, abs=3.5 * 2 * math.sqrt(p / 2 / 10_000) + 1e-4)
+    one.record.code = LOG
+    (found,) = compare_studies(one, ratios[1]).findings
+    p = float(scipy.stats.ttest_rel(np.log(AHEAD), np.log(BEHIND)).pvalue)
+    assert found.p == pytest.approx(p, abs=3.5 * 2 * math.sqrt(p / 2 / 10_000) + 1e-4)
+    (found,) = compare_studies(ratios[0], ratios[1]).findings
+    assert (found.test, found.p) == ("paired t", pytest.approx(p))
 
 
 # Tables

@@ -39,8 +39,8 @@ def stats(
 
     if (source / "study.json").exists():
         given = {"--log": log, "--higher-is-better": higher_is_better, "--threshold": threshold is not None}
-        for name in given:
-            if given[name]:
+        for name, asked in given.items():
+            if asked:
                 raise ValueError(f"{name} is for a table; of a folder write --endpoint METRIC:max:log, for example")
         judged = analyse_folder(source, endpoint, baseline)
         if as_json:
@@ -118,7 +118,7 @@ def power(
         return
     out.print(tables.render_power(judged.title, rows, texts, probability))
     if lucky:
-        out.print(f"The luck of the tuning counts, which no number of seeds answers for. {verdicts.TUNED}")
+        out.print(f"Where the luck of the tuning counts, these numbers are not known. {verdicts.TUNED}")
 
 
 @app.command()

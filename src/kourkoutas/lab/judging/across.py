@@ -53,9 +53,9 @@ def compare_studies(first: Study, second: Study, endpoint: str | None = None) ->
     for study, name in zip((first, second), names, strict=True):
         own = tuned.tried(study)
         for arm in study.record.arms:
-            # an arm at given values chose nothing, and has lost nothing by it
+            # an arm at given values chose nothing and has lost nothing by it: one value, whatever it gave
             untuned = study.record.tuning is None
-            tried[f"{arm.label} in {name}"] = [Tried({}, (0.0,))] if untuned else own.get(arm.label, [])
+            tried[f"{arm.label} in {name}"] = [Tried({}, (1.0,))] if untuned else own.get(arm.label, [])
             chosen[f"{arm.label} in {name}"] = study.record.chosen.get(arm.label, {})
     return with_luck(judged, tried, chosen)
 

@@ -32,14 +32,15 @@ def tried(study: Study, runs: Sequence[StoredRun] | None = None) -> dict[str, li
     if question is None:
         return {}
     primary = endpoints.declared(study)[0]
-    found: dict[str, dict[tuple[tuple[str, Value], ...], list[float]]] = {}
+    found: dict[str, dict[tuple[tuple[str, Value], ...], dict[int, float]]] = {}
     for run in study.tuning_runs() if runs is None else runs:
         values = tuple(question.values(run.spec).items())
-        scores = found.setdefault(run.spec.optimizer, {}).setdefault(values, [])
-        scores += [] if run.result is None else [score(run, primary)]
+        scores = found.setdefault(run.spec.optimizer, {}).setdefault(values, {})
+        if run.result is not None:
+            scores[run.spec.seed] = score(run, primary)
     return {
         label: [
-            Tried(dict(values), tuple(scores), len(set(question.seeds)) - len(scores))
+            Tried(dict(values), tuple(scores.values()), len(set(question.seeds) - scores.keys()))
             for values, scores in sorted(own.items())
         ]
         for label, own in found.items()
