@@ -289,6 +289,7 @@ def test_with_a_tuning_run_missing_nothing_is_shown_against_that_arm(tmp_path: P
     far = [x + 5 for x in BEHIND]
     study = tuned_study(tmp_path / "out", {"kbeta": AHEAD, "adam95": far}, dict.fromkeys(("kbeta", "adam95"), SHARP))
     assert analysis.analyse(study, resamples=0).primary.findings[0].answer == "Yes"
+    assert status.words(status.status_of(study)) == "34 runs, 18 of them to tune (18 done): 34 finished."
     gone = study.folder(RunSpec(**{**SETUP, "settings": {"lr": rate}}, optimizer="adam95", seed=101))
     if lost == "folder":
         shutil.rmtree(gone)
@@ -297,6 +298,8 @@ def test_with_a_tuning_run_missing_nothing_is_shown_against_that_arm(tmp_path: P
     found = analysis.analyse(study, resamples=0)
     (only,) = found.primary.findings
     assert (only.answer, only.p) == ("Not shown", 1.0)
+    told = status.words(status.status_of(study))
+    assert told.startswith("34 runs, 18 of them to tune (17 done): 33 finished, 1 waiting.")
     assert any(line.startswith("1 tuning run is missing.") for line in found.fairness)
     assert "1 tuning run is missing." in report.render(report.page_of(study, resamples=0))
 
