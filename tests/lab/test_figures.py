@@ -68,13 +68,14 @@ def test_seeds_recorded_at_different_steps_are_compared_where_all_have_values() 
     assert found.median.tolist() == [1, 1.25, 1.5]
 
 
-def test_long_curves_are_averaged_in_blocks_and_cut_where_they_diverge() -> None:
+def test_long_curves_are_averaged_in_blocks_and_a_gap_is_no_divergence() -> None:
     thin = curves.thinned(course([k % 2 for k in range(3200)]))
     assert len(thin.losses) == curves.MOST_POINTS
     assert np.allclose(thin.losses, 0.5)
-    cut = curves.thinned(course([1, 2, NAN, 3]))
-    assert cut.losses.tolist() == [1, 2]
-    assert cut.diverged
+    gap = curves.thinned(course([1, 2, NAN, 3]))
+    assert (gap.steps.tolist(), gap.losses.tolist()) == ([1, 2, 4], [1, 2, 3])
+    assert not gap.diverged
+    assert curves.thinned(course([1, NAN], diverged=True)).diverged
 
 
 def test_the_panels_are_all_arms_the_end_and_one_per_arm_with_diverged_runs_crossed_and_counted() -> None:

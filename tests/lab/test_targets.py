@@ -34,11 +34,10 @@ def test_a_target_that_cannot_be_read_is_refused(text: str) -> None:
 
 
 def test_the_first_logged_step_that_meets_the_target_counts_and_gaps_do_not() -> None:
-    result = run("a", 0, [3.0, math.nan, 1.0, 2.0, 0.5]).result
-    assert result is not None
-    assert [Target("loss", value).step(result) for value in (3.0, 1.0, 0.7, 0.1)] == [10, 30, 50, math.inf]
-    assert Target("loss", 3.0, above=True).step(result) == 10
-    assert Target("acc", 1.0).step(result) == math.inf
+    made = run("a", 0, [3.0, math.nan, 1.0, 2.0, 0.5])
+    assert [Target("loss", value).step(made) for value in (3.0, 1.0, 0.7, 0.1)] == [10, 30, 50, math.inf]
+    assert Target("loss", 3.0, above=True).step(made) == 10
+    assert Target("acc", 1.0).step(made) == math.inf
 
 
 def test_steps_and_seconds_are_censored_where_the_target_was_never_reached() -> None:

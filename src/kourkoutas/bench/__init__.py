@@ -84,6 +84,11 @@ def run(
         for x in value:
             if x not in allowed:
                 raise ValueError(f"`{name}` must be one of {', '.join(allowed)}; got {x!r}")
+    for name, number, least in (("rounds", rounds, 1), ("threads", threads, 1)):
+        if number is not None and number < least:
+            raise ValueError(f"`{name}` must be at least {least}; got {number}")
+    if not seconds >= 0:
+        raise ValueError(f"`seconds` must be a time >= 0; got {seconds}")
     threads = threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads or os.cpu_count()
     result: dict[str, Any] = {
         "machine": {"cpu": platform.processor() or platform.machine(), "threads": threads, "load": _load()},

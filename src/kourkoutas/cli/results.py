@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,18 +38,23 @@ def stats(
     from kourkoutas.lab.judging import tables
 
     if (source / "study.json").exists():
-        for name, given in (("--log", log), ("--higher-is-better", higher_is_better), ("--threshold", threshold)):
-            if given:
+        given = {"--log": log, "--higher-is-better": higher_is_better, "--threshold": threshold is not None}
+        for name, asked in given.items():
+            if asked:
                 raise ValueError(f"{name} is for a table; of a folder write --endpoint METRIC:max:log, for example")
         judged = analyse_folder(source, endpoint, baseline)
         if as_json:
             print_json(judged.to_dict())
         else:
+            for line in judged.fairness:
+                out.print(line, markup=False, highlight=False)
             out.print(tables.render_arms(judged))
             out.print(tables.render_analysis(judged))
         return
     if endpoint:
         raise ValueError(f"--endpoint {endpoint[0]} is for a results folder; {source} is none")
+    if threshold is not None and not math.isfinite(threshold):
+        raise ValueError(f"--threshold must be a finite number, for example 0.5; got {threshold}")
     found = lab.compare(
         tables.read_table(source),
         baseline=baseline or "adam95",
@@ -76,18 +82,27 @@ def power(
     """How many seeds a difference needs, and what the seeds of a study could have shown."""
     import dataclasses
 
+    from kourkoutas.lab.judging import confirming, tables, verdicts
     from kourkoutas.lab.judging import power as lab
-    from kourkoutas.lab.judging import tables
 
     if not 0 < probability < 1:
         raise ValueError(f"--power must be between 0 and 1, for example 0.8; got {probability}")
     judged = analyse_folder(folder, [endpoint] if endpoint else None).endpoints[-1 if endpoint else 0]
     scale: dict[str, Any] = {"log": judged.log, "higher_is_better": judged.maximize, "power": probability}
-    rows = []
-    for finding in judged.findings:
+    texts = difference or ("1%", "2%", "5%", "10%")
+    parted = [lab.has_percentages(finding.contrast, judged.log) for finding in judged.findings]
+    rows: list[tuple[Any, Any, list[Any]]] = []
+    lucky = False
+    for finding, percents in zip(judged.findings, parted, strict=True):
         c = finding.contrast
-        found = [lab.needed(c, text, **scale) for text in difference or ("1%", "2%", "5%", "10%")]
-        rows.append((finding, lab.detectable(c, **scale), [one for one in found if one is not None]))
+        if c.test == confirming.TEST:  # the t test, whose power this is, does not decide alone
+            lucky = True
+            rows.append((finding, None, [None for _ in texts]))
+            continue
+        # a contrast without percentages has an empty cell, unless none has any and they were asked for
+        skip = not percents and (difference is None or any(parted))
+        found = [None if skip and text.strip().endswith("%") else lab.needed(c, text, **scale) for text in texts]
+        rows.append((finding, lab.detectable(c, **scale), found))
     if as_json:
         print_json(
             [
@@ -95,13 +110,15 @@ def power(
                     "treatment": finding.treatment,
                     "baseline": finding.baseline,
                     "detectable": None if shown is None else dataclasses.asdict(shown),
-                    "needed": [dataclasses.asdict(one) for one in needed],
+                    "needed": [dataclasses.asdict(one) for one in needed if one is not None],
                 }
                 for finding, shown, needed in rows
             ]
         )
         return
-    out.print(tables.render_power(judged.title, rows, difference or ("1%", "2%", "5%", "10%"), probability))
+    out.print(tables.render_power(judged.title, rows, texts, probability))
+    if lucky:
+        out.print(f"Where the luck of the tuning counts, these numbers are not known. {verdicts.TUNED}")
 
 
 @app.command()

@@ -204,21 +204,24 @@ def study(
             retry_failed=retry_failed,
             checkpoint_every=checkpoint_every,
             sink=sink,
-            observer=observer,
+            observer=observer if aim is None else progress.Aiming(observer, aim),
         )
     from kourkoutas.lab.judging import analysis as judging  # scipy takes a second, which the workers need not wait for
 
     runs = done.runs()
     judged = judging.analyse(done, runs=runs)
-    page = None if no_report else write_report(done, aim=aim)
+    # The answer comes first: whatever happens to the page, it has been printed.
     if as_json:
-        print_json(judging.as_json(done, judged, runs, aim) | {"report": None if page is None else str(page)})
+        page = None if no_report else str(done.path / "report.html")
+        print_json(judging.as_json(done, judged, runs, aim) | {"report": page})
     else:
         print_study(runs, judged)
         if aim is not None:
             print_target(done, runs, aim)
-        if page is not None:
-            out.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
+    if not no_report:
+        written = write_report(done, aim=aim)
+        if not as_json:
+            out.print(f"Report: {written}", markup=False, highlight=False, soft_wrap=True)
     every = [*done.tuning_runs(), *runs]
     failed = [stored for stored in every if stored.result is not None and stored.result.status == "failed"]
     if failed:

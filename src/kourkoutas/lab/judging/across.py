@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kourkoutas.lab.judging import endpoints as judged_by
-from kourkoutas.lab.judging.analysis import Judged, judge
-from kourkoutas.lab.judging.endpoints import Measure, Numbers
+from kourkoutas.lab.judging import tuned
+from kourkoutas.lab.judging.analysis import Judged, judge, with_luck
+from kourkoutas.lab.judging.endpoints import PRIMARY, Measure, Numbers
+from kourkoutas.lab.judging.tuning import Tried
+from kourkoutas.lab.judging.tuning import Values as Chosen
 from kourkoutas.lab.judging.values import listed
 from kourkoutas.lab.results.store import Study
 
@@ -23,7 +28,7 @@ def compare_studies(first: Study, second: Study, endpoint: str | None = None) ->
         )
     pairs = _pairs(first, second)
     one, two = (_measure(study, endpoint) for study in (first, second))
-    if (one.endpoint.metric, one.endpoint.maximize) != (two.endpoint.metric, two.endpoint.maximize):
+    if _judged_by(first, one) != _judged_by(second, two):
         raise ValueError(
             f"{first.path} is judged by {one.endpoint.title} and {second.path} by {two.endpoint.title}: name a metric "
             "of both with --endpoint"
@@ -36,7 +41,30 @@ def compare_studies(first: Study, second: Study, endpoint: str | None = None) ->
         judged_by.check_logged(measure, found, runs)
         values |= {f"{arm} in {name}": by_seed for arm, by_seed in found.items()}
     labelled = [(f"{a} in {names[0]}", f"{b} in {names[1]}") for a, b in pairs]
-    return judge(one, values, labelled, notes=[*_differences(first, second), *first.damage, *second.damage])
+    notes = [*_differences(first, second), *_arms_differ(first, second, pairs)]
+    if one.endpoint.log != two.endpoint.log:
+        how = "ratios" if one.endpoint.log else "differences"
+        notes.append(f"compared as {how}, as the first study asks; the second asks otherwise")
+    judged = judge(one, values, labelled, notes=[*notes, *first.damage, *second.damage])
+    if not one.primary or (first.record.tuning is None and second.record.tuning is None):
+        return judged
+    tried: dict[str, Sequence[Tried]] = {}
+    chosen: dict[str, Chosen] = {}
+    for study, name in zip((first, second), names, strict=True):
+        own = tuned.tried(study)
+        for arm in study.record.arms:
+            # an arm at given values chose nothing and has lost nothing by it: one value, whatever it gave
+            untuned = study.record.tuning is None
+            tried[f"{arm.label} in {name}"] = [Tried({}, (1.0,))] if untuned else own.get(arm.label, [])
+            chosen[f"{arm.label} in {name}"] = study.record.chosen.get(arm.label, {})
+    return with_luck(judged, tried, chosen)
+
+
+def _judged_by(study: Study, measure: Measure) -> tuple[str, bool, str | None]:
+    """Metric and direction; of a user's function also which logged metric its endpoint is, None for what it returns."""
+    code = study.record.code
+    own = code.endpoint if code is not None and measure.endpoint.metric == PRIMARY else None
+    return measure.endpoint.metric, measure.endpoint.maximize, own
 
 
 def _measure(study: Study, endpoint: str | None) -> Measure:
@@ -79,4 +107,30 @@ def _differences(first: Study, second: Study) -> list[str]:
             found.append(f"setting {key} is {here!r} in the first and {there!r} in the second")
     if one.code is not None and two.code is not None and one.code.sha256 != two.code.sha256:
         found.append(f"the code differs: {one.code.file} and {two.code.file}")
+    if one.tuning is None or two.tuning is None:
+        if one.tuning != two.tuning:
+            words = ["tuned" if record.tuning is not None else "not tuned" for record in (one, two)]
+            found.append(f"arms are {words[0]} in the first and {words[1]} in the second")
+    else:
+        here, there = one.tuning.model_dump(), two.tuning.model_dump()
+        found += [f"the tuning's {name} differ" for name in here if here[name] != there[name]]
+    return found
+
+
+def _arms_differ(first: Study, second: Study, pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Options, settings of their own and tuned values of the arms that are compared."""
+    found = []
+    for a, b in pairs:
+        one, two = first.record.arm(a), second.record.arm(b)
+        if one is None or two is None:
+            continue
+        here = one.options | one.settings | first.record.chosen.get(a, {})
+        there = two.options | two.settings | second.record.chosen.get(b, {})
+        if a == b and one.resolved is not None and two.resolved is not None:
+            # what the options come down to: another version may have another default
+            here, there = one.resolved.get("optimizer", {}) | here, two.resolved.get("optimizer", {}) | there
+        for name in sorted({*here, *there}):
+            x, y = (repr(of[name]) if name in of else "not set" for of in (here, there))
+            if x != y:
+                found.append(f"{a}: {name} is {x} in the first and {y} in the second")
     return found

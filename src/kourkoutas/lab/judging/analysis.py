@@ -19,7 +19,7 @@ import numpy as np
 
 from kourkoutas.lab.judging import confirming, planned, power, stats, tuned, verdicts
 from kourkoutas.lab.judging import endpoints as judged_by
-from kourkoutas.lab.judging.attribution import Attribution, attribute
+from kourkoutas.lab.judging.attribution import Attribution, attribute, only_shown
 from kourkoutas.lab.judging.endpoints import Measure
 from kourkoutas.lab.judging.intervals import quantile
 from kourkoutas.lab.judging.power import Detectable
@@ -75,7 +75,7 @@ class Finding:
       percent: how much better the treatment is, in percent of the baseline, with its 95 % interval; negative for worse.
       effect: geometric-mean ratio (log) or mean difference, with its interval; speaks for the treatment when large.
       p, p_holm: of the test named in `test`, before and after Holm's adjustment for `family` contrasts.
-      detectable: what difference these seeds could have shown.
+      detectable: what difference these seeds could have shown; None where the luck of a tuning is counted.
       contrast: everything else, every pair and every test among it.
     """
 
@@ -159,6 +159,7 @@ class Analysis:
       endpoints: the primary one first.
       sensitivity: of each arm to the tuned option, on the tuning seeds; empty unless one option was tuned.
       notes: about the study as a whole, missing pairs and unreadable runs among them.
+      tried: {arm: what its tuning runs gave}; empty unless the study was tuned. Not part of `to_dict`.
     """
 
     testbed: str
@@ -171,6 +172,7 @@ class Analysis:
     endpoints: tuple[Judged, ...]
     sensitivity: tuple[Sensitivity, ...]
     notes: tuple[str, ...]
+    tried: Mapping[str, Sequence[Tried]] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def primary(self) -> Judged:
@@ -181,8 +183,9 @@ class Analysis:
 
         Pairs and the tests that do not decide are in `comparisons()`.
         """
-        light = dataclasses.replace(self, endpoints=())
+        light = dataclasses.replace(self, endpoints=(), tried={})
         out: dict[str, Any] = plain(light)
+        del out["tried"]
         return out | {"endpoints": [judged.to_dict() for judged in self.endpoints]}
 
     def comparisons(self) -> dict[str, Comparison]:
@@ -220,10 +223,13 @@ def analyse(
         pairs = [(label, baseline) for label in labels if label != baseline]
     else:
         pairs = planned.contrasts(study.record, labels)
+    family = len(pairs)
     pairs = [pair for pair in pairs if suspected.allow(*pair)]
-    judged = tuple(_judge_runs(measure, own, pairs, resamples) for measure in judged_by.measures(study, endpoints))
+    judged = tuple(
+        _judge_runs(measure, own, pairs, resamples, family) for measure in judged_by.measures(study, endpoints)
+    )
     if tried and judged[0].comparison is not None:
-        judged = (_with_luck(judged[0], tried, study.record.chosen), *judged[1:])
+        judged = (with_luck(judged[0], tried, study.record.chosen), *judged[1:])
     confidence = 0.95
     headline = tuple(f"{f.answer}: {f.sentence}" for f in judged[0].findings)
     return Analysis(
@@ -236,25 +242,43 @@ def analyse(
         arms=tuple(arms_of(study, own, judged[0].values, judged[0].maximize)),
         endpoints=judged,
         sensitivity=tuned.sensitivity(study, tried),
-        notes=tuple(damage),
+        notes=(*damage, *_lost(study, own)),
+        tried=tried,
     )
 
 
-def _with_luck(judged: Judged, tried: Mapping[str, Sequence[Tried]], chosen: Mapping[str, Mapping[str, Any]]) -> Judged:
+def _lost(study: Study, runs: Sequence[StoredRun]) -> list[str]:
+    """What is said of runs that are not in the folder."""
+    gone = planned.lost(study.record, runs)
+    count = sum(map(len, gone.values()))
+    if not count:
+        return []
+    whose = "; ".join(f"{arm}: seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}" for arm, seeds in gone.items())
+    are = "run is" if count == 1 else "runs are"
+    return [f"{count} {are} not in the folder ({whose}); a study of all its optimizers and seeds makes what is missing"]
+
+
+def with_luck(judged: Judged, tried: Mapping[str, Sequence[Tried]], chosen: Mapping[str, Mapping[str, Any]]) -> Judged:
     """The endpoint that was tuned for, judged with the luck of the tuning counted: see `confirming`."""
     if judged.comparison is None:
         return judged
     comparison = confirming.counted(judged.comparison, tried, chosen)
     findings = tuple(_finding(c, judged.log, judged.maximize) for c in comparison.contrasts)
-    return dataclasses.replace(judged, comparison=comparison, findings=findings)
+    shares = only_shown(judged.attribution, verdicts_of(findings), all_judged=True)
+    return dataclasses.replace(judged, comparison=comparison, findings=findings, attribution=shares)
+
+
+def verdicts_of(findings: Sequence[Finding]) -> dict[tuple[str, str], str]:
+    """{(treatment, baseline): verdict}."""
+    return {(f.treatment, f.baseline): f.verdict for f in findings}
 
 
 def _judge_runs(
-    measure: Measure, runs: Sequence[StoredRun], pairs: Sequence[tuple[str, str]], resamples: int
+    measure: Measure, runs: Sequence[StoredRun], pairs: Sequence[tuple[str, str]], resamples: int, family: int
 ) -> Judged:
     values = judged_by.values(runs, measure.endpoint, measure.reduction)
     judged_by.check_logged(measure, values, runs)
-    return judge(measure, values, pairs, judged_by.without_value(measure, values, runs), resamples)
+    return judge(measure, values, pairs, judged_by.without_value(measure, values, runs), resamples, family)
 
 
 def judge(
@@ -263,8 +287,13 @@ def judge(
     pairs: Sequence[tuple[str, str]],
     notes: Sequence[str] = (),
     resamples: int = stats.RESAMPLES,
+    family: int | None = None,
 ) -> Judged:
-    """Compare the pairs on one endpoint; `notes` come first among its notes."""
+    """Compare the pairs on one endpoint; `notes` come first among its notes.
+
+    p-values are adjusted for `family` contrasts, by default for all `pairs`, also where an arm has no runs to compare:
+    that an arm crashed makes no other contrast surer.
+    """
     endpoint, notes = measure.endpoint, list(notes)
     log = endpoint.log and all_positive(values)
     if endpoint.log and not log:
@@ -285,9 +314,12 @@ def judge(
             higher_is_better=endpoint.maximize,
             threshold=endpoint.threshold,
             resamples=resamples,
+            family=len(pairs) if family is None else family,
         )
         findings = [_finding(c, log, endpoint.maximize) for c in comparison.contrasts]
         notes += all_notes(comparison)
+    # arms that compare nothing have no pairs, and then there is nothing to take apart either
+    shares = attribute(values, log=log, higher_is_better=endpoint.maximize) if pairs else ()
     return Judged(
         name=measure.name,
         title=endpoint.title,
@@ -298,7 +330,7 @@ def judge(
         threshold=endpoint.threshold,
         values=values,
         findings=tuple(findings),
-        attribution=attribute(values, log=log, higher_is_better=endpoint.maximize),
+        attribution=only_shown(shares, verdicts_of(findings)),
         missing=tuple(missing),
         notes=tuple(notes),
         comparison=comparison,
@@ -306,7 +338,9 @@ def judge(
 
 
 def _finding(c: Contrast, log: bool, higher_is_better: bool) -> Finding:
-    can_show = power.detectable(c, log=log, higher_is_better=higher_is_better)
+    # The power of the t test says nothing where it does not decide alone.
+    lucky = c.test == confirming.TEST
+    can_show = None if lucky else power.detectable(c, log=log, higher_is_better=higher_is_better)
     found = verdicts.answer(c, can_show)
     effect = c.ratio if log else c.difference
 
@@ -350,10 +384,11 @@ def arms_of(study: Study, runs: Sequence[StoredRun], values: Values, higher_is_b
     for run in runs:
         by_arm.setdefault(run.spec.optimizer, []).append(run)
     first = study.record.arms[0].optimizer if study.record.arms else ""
-    rows = []
+    rows, gone = [], planned.lost(study.record, runs)
     for arm in study.record.arms:
         own = by_arm.get(arm.label, [])
         ends = [run.result.status if run.result else "unfinished" for run in own]
+        ends += ["unfinished" for _ in gone.get(arm.label, ())]
         numbers = np.array(list(values.get(arm.label, {}).values()), float)
         ranked = np.where(np.isfinite(numbers), numbers, -np.inf if higher_is_better else np.inf)
         q1, median, q3 = (quantile(ranked, q) if len(ranked) else None for q in (0.25, 0.5, 0.75))
@@ -366,7 +401,7 @@ def arms_of(study: Study, runs: Sequence[StoredRun], values: Values, higher_is_b
                 label=arm.label,
                 optimizer=arm.optimizer,
                 role=role,
-                runs=len(own),
+                runs=len(ends),
                 ok=ends.count("ok"),
                 diverged=ends.count("diverged"),
                 failed=ends.count("failed"),

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
@@ -62,6 +62,32 @@ class Attribution:
     difference: float
     parts: tuple[Part, ...]
     sentence: str
+
+
+def only_shown(
+    found: Sequence[Attribution], verdicts: Mapping[tuple[str, str], str], *, all_judged: bool = False
+) -> tuple[Attribution, ...]:
+    """The attributions, without the shares of a difference that its own contrast does not show.
+
+    Args:
+      found: as `attribute` gives them.
+      verdicts: {(treatment, baseline): verdict} of the contrasts.
+      all_judged: a pair of arms without a verdict is not shown either; else its shares stay.
+    """
+    turned = {"better": "worse", "worse": "better"}
+    kept = []
+    for one in found:
+        pair = one.treatment, one.baseline
+        verdict = verdicts.get(pair)
+        if verdict is None and pair[::-1] in verdicts:
+            verdict = turned.get(verdicts[pair[::-1]], "unclear")
+        why = ""
+        if verdict not in turned and (verdict is not None or all_judged):
+            why = "no difference is shown, so there is nothing to take apart"
+        elif verdict in turned and (one.difference > 0) != (verdict == "better"):
+            why = "the mean over the seeds that all controls finished is on the other side, so it is not taken apart"
+        kept.append(replace(one, parts=(), sentence=f"{pair[0]} against {pair[1]}: {why}.") if why else one)
+    return tuple(kept)
 
 
 Path = tuple[tuple[str, ...], tuple[str, ...]]  # the arms, and the cause of each step between them

@@ -6,10 +6,10 @@ Holm's adjustment for all of them together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from kourkoutas.lab.judging.stats import Contrast, compare_pairs
+from kourkoutas.lab.judging.stats import Comparison, Contrast, compare_pairs
 from kourkoutas.lab.judging.tables import show_ci
 from kourkoutas.lab.judging.values import Values
 from kourkoutas.lab.specs.optimizers import CONTROLS
@@ -85,22 +85,45 @@ class Causes:
     summaries: tuple[str, ...]
 
 
-def examine(values: Values, *, log: bool, higher_is_better: bool) -> Causes | None:
-    """What the control arms support; None without controls."""
+def examine(
+    values: Values,
+    *,
+    log: bool,
+    higher_is_better: bool,
+    arms: Collection[str] = (),
+    verdicts: Mapping[tuple[str, str], str] | None = None,
+    counted: Callable[[Comparison], Comparison] = lambda comparison: comparison,
+) -> Causes | None:
+    """What the control arms support; None without controls.
+
+    Args:
+      values: arm → seed → value.
+      log: analyse log10 of the values.
+      higher_is_better: for accuracies and the like.
+      arms: of the study, those without values too; contrasts of theirs count in Holm's family.
+      verdicts: {(treatment, baseline): verdict} of the endpoint; a difference that they do not show needs no cause.
+      counted: what the study does to its comparisons before it takes verdicts from them.
+    """
     if not any(arm in values for arm in CONTROLS):
         return None
     wanted = [pair for q in QUESTIONS for pair in q.pairs] + [("kbeta", "adam95"), ("kbeta", "adam999")]
     pairs = list(dict.fromkeys(_possible(values, wanted)))
     if not pairs:
         return None
-    comparison = compare_pairs(values, pairs, log=log, higher_is_better=higher_is_better)
+    planned = {(a, b) for a, b in wanted if {a, b} <= {*values, *arms}}
+    comparison = compare_pairs(values, pairs, log=log, higher_is_better=higher_is_better, family=len(planned))
+    comparison = counted(comparison)
     found = {(c.treatment, c.baseline): c for c in comparison.contrasts}
     causes = tuple(
         Cause(q.cause, q.why, tuple(_finding(found[pair], log) for pair in q.pairs if pair in found))
         for q in QUESTIONS
         if any(pair in found for pair in q.pairs)
     )
-    summaries = [_explain(found, baseline, log) for baseline in ("adam95", "adam999") if ("kbeta", baseline) in found]
+    summaries = [
+        _explain(found, baseline, log, verdicts or {})
+        for baseline in ("adam95", "adam999")
+        if ("kbeta", baseline) in found
+    ]
     return Causes(causes, tuple(summaries))
 
 
@@ -122,10 +145,13 @@ def _finding(c: Contrast, log: bool) -> Isolated:
     return Isolated(c.treatment, c.baseline, size_of(c, log), record, c.verdict in ("better", "worse"), sentence)
 
 
-def _explain(found: Mapping[tuple[str, str], Contrast], baseline: str, log: bool) -> str:
+def _explain(
+    found: Mapping[tuple[str, str], Contrast], baseline: str, log: bool, shown: Mapping[tuple[str, str], str]
+) -> str:
     """Which single causes move the result the way kbeta differs from `baseline`."""
     main = found["kbeta", baseline]
-    if main.verdict not in ("better", "worse"):
+    headline = shown.get(("kbeta", baseline)) or shown.get((baseline, "kbeta"), main.verdict)
+    if not {main.verdict, headline} <= {"better", "worse"}:
         return f"kbeta against {baseline} ({size_of(main, log)}): the data support no difference that needs a cause."
     causes = {
         "the dynamics of β2": [("kbeta", "kbeta-static")],

@@ -23,6 +23,7 @@ from kourkoutas.lab.judging.intervals import (
 from kourkoutas.lab.judging.tests import McNemar, PairedT, SignTest, Wilcoxon, mcnemar, paired_t, sign_test, wilcoxon
 from kourkoutas.lab.judging.values import Array, Seed, Values, check_known, check_positive, in_order, listed
 
+UNDEFINED = "t, its p-value, d_z, r and intervals are undefined"
 Verdict = Literal["better", "worse", "unclear", "identical", "untested"]
 
 
@@ -209,13 +210,13 @@ def _limits(finite: Array, t: PairedT, w: Wilcoxon, confidence: float) -> list[s
     notes = []
     if t.t is None:
         why = (
-            "all runs diverged"
+            "no pair of finite runs"
             if not len(finite)
             else "one finite pair"
             if len(finite) == 1
             else "the differences are all equal"
         )
-        notes.append(f"{why}: t, its p-value, d_z, r and intervals are undefined")
+        notes.append(f"{why}: {UNDEFINED}")
     elif (floor := 2.0 ** (1 - len(finite))) > 1 - confidence:
         notes.append(f"{len(finite)} finite pairs: no exact two-sided p-value can be below {floor:.3g}")
     if w.zeros:

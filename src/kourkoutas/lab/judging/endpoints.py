@@ -160,6 +160,9 @@ def check_logged(measure: Measure, numbers: Numbers, runs: Sequence[store.Stored
     fine = any(run.result is not None and run.result.status == "ok" for run in runs)
     logged = any(not math.isnan(x) for by_seed in numbers.values() for x in by_seed.values())
     if fine and not logged and not measure.declared:
+        ended = [run.spec for run in runs if run.result is not None and run.result.status == "ok"]
+        if any(spec.seed in numbers.get(spec.optimizer, {}) for spec in ended):
+            raise ValueError(f"--endpoint {measure.name}: every value of {measure.endpoint.metric} is NaN")
         raise unknown("metric in --endpoint", measure.endpoint.metric, metrics_of(runs))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from kourkoutas.lab.results.store import Arm, StudyRecord
+from kourkoutas.lab.results.store import Arm, StoredRun, StudyRecord
 from kourkoutas.lab.specs import optimizers as recipes
 
 
@@ -32,6 +32,23 @@ def contrasts(record: StudyRecord, labels: Collection[str]) -> list[tuple[str, s
         return [(lead.label, arm.label) for arm in rest]
     order = {arm.label: i for i, arm in enumerate(arms)}
     return sorted(pairs, key=lambda pair: (order[pair[0]], order[pair[1]]))
+
+
+def lost(record: StudyRecord, runs: Sequence[StoredRun]) -> dict[str, list[int]]:
+    """{arm: seeds whose runs are not in the folder}: deleted ones, or those of an arm that was added for fewer seeds.
+
+    An arm that is still to be tuned has no runs to lose, and a folder of single runs (`kbeta run --out`) was never
+    asked for all seeds of all arms.
+    """
+    words = [call.command.split() for call in record.calls]
+    if any(call[1:2] == ["run"] or call[1:4] == ["-m", "kourkoutas", "run"] for call in words):
+        return {}
+    there: dict[str, set[int]] = {}
+    for run in runs:
+        there.setdefault(run.spec.optimizer, set()).add(run.spec.seed)
+    made = [arm.label for arm in record.arms if record.tuning is None or arm.label in record.chosen]
+    gone = {label: [seed for seed in record.seeds if seed not in there.get(label, ())] for label in made}
+    return {label: seeds for label, seeds in gone.items() if seeds}
 
 
 def _between(treatments: list[Arm], baselines: list[Arm]) -> list[tuple[str, str]]:

@@ -118,6 +118,11 @@ def difference_of(c: Contrast, percent: float, log: bool, higher_is_better: bool
     return None if c.baseline_size is None else c.baseline_size * percent / 100
 
 
+def has_percentages(c: Contrast, log: bool) -> bool:
+    """Whether a difference can be said in percent of the baseline."""
+    return log or c.baseline_size is not None
+
+
 @dataclass(frozen=True)
 class Needed:
     """Seeds that one contrast needs for a stated difference; `seeds` is None when beyond `MOST_SEEDS`."""
@@ -148,10 +153,12 @@ def needed(c: Contrast, text: str, *, log: bool, higher_is_better: bool, power: 
         raise ValueError(f"--difference {text}: this endpoint is compared as ratios; give percent, for example 5%")
     difference = difference_of(c, size, log, higher_is_better) if percent else size
     if difference is None:
-        raise ValueError(
-            f"--difference {text}: {c.baseline} has values on both sides of 0, of which nothing is a percentage; give "
-            "a size in the endpoint's units"
+        why = (
+            f"{c.baseline} has values on both sides of 0, or at it, of which nothing is a percentage"
+            if c.t.n
+            else f"{c.treatment} and {c.baseline} have no pair of finite runs"
         )
+        raise ValueError(f"--difference {text}: {why}; give a size in the endpoint's units")
     seen = spread(c)
     if seen is None:
         return None

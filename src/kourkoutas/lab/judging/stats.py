@@ -134,6 +134,7 @@ def compare_pairs(
     threshold: float | None = None,
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
+    family: int | None = None,
 ) -> Comparison:
     """The planned contrasts (treatment, baseline), Holm-adjusted across them.
 
@@ -145,6 +146,7 @@ def compare_pairs(
       threshold: a run that reaches it is a success; adds success rates and McNemar's test.
       confidence: level of all intervals.
       resamples: of each bootstrap; none are made for more than `BOOTSTRAPPED` arms and contrasts.
+      family: contrasts to adjust for, where some that were planned cannot be made; None for `pairs` alone.
     """
     if not 0 < confidence < 1:
         raise ValueError(f"`confidence` must be between 0 and 1, for example 0.95; got {confidence!r}")
@@ -184,16 +186,17 @@ def compare_pairs(
         )
         for treatment, baseline in pairs
     ]
-    decided = holm([c.p for c in found])
-    by_t = holm([c.t.p for c in found])
-    by_rank = holm([c.wilcoxon.p for c in found])
-    by_sign = holm([c.sign.p for c in found])
-    by_success = holm([c.mcnemar.p if c.mcnemar else None for c in found])
+    family = max(len(found), family or 0)
+    decided = holm([c.p for c in found], family)
+    by_t = holm([c.t.p for c in found], family)
+    by_rank = holm([c.wilcoxon.p for c in found], family)
+    by_sign = holm([c.sign.p for c in found], family)
+    by_success = holm([c.mcnemar.p if c.mcnemar else None for c in found], family)
     contrasts = tuple(
         replace(
             c,
             p_holm=decided[i],
-            family=len(found),
+            family=family,
             t=replace(c.t, p_holm=by_t[i]),
             wilcoxon=replace(c.wilcoxon, p_holm=by_rank[i]),
             sign=replace(c.sign, p_holm=by_sign[i]),

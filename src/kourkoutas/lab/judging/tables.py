@@ -85,8 +85,16 @@ def read_table(path: str | Path) -> dict[str, dict[Seed, float]]:
         raise ValueError(f"{path}: holds no rows; give one line per run under the columns {', '.join(COLUMNS)}")
     whole = all(seed.removeprefix("-").isdecimal() for _, seed in raw)
     values: dict[str, dict[Seed, float]] = {}
-    for (name, seed), (_, value) in raw.items():
-        values.setdefault(name, {})[int(seed) if whole else seed] = value
+    lines: dict[tuple[str, Seed], int] = {}
+    for (name, text), (line, value) in raw.items():
+        number: Seed = int(text) if whole else text
+        before = lines.setdefault((name, number), line)
+        if before != line:  # 1 and 01
+            raise ValueError(
+                f"{path}, line {line}, column 'seed': {name!r} has seed {number} already on line {before}; keep one "
+                "value per optimizer and seed"
+            )
+        values.setdefault(name, {})[number] = value
     return values
 
 
@@ -233,7 +241,7 @@ def render_analysis(analysis: Analysis) -> RenderableType:
 
 def render_power(
     title: str,
-    rows: Sequence[tuple[Finding, Detectable | None, Sequence[Needed]]],
+    rows: Sequence[tuple[Finding, Detectable | None, Sequence[Needed | None]]],
     differences: Sequence[str],
     probability: float,
 ) -> RenderableType:
@@ -249,7 +257,7 @@ def render_power(
             continue
         find = f"{shown.percent:.3g} %" if shown.percent is not None else show(shown.difference, 3)
         seen = f"{finding.percent:.3g} %" if finding.percent is not None else show(finding.effect, 3)
-        seeds = [_seeds(one.seeds) for one in needed]
+        seeds = ["–" if one is None else _seeds(one.seeds) for one in needed]
         made.add_row(label, str(shown.seeds), find, seen, _seeds(shown.seeds_for_observed), *seeds)
     return made
 

@@ -10,13 +10,13 @@ run's own seconds per step: training alone, without set-up, compiling and evalua
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kourkoutas.lab.judging.stats import holm, quantile, sign_test, wilcoxon
-from kourkoutas.lab.results.store import StoredRun
+from kourkoutas.lab.results.store import StoredRun, StoreError
 from kourkoutas.lab.specs.spec import RunResult
 
 
@@ -31,13 +31,24 @@ class Target:
     def __str__(self) -> str:
         return f"{self.metric}{'>=' if self.above else '<='}{self.value:g}"
 
-    def step(self, result: RunResult) -> float:
+    def step(self, run: StoredRun) -> float:
         """The first logged step at which the target is met; infinite when it never is."""
-        steps, column = result.curve.get("step", []), result.curve.get(self.metric, [])
-        for step, value in zip(steps, column, strict=False):
-            if value >= self.value if self.above else value <= self.value:
+        for step, value in _logged(run, self.metric):
+            if math.isfinite(value) and (value >= self.value if self.above else value <= self.value):
                 return step
         return math.inf
+
+
+def _logged(run: StoredRun, metric: str) -> Iterable[tuple[float, float]]:
+    """(step, value) of every logged point, from metrics.jsonl; where that is gone, from the result's curve, in which
+    long runs have fewer points."""
+    try:
+        rows = [row for row in run.metrics() if "step" in row and metric in row]
+    except StoreError:
+        rows = []
+    if rows or run.result is None:
+        return [(float(row["step"]), float(row[metric])) for row in rows]
+    return zip(run.result.curve.get("step", []), run.result.curve.get(metric, []), strict=False)
 
 
 def parse_target(text: str) -> Target:
@@ -105,29 +116,32 @@ class Race:
 
 
 def reached(runs: Sequence[StoredRun], target: Target) -> dict[str, Reached]:
-    """{arm: its way to the target}, of runs that ended, diverged ones too.
+    """{arm: its way to the target}, of runs that ended; a diverged one counts by what it logged before.
 
     Raises:
       ValueError: no run logged the metric.
     """
-    ended: dict[str, dict[int, RunResult]] = {}
+    ended: dict[str, dict[int, StoredRun]] = {}
     for run in runs:
         if run.result is not None and run.result.status != "failed":
-            ended.setdefault(run.spec.optimizer, {})[run.spec.seed] = run.result
-    names = sorted({name for own in ended.values() for result in own.values() for name in result.curve} - {"step"})
-    if ended and target.metric not in names:
-        raise ValueError(f"--target {target}: no run logged {target.metric!r}; logged: {', '.join(names) or 'none'}")
+            ended.setdefault(run.spec.optimizer, {})[run.spec.seed] = run
+    if ended:
+        check_logged(target, [run.result for own in ended.values() for run in own.values() if run.result is not None])
     return {arm: _reached(arm, own, target) for arm, own in ended.items()}
 
 
-def _reached(arm: str, results: Mapping[int, RunResult], target: Target) -> Reached:
-    steps = {seed: target.step(result) for seed, result in results.items()}
+def check_logged(target: Target, results: Iterable[RunResult]) -> None:
+    """Raise where none of the results has the metric of the target."""
+    names = sorted({name for result in results for name in result.curve} - {"step"})
+    if target.metric not in names:
+        raise ValueError(f"--target {target}: no run logged {target.metric!r}; logged: {', '.join(names) or 'none'}")
+
+
+def _reached(arm: str, runs: Mapping[int, StoredRun], target: Target) -> Reached:
+    steps = {seed: target.step(run) for seed, run in runs.items()}
+    paces = {seed: None if run.result is None else run.result.seconds_per_step for seed, run in runs.items()}
     seconds = {
-        seed: math.inf
-        if math.isinf(step)
-        else None
-        if (pace := results[seed].seconds_per_step) is None
-        else step * pace
+        seed: math.inf if math.isinf(step) else None if (pace := paces[seed]) is None else step * pace
         for seed, step in steps.items()
     }
     arrived = sorted(step for step in steps.values() if math.isfinite(step))
@@ -153,8 +167,9 @@ def until(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}" if math.isfinite(value) else "not reached"
 
 
-def races(found: Mapping[str, Reached], pairs: Sequence[tuple[str, str]]) -> list[Race]:
-    """The planned contrasts (treatment, baseline) of steps to the target, Holm-adjusted."""
+def races(found: Mapping[str, Reached], pairs: Sequence[tuple[str, str]], family: int = 0) -> list[Race]:
+    """The planned contrasts (treatment, baseline) of steps to the target, Holm-adjusted for all of them, those of arms
+    without runs too, and for at least `family`."""
     out = []
     for a, b in pairs:
         if a not in found or b not in found:
@@ -166,7 +181,7 @@ def races(found: Mapping[str, Reached], pairs: Sequence[tuple[str, str]]) -> lis
         wins, losses = int(np.sum(d > 0)), int(np.sum(d < 0))
         p = wilcoxon(d, np.zeros(len(d))).p if common else None
         out.append(Race(a, b, wins, len(common) - wins - losses, losses, p, sign_test(wins, losses).p))
-    adjusted = holm([race.p for race in out])
+    adjusted = holm([race.p for race in out], max(family, len(pairs)))
     return [
         Race(r.treatment, r.baseline, r.wins, r.ties, r.losses, r.p, r.p_sign, p_holm)
         for r, p_holm in zip(out, adjusted, strict=True)

@@ -156,14 +156,15 @@ def mcnemar(treatment: Array, baseline: Array, threshold: float, higher_is_bette
     return McNemar(threshold, both, only_a, only_b, neither, float(a.mean() - b.mean()), p)
 
 
-def holm(p_values: Sequence[float | None]) -> list[float | None]:
+def holm(p_values: Sequence[float | None], family: int = 0) -> list[float | None]:
     """Holm-adjusted p-values: the k-th smallest of m becomes max over j ≤ k of (m - j + 1)·p₍ⱼ₎, at most 1.
 
-    A planned contrast without a p-value still counts in m. (statsmodels' `multipletests` gives the same numbers but
+    A planned contrast without a p-value still counts in m, and so do those that `family` counts beyond the p-values at
+    hand: m is never less than `family`. (statsmodels' `multipletests` gives the same numbers but
     forces a full garbage collection on each call, which takes longer than all other statistics of a study.)
     """
-    m, highest = len(p_values), 0.0
-    adjusted: list[float | None] = [None] * m
+    m, highest = max(len(p_values), family), 0.0
+    adjusted: list[float | None] = [None] * len(p_values)
     for k, (p, i) in enumerate(sorted((p, i) for i, p in enumerate(p_values) if p is not None)):
         highest = max(highest, min(1.0, (m - k) * p))
         adjusted[i] = highest

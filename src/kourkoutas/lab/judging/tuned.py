@@ -24,18 +24,25 @@ def score(run: StoredRun, endpoint: Endpoint) -> float:
 
 
 def tried(study: Study, runs: Sequence[StoredRun] | None = None) -> dict[str, list[Tried]]:
-    """{arm: what its finished tuning runs gave}, by rising values; a study that was not tuned has none."""
+    """{arm: what its tuning runs gave}, by rising values; a study that was not tuned has none.
+
+    A value whose runs have not all ended has the scores of those that have, and says how many are missing.
+    """
     question = study.record.tuning
     if question is None:
         return {}
     primary = endpoints.declared(study)[0]
-    found: dict[str, dict[tuple[tuple[str, Value], ...], list[float]]] = {}
+    found: dict[str, dict[tuple[tuple[str, Value], ...], dict[int, float]]] = {}
     for run in study.tuning_runs() if runs is None else runs:
+        values = tuple(question.values(run.spec).items())
+        scores = found.setdefault(run.spec.optimizer, {}).setdefault(values, {})
         if run.result is not None:
-            values = tuple(question.values(run.spec).items())
-            found.setdefault(run.spec.optimizer, {}).setdefault(values, []).append(score(run, primary))
+            scores[run.spec.seed] = score(run, primary)
     return {
-        label: [Tried(dict(values), tuple(scores)) for values, scores in sorted(own.items())]
+        label: [
+            Tried(dict(values), tuple(scores.values()), len(set(question.seeds) - scores.keys()))
+            for values, scores in sorted(own.items())
+        ]
         for label, own in found.items()
     }
 
@@ -46,7 +53,8 @@ def sensitivity(study: Study, found: dict[str, list[Tried]]) -> tuple[Sensitivit
     if question is None or len(question.axes) > 1:
         return ()
     maximize = endpoints.declared(study)[0].maximize
-    return tuple(sensitivities(found, question.axes[0].name, maximize=maximize).values())
+    ended = {arm: [one for one in own if one.scores] for arm, own in found.items()}
+    return tuple(sensitivities(ended, question.axes[0].name, maximize=maximize).values())
 
 
 def doubts(study: Study, runs: Sequence[StoredRun]) -> Suspects:
@@ -59,8 +67,8 @@ def to_target(study: Study, runs: Sequence[StoredRun], target: Target) -> tuple[
     """({arm: its way to the target}, the planned contrasts of the steps that it took)."""
     found = reached(runs, target)
     suspected = doubts(study, runs)
-    pairs = [(a, b) for a, b in planned.contrasts(study.record, list(found)) if suspected.allow(a, b)]
-    return found, races(found, pairs)
+    pairs = planned.contrasts(study.record, [arm.label for arm in study.record.arms])
+    return found, races(found, [(a, b) for a, b in pairs if suspected.allow(a, b)], len(pairs))
 
 
 def fairness(study: Study, tuning_runs: Sequence[StoredRun], found: dict[str, list[Tried]]) -> list[str]:
@@ -82,13 +90,20 @@ def fairness(study: Study, tuning_runs: Sequence[StoredRun], found: dict[str, li
         "optimizer; the best median of each is compared on other seeds."
     ]
     for label, values in record.chosen.items():
-        side = tuning.edge(question, found[label], values)
+        side = tuning.edge(question, found.get(label, ()), values)
         if side is not None:
             name, value = next(iter(values.items()))
             lines.append(
                 f"{label}: its best {name}, {value:g}, is the {side} tried; it may do better beyond. Give --tune a "
                 "wider range or raise --tune-budget."
             )
+    missing = sum(one.missing for own in found.values() for one in own)
+    if missing and record.chosen:
+        lines.append(
+            f"{missing} tuning run{' is' if missing == 1 else 's are'} missing. What an optimizer may have lost by its "
+            "tuning is not known without all of its runs, so nothing is shown against it; the study's command repeats "
+            "them."
+        )
     failed = sum(run.result is not None and run.result.status == "failed" for run in tuning_runs)
     if failed:
         lines.append(

@@ -30,10 +30,12 @@ class Tried:
     Attributes:
       values: {axis: value}.
       scores: the endpoint of each tuning seed, in order; NaN for a run that diverged or failed.
+      missing: tuning seeds whose runs have not ended or are lost, and have no score.
     """
 
     values: Values
     scores: tuple[float, ...]
+    missing: int = 0
 
     def loss(self, maximize: bool) -> float:
         """The median with the sign that makes less better; infinite when the middle run diverged.
@@ -48,14 +50,14 @@ class Tried:
 
 
 def best(tried: Sequence[Tried], maximize: bool = False) -> Tried:
-    """The one with the best median; of equal ones the first.
+    """The one with the best median; of equal ones that with the smallest values, in whatever order they were tried.
 
     >>> best([Tried({"lr": 0.1}, (3.0, math.nan, math.nan)), Tried({"lr": 0.2}, (9.0, 7.0, math.nan))]).values
     {'lr': 0.2}
     """
     if not tried:
         raise ValueError("nothing was tried, so nothing can be chosen")
-    return min(tried, key=lambda one: one.loss(maximize))
+    return min(tried, key=lambda one: (one.loss(maximize), *one.values.values()))
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ def edge(tuning: Tuning, tried: Sequence[Tried], chosen: Values) -> str | None:
         return None
     name = tuning.axes[0].name
     values = [one.values[name] for one in tried]
-    return {min(values): "lowest", max(values): "highest"}.get(chosen[name])
+    return None if not values else {min(values): "lowest", max(values): "highest"}.get(chosen[name])
 
 
 def propose(tuning: Tuning, axes: Sequence[Axis], tried: Sequence[Tried], maximize: bool = False) -> dict[str, Value]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kourkoutas.lab.judging.contrasts import Contrast
+from kourkoutas.lab.judging import confirming
+from kourkoutas.lab.judging.contrasts import UNDEFINED, Contrast
 from kourkoutas.lab.judging.power import Detectable
 from kourkoutas.lab.judging.tests import Wilcoxon
 
@@ -15,6 +16,7 @@ RULE = (
     "Wilcoxon's signed ranks where a run diverged, is below {level:.2g} after Holm's adjustment for all planned "
     "contrasts. Not shown: it is not. Other endpoints are secondary and decide nothing."
 )
+TUNED = "Both more --seeds and more --tune-seeds make a tuned comparison surer."
 ANSWERS = {
     "better": "Yes",
     "worse": "No",
@@ -51,7 +53,7 @@ def answer(c: Contrast, can_show: Detectable | None) -> Answer:
     if c.verdict == "identical":
         return Answer(short, f"{c.treatment} and {c.baseline} end with the same value on all {c.n} seeds.")
     if c.verdict == "untested":
-        why = c.notes[-1] if c.notes else "too few pairs"
+        why = next((note for note in c.notes if note.endswith(UNDEFINED)), "too few pairs")
         return Answer(short, f"{c.treatment} against {c.baseline}: {why} ({record}).")
     parts = [size_words(c), record]
     if c.diverged:
@@ -64,6 +66,8 @@ def answer(c: Contrast, can_show: Detectable | None) -> Answer:
     if c.diverged:
         floor = floor_of(c.wilcoxon, c.family, c.confidence)
         return Answer(short, text + (f" {floor}." if floor else ""))
+    if c.test == confirming.TEST:
+        return Answer(short, f"{text} {TUNED}")
     return Answer(short, text + ("" if can_show is None else f" {can_show_words(can_show)}"))
 
 

@@ -2,15 +2,19 @@
 
 runs     one row per run: what it is, how it ended, its endpoint, every metric and the resolved settings
 curves   one row per recorded point of a run's curve
+
+A metric whose name is that of another column, `seconds` or `seed` for example, is the column `metrics.seconds`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib
 import io
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,11 +24,14 @@ from kourkoutas.lab.results.store import StoredRun, StoreError, Study
 Row = dict[str, Any]
 What = Literal["runs", "curves"]
 FORMATS = (".csv", ".parquet")
+HEAD = ("id", "optimizer", "seed")
+ENDS = ("status", "endpoint", "seconds")
 
 
 def rows(study: Study, what: What = "runs") -> list[Row]:
     """The rows of a table; every row has every column, None where it has no value."""
-    made = [row for run in study.runs() for row in (_points(run) if what == "curves" else [_row(run)])]
+    own = study.record.code is not None
+    made = [row for run in study.runs() for row in (_points(run, own) if what == "curves" else [_row(run)])]
     columns = list(dict.fromkeys(name for row in made for name in row))
     return [{name: row.get(name) for name in columns} for row in made]
 
@@ -36,17 +43,34 @@ def _row(run: StoredRun) -> Row:
     return (
         row
         | {"status": run.result.status, "endpoint": run.result.endpoint, "seconds": run.result.seconds}
-        | run.result.metrics
+        | _metrics(run.result.metrics, (*HEAD, *ENDS))
         | {f"settings.{name}": value for name, value in _flat(run.result.settings).items()}
     )
 
 
-def _points(run: StoredRun) -> list[Row]:
+def _points(run: StoredRun, own: bool) -> list[Row]:
+    """The curve of a run, or, of a user's `own` function that logs metrics in calls of their own, what it logged: its
+    curve would hold gaps, and in long runs not every metric."""
     if run.result is None or not run.result.curve:
         return []
     columns = run.result.curve
+    points: list[Mapping[str, Any]] = [
+        dict(zip(columns, point, strict=True)) for point in zip(*columns.values(), strict=True)
+    ]
+    if own and any(math.isnan(x) for column in columns.values() for x in column):
+        with contextlib.suppress(StoreError):  # a damaged file costs what only it holds
+            points = [{name: float(x) for name, x in row.items()} for row in run.metrics()] or points
     head = {"id": run.id, "optimizer": run.spec.optimizer, "seed": run.spec.seed}
-    return [head | dict(zip(columns, point, strict=True)) for point in zip(*columns.values(), strict=True)]
+    return [head | _metrics(point, HEAD) for point in points]
+
+
+def _metrics(logged: Mapping[str, Any], taken: Iterable[str]) -> Row:
+    """Metrics as columns; no column of the table's own is overwritten."""
+    own = set(taken)
+    return {
+        f"metrics.{name}" if name in own or name.startswith(("settings.", "metrics.")) else name: value
+        for name, value in logged.items()
+    }
 
 
 def _flat(settings: dict[str, Any]) -> Row:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 MORE = 10
 
 
-def more_seeds(command: str, seeds: Sequence[int], more: int = MORE) -> str | None:
-    """The study's command with `more` new seeds; None when it was not made by one.
+def more_seeds(command: str, seeds: Sequence[int], taken: Sequence[int] = (), more: int = MORE) -> str | None:
+    """The study's command with `more` new seeds, none of those `taken` by its tuning; None when it was not made by one.
 
     >>> more_seeds("kbeta study rare_trigger --seeds 0-9 --out r", range(10))
     'kbeta study rare_trigger --seeds 0-19 --out r'
@@ -21,7 +21,8 @@ def more_seeds(command: str, seeds: Sequence[int], more: int = MORE) -> str | No
     if "study" not in words[1:4] or not seeds:
         return None
     first = max(seeds) + 1
-    wanted = ranges([*seeds, *range(first, first + more)])
+    free = [seed for seed in range(first, first + more + len(taken)) if seed not in taken]
+    wanted = ranges([*seeds, *free[:more]])
     for at, word in enumerate(words):
         if word == "--seeds" and at + 1 < len(words):
             words[at + 1] = wanted

@@ -25,7 +25,7 @@ END = 0.8  # where the enlarged part begins
 
 @dataclass(frozen=True)
 class Course:
-    """The loss of one run.
+    """The loss of one run, by rising steps.
 
     Attributes:
       diverged: its loss or a parameter stopped being finite after the last point.
@@ -55,15 +55,16 @@ Courses = Mapping[str, Mapping[Seed, Course]]
 
 def thinned(course: Course) -> Course:
     """At most MOST_POINTS points, each the mean of neighbours, so that thinning neither picks nor hides spikes."""
-    bad = np.flatnonzero(~np.isfinite(course.losses))
-    end = int(bad[0]) if bad.size else len(course.losses)
-    steps, losses = course.steps[:end], course.losses[:end]
+    fine = np.isfinite(
+        course.losses
+    )  # a gap is a step at which no loss was logged; that a run diverged, its status says
+    steps, losses = course.steps[fine], course.losses[fine]
     k = math.ceil(len(steps) / MOST_POINTS)
     if k > 1:
         starts = np.arange(0, len(steps), k)
         size = np.diff([*starts, len(steps)])
         steps, losses = steps[starts + size - 1], np.add.reduceat(losses, starts) / size
-    return Course(steps, losses, course.diverged or bool(bad.size), course.going, course.anchor)
+    return Course(steps, losses, course.diverged, course.going, course.anchor)
 
 
 def summarise(courses: Sequence[Course]) -> Summary | None:
@@ -111,10 +112,11 @@ def panels(courses: Courses, looks: Mapping[str, Look], *, label: str = "trainin
     log = log_suits(losses)
     summaries = {arm: found for arm, by_seed in thin.items() if (found := summarise(list(by_seed.values())))}
     scale = f"{label}{', log scale' if log else ''}"
-    drawn = [_together(summaries, looks, log, f"All optimizers: {scale}")]
-    end = _end(summaries, looks, log, scale)
-    if end is not None:
-        drawn.append(end)
+    drawn = []
+    if summaries:
+        drawn.append(_together(summaries, looks, log, f"All optimizers: {scale}"))
+        end = _end(summaries, looks, log, scale)
+        drawn += [] if end is None else [end]
     for arm in list(thin)[:MOST_PANELS]:
         panel = Panel.over(steps, losses, log_y=log)
         panel.parts += _own(panel, arm, thin, summaries, looks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -11,11 +12,15 @@ from rich.text import Text
 
 from kourkoutas.lab.judging.fitting import NAME, Fitting
 from kourkoutas.lab.running.crew import Observer
+from kourkoutas.lab.running.study import Guard
 from kourkoutas.lab.showing.drawing import shorten
 from kourkoutas.lab.showing.status import Status, words
 from kourkoutas.lab.showing.status import name_of as status_name
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.lab.specs.tuning import Tuning
+
+if TYPE_CHECKING:
+    from kourkoutas.lab.judging.targets import Target
 
 
 @contextlib.contextmanager
@@ -64,6 +69,22 @@ def last_line(error: str | None) -> str:
     if not lines:
         return "no reason recorded"
     return lines[-1].strip() if lines[0].startswith("Traceback") else lines[0].strip()
+
+
+class Aiming(Guard):
+    """Tells an observer what happens, and stops the study if its first good run has not the metric of --target."""
+
+    def __init__(self, observer: Observer | None, aim: Target) -> None:
+        super().__init__(observer)
+        self._aim: Target | None = aim
+
+    def finished(self, spec: RunSpec, result: RunResult) -> None:
+        super().finished(spec, result)
+        if self._aim is not None and result.status == "ok":
+            from kourkoutas.lab.judging.targets import check_logged
+
+            aim, self._aim = self._aim, None
+            check_logged(aim, [result])
 
 
 class Lines:

@@ -1,6 +1,6 @@
 """The figure of a target: the share of each optimizer's runs that have reached it, against step.
 
-A run that never reached it keeps its arm's line below 100 %; a diverged one counts as never.
+A run that never reached it keeps its arm's line below 100 %; a diverged one counts by what it logged before.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ def courses(study: Study, runs: Sequence[StoredRun]) -> dict[str, dict[Seed, Cou
     """{arm: {seed: its training loss}}, of the runs that have recorded one.
 
     NOTE: a testbed's curve holds means of blocks of steps, but for its last entry, the last batch's own loss, which is
-    an endpoint and no part of the curve. What a user's function logs is drawn as it is.
+    an endpoint and no part of the curve. What a user's function logs is drawn as it is, by rising steps, where it has
+    logged a finite loss: a row may hold other metrics alone. That a run diverged is told by its status, not by a gap.
     """
     found: dict[str, dict[Seed, Course]] = {arm.label: {} for arm in study.record.arms}
     for number, run in enumerate(runs):
@@ -31,12 +32,17 @@ def courses(study: Study, runs: Sequence[StoredRun]) -> dict[str, dict[Seed, Cou
             steps, losses = run.result.curve.get("step", []), run.result.curve.get("loss", [])
             if study.record.code is None and run.result.status == "ok" and len(steps) > 2:
                 steps, losses = steps[:-1], losses[:-1]
+            if study.record.code is not None and not np.isfinite(losses).all():
+                logged = _so_far(run)
+                steps, losses = logged if logged[0] else (steps, losses)
         else:
             steps, losses = _so_far(run)
         if steps and len(steps) == len(losses):
+            x, y = np.asarray(steps, float), np.asarray(losses, float)
+            order = np.argsort(x, kind="stable")
             found.setdefault(run.spec.optimizer, {})[run.spec.seed] = Course(
-                np.asarray(steps, float),
-                np.asarray(losses, float),
+                x[order],
+                y[order],
                 diverged=run.result is not None and run.result.status == "diverged",
                 going=run.result is None,
                 anchor=f"run-{number}",
@@ -69,8 +75,9 @@ def rate(runs: Sequence[StoredRun]) -> Drawing | None:
     for run in runs:
         warm = run.spec.optimizer.partition("[")[0].endswith("-warm")
         if run.result is not None and run.result.curve.get("lr") and not warm:
-            curve = run.result.curve
-            return rate_panel(np.asarray(curve["step"], float), np.asarray(curve["lr"], float))
+            steps, rates = (np.asarray(run.result.curve[name], float) for name in ("step", "lr"))
+            logged = np.isfinite(rates)
+            return rate_panel(steps[logged], rates[logged])
     return None
 
 

@@ -24,9 +24,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from kourkoutas.lab.judging import stats, tables, tuned
-from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, Judged, analyse
-from kourkoutas.lab.judging.causes import examine, size_of
+from kourkoutas.lab.judging import confirming, stats, tables, tuned
+from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, Judged, analyse, verdicts_of
+from kourkoutas.lab.judging.causes import Causes, examine, size_of
 from kourkoutas.lab.judging.targets import Target
 from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.results import export, files
@@ -150,7 +150,9 @@ def page_of(
             "runs.csv": _csv(export.rows(study)),
             "curves.csv": _csv(recorded.drawn(courses)),
         },
-        more=commands.more_seeds(study.record.command, study.record.seeds),
+        more=commands.more_seeds(
+            study.record.command, study.record.seeds, study.record.tuning.seeds if study.record.tuning else ()
+        ),
         sections=_sections(study, runs, analysis, arms, courses, failed, target),
         status=status,
         live=live,
@@ -178,7 +180,7 @@ def _facts(study: Study, runs: Sequence[StoredRun]) -> dict[str, str]:
     made = {} if record.code else {"preset": record.preset, "engine": record.engine}
     return made | {
         "seeds": commands.ranges(record.seeds),
-        "begun": _whole(record.created.replace("T", " ")[:16]),
+        "begun": _whole(record.created.replace("T", " ")[:16]) + "\u00a0UTC",
         "compute": f"{duration(seconds)} in {len(every)} runs",
     }
 
@@ -225,7 +227,7 @@ def _sections(
     causes = [
         (j, found_causes, [one.sentence for one in j.attribution])
         for j in analysis.endpoints
-        if (found_causes := examine(j.values, log=j.log, higher_is_better=j.maximize)) or j.attribution
+        if (found_causes := _causes(study, analysis, j)) or j.attribution
     ]
     if causes:
         title = "What does the work? Dynamics, mean β2 or hidden warmup"
@@ -253,6 +255,25 @@ def _sections(
         found.append(Section("failures", title, "failures", failed))
     found.append(Section("settings", "Settings and commands", "settings", _settings(study, runs)))
     return found
+
+
+def _causes(study: Study, analysis: Analysis, judged: Judged) -> Causes | None:
+    """What the control arms support, by the same rule as the endpoint's own verdicts."""
+    if not (judged.findings or judged.missing):
+        return None
+
+    def counted(comparison: stats.Comparison) -> stats.Comparison:
+        lucky = analysis.tried and judged.primary
+        return confirming.counted(comparison, analysis.tried, study.record.chosen) if lucky else comparison
+
+    return examine(
+        judged.values,
+        log=judged.log,
+        higher_is_better=judged.maximize,
+        arms=[arm.label for arm in study.record.arms],
+        verdicts=verdicts_of(judged.findings),
+        counted=counted,
+    )
 
 
 def _sensitivity(analysis: Analysis, arms: Mapping[str, looks.Look]) -> Section:

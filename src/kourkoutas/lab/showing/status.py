@@ -9,11 +9,13 @@ Everything is read from the results folder, so that any process can ask, at any 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from kourkoutas.lab import testbeds
+from kourkoutas.lab.judging import planned
 from kourkoutas.lab.judging.values import plain
 from kourkoutas.lab.results.store import StoredRun, Study
 
@@ -95,7 +97,7 @@ def status_of(study: Study, runs: Sequence[StoredRun] | None = None) -> Status:
       runs: those to be compared, when they have been read already.
     """
     tuning, compared = study.tuning_runs(), study.runs() if runs is None else runs
-    every, later = [*tuning, *compared], _later(study, compared)
+    every, later, lost = [*tuning, *compared], _later(study, compared), _lost(study, tuning)
     holder = study.holder()
     going = [] if holder is None else [_going(study, run) for run in every if _under_way(run, holder.since)]
     under_way = {run.id for run in going}
@@ -105,33 +107,46 @@ def status_of(study: Study, runs: Sequence[StoredRun] | None = None) -> Status:
         own = [run for run in every if run.spec.optimizer == label]
         ends = [run.result.status if run.result else "" for run in own]
         running = sum(run.id in under_way for run in own)
-        waiting = ends.count("") - running + later.get(label, 0)
+        waiting = ends.count("") - running + later.get(label, 0) + lost.get(label, 0)
         arms.append(ArmStatus(label, ends.count("ok"), ends.count("diverged"), ends.count("failed"), running, waiting))
     return Status(
         testbed=study.record.testbed,
         writer=None if holder is None else holder.text,
-        total=len(every) + sum(later.values()),
-        tuning=len(tuning),
+        total=len(every) + sum(later.values()) + sum(lost.values()),
+        tuning=len(tuning) + sum(lost.values()),
         tuned=sum(run.result is not None for run in tuning),
         finished=sum(arm.finished for arm in arms),
         diverged=sum(arm.diverged for arm in arms),
         failed=sum(arm.failed for arm in arms),
         running=len(going),
         waiting=sum(arm.waiting for arm in arms),
-        seconds_left=None if holder is None else _seconds_left(every, going, later),
+        seconds_left=None if holder is None else _seconds_left(every, going, Counter(later) + Counter(lost)),
         arms=tuple(arms),
         going=tuple(going),
     )
 
 
 def _later(study: Study, compared: Sequence[StoredRun]) -> dict[str, int]:
-    """{arm: runs to be compared that a tuning study plans only when the arm's values have been chosen}."""
-    if study.record.tuning is None:
+    """{arm: runs to be compared that are not in the folder}: lost ones, and those that a tuning study plans only when
+    the arm's values have been chosen."""
+    record = study.record
+    gone = planned.lost(record, compared)
+    to_come = [arm.label for arm in record.arms if record.tuning is not None and arm.label not in record.chosen]
+    return {label: len(seeds) for label, seeds in gone.items()} | dict.fromkeys(to_come, len(record.seeds))
+
+
+def _lost(study: Study, tuning: Sequence[StoredRun]) -> dict[str, int]:
+    """{arm: tuning runs that are not in the folder, of values that were tried on other seeds}."""
+    question = study.record.tuning
+    if question is None:
         return {}
-    planned = {(run.spec.optimizer, run.spec.seed) for run in compared}
-    return {
-        arm.label: sum((arm.label, seed) not in planned for seed in study.record.seeds) for arm in study.record.arms
-    }
+    seeds: dict[tuple[str, str], set[int]] = {}
+    for run in tuning:
+        seeds.setdefault((run.spec.optimizer, repr(question.values(run.spec))), set()).add(run.spec.seed)
+    found = Counter[str]()
+    for (label, _), there in seeds.items():
+        found[label] += len(set(question.seeds) - there)
+    return found
 
 
 def _under_way(run: StoredRun, since: float) -> bool:
