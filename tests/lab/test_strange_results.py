@@ -537,3 +537,50 @@ def test_the_page_offers_seeds_that_the_tuning_has_not_seen_and_says_what_more_l
     assert page.more.endswith("--seeds 0-7,99,103-112")
     assert page.facts["begun"].endswith("UTC")
     assert "another chance of a false answer" in report.render(page)
+
+
+# A tuned option that reaches nothing
+
+DEAF = """
+import torch
+
+def train(trial):
+    known = dict(trial.settings)  # which reads the lr, and nothing is made of it
+    torch.manual_seed(trial.seed)
+    inputs, model = torch.randn(16, 3), torch.nn.Linear(3, 1)
+    optimizer = trial.optimizer(model, lr={lr})
+    for step in range(3):
+        loss = (model(inputs) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        trial.log(step, loss=loss.item())
+    return loss.item()
+"""
+
+
+@pytest.mark.parametrize(("lr", "deaf"), [("1e-2", True), ("0.5 * float(known['lr'])", False)])
+def test_an_arm_whose_tuned_values_change_nothing_is_told_and_not_compared(tmp_path: Path, lr: str, deaf: bool) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "task.py").write_text(DEAF.format(lr=lr), encoding="utf-8")
+    how = [
+        "--tune",
+        "lr=1e-3:1e-1",
+        "--trials",
+        "2",
+        "--tune-budget",
+        "0",
+        "--tune-seeds",
+        "100",
+        "--seeds",
+        "0-1",
+        "--workers",
+        "1",
+        "--no-report",
+    ]
+    out = kbeta(
+        "study", f"{tmp_path / 'task.py'}:train", *how, "--optimizers", "kbeta,adam95", "--out", tmp_path / "out"
+    )
+    told = " ".join(out.split())
+    assert ("at every lr that its tuning tried" in told) is deaf
+    assert bool(analysis.analyse(store.Study.open(tmp_path / "out"), resamples=0).primary.findings) is not deaf

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 import os
-import re
 import subprocess
 import sys
 import textwrap
