@@ -406,13 +406,16 @@ def test_rows_recorded_before_a_group_was_added_are_kept():
     assert trace.norm[5].tolist() == pytest.approx([2**0.5, 2**0.5])
 
 
-def test_groups_on_two_devices_are_recorded():
-    a, b = ones(3, device="meta"), ones(3)
-    a.grad, b.grad = torch.ones_like(a), torch.ones(3)
-    optimizer = KourkoutasBeta([{"params": [b], "diagnostics": True}, {"params": [a], "foreach": True}])
-    with pytest.raises((NotImplementedError, RuntimeError)):  # meta tensors have no numbers to record
-        optimizer.step()
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_groups_on_two_devices_the_trace_lies_where_the_kernel_writes(order):
+    # No meta tensor can be recorded, so that only the place of the trace is looked at: the kernel needs it on the CPU.
+    groups = [{"params": [ones(3, device=device)], "diagnostics": True} for device in ("meta", "cpu")]
+    for group in groups:
+        group["params"][0].grad = torch.ones_like(group["params"][0])
+    optimizer = KourkoutasBeta(groups[::order])
+    optimizer.route()
     assert optimizer._ring.is_cpu
+    assert optimizer._rows.is_cpu
 
 
 # torch's hooks
