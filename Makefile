@@ -56,7 +56,7 @@ COVERAGE := --cov --cov-branch
 coverage: $(READY)
 	$(BIN)/python -c "import keras" 2>/dev/null || $(BIN)/python $(PIP) -c constraints.txt keras
 	$(BIN)/python $(PYTEST) -m "not slow" $(COVERAGE) --cov-report= \
-		tests/test_rule.py tests/test_signals.py tests/test_buckets.py tests/conformance tests/properties tests/state \
+		tests/test_rule.py tests/test_warmup.py tests/test_buckets.py tests/conformance tests/properties tests/state \
 		tests/old_state tests/torch_frontend tests/torch_sharded tests/optax tests/mlx_frontend tests/lab/test_stats.py \
 		tests/lab/test_store.py tests/lab/test_files.py tests/lab/test_under_fire.py tests/lab/test_parcel.py \
 		tests/lab/test_train.py tests/lab/test_analysis.py tests/lab/test_confirming.py tests/lab/test_across.py

@@ -31,8 +31,7 @@ class Target(NamedTuple):
 
 
 TARGETS = {
-    "rule": Target("kourkoutas.rule", ("tests/test_rule.py", "tests/test_signals.py", "tests/properties/test_rule.py")),
-    "signals": Target("kourkoutas.signals", ("tests/test_signals.py",)),
+    "rule": Target("kourkoutas.rule", ("tests/test_rule.py", "tests/test_warmup.py", "tests/properties/test_rule.py")),
     "buckets": Target("kourkoutas.buckets", ("tests/test_buckets.py",)),
     **{
         name: Target(f"kourkoutas.lab.judging.{name}", ("tests/lab/test_stats.py",))

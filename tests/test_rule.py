@@ -71,7 +71,6 @@ def test_the_defaults_are_the_documented_ones():
         "warmup_steps": 0,
         "weight_decay": 0.0,
         "nonfinite": "propagate",
-        "signal": "sunspike",
         "lr_warmup": False,
     }
 
@@ -100,6 +99,32 @@ def test_beta2_stays_between_its_bounds(norm, ema, step, warmup):
     if step < warmup:
         assert new.sun == 0
         assert new.beta2 == pytest.approx(0.9395, abs=1e-15)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_beta2_is_that_of_the_papers_lines_to_the_bit(kind):
+    """Sums, products and quotients are rounded alike everywhere; `release/same_bits.py` compares the front ends."""
+    norms = np.exp(np.random.default_rng(2).normal(size=(100, 3))).astype(kind)
+    a, tiny, low, high = 0.93, 1e-9, 0.88, 0.999
+    state, r = rule.State(np.zeros(3, kind), 0.0), np.zeros(3, kind)
+    for n in norms:
+        new = rule.step(Hyper(), 1.0, n, state, np)
+        state = new.state
+        r = a * r + (1 - a) * n
+        sun = n / (n + r + tiny)
+        np.testing.assert_array_equal(state.ema, r, strict=True)
+        np.testing.assert_array_equal(new.sun, sun, strict=True)
+        np.testing.assert_array_equal(new.beta2, 1 - ((1 - high) + (high - low) * sun), strict=True)
+
+
+@pytest.mark.parametrize("norm", [math.inf, math.nan])
+def test_a_norm_that_is_not_finite_shows_in_beta2(norm):
+    assert math.isnan(lone(Hyper(), norm, ema=1.0).beta2)
+
+
+@pytest.mark.parametrize("norm", [math.inf, math.nan])
+def test_a_fixed_beta2_stays_whatever_the_norm(norm):
+    assert lone(Hyper(beta2_min=0.95, beta2_max=0.95), norm, ema=1.0).beta2 == pytest.approx(0.95, rel=1e-15)
 
 
 @given(st.floats(1e-6, 1e6))

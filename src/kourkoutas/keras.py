@@ -17,7 +17,6 @@ from typing import Any
 from kourkoutas import rule
 from kourkoutas.buckets import check_buckets, partition, told_apart
 from kourkoutas.rule import Buckets, Hyper, check_learning_rate
-from kourkoutas.signals import MEMORY
 
 try:
     import keras
@@ -92,8 +91,6 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         self._ema, self._sun, self._beta2 = (self._scalars(count, k, dtype) for k in ("ema", "sun", "beta2"))
         self._t, self._log_beta2 = (self._scalars(len(variables), k, dtype) for k in ("t", "log_beta2"))
         self._skipped = self._scalars(count, "skipped", "int32")
-        if kept := MEMORY[self.hyper.signal]:
-            self._memory = self.add_variable((count, kept), dtype=dtype, name="memory")
 
     def _scalars(self, count: int, name: str, dtype: str) -> Any:
         return self.add_variable((count,), dtype=dtype, name=name)
@@ -130,7 +127,6 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
             step=ops.take(self._t, indices),
             log_beta2=ops.take(self._log_beta2, indices) if exact else None,
             skipped=ops.take(self._skipped, present) if skip else None,
-            memory=ops.take(self._memory, present, axis=0) if MEMORY[hyper.signal] else None,
         )
         mean_abs = ops.stack([_mean_abs(v, wide) for v in trainable_variables]) if hyper.adaptive_tiny else None
         new = rule.step(hyper, lr, norm, old, ops, members=_Members(place, len(present)), mean_abs=mean_abs)
@@ -144,8 +140,6 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
             _put(self._log_beta2, indices, new.state.log_beta2)
         if skip:
             _put(self._skipped, present, new.state.skipped)
-        if MEMORY[hyper.signal]:
-            _put(self._memory, present, new.state.memory)
         for variable, value in ((self._sun, new.sun), (self._beta2, new.beta2)):
             kept = value if new.fine is None else ops.where(new.fine, value, ops.take(variable, present))
             _put(variable, present, kept)

@@ -22,7 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from kourkoutas.buckets import partition
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, check_learning_rate
-from kourkoutas.signals import DISCOUNT, FARTHEST, FORECASTS, LARGEST
 
 Array = NDArray[np.float64]
 
@@ -79,8 +78,6 @@ class Oracle:
         self.sun: dict[str, float] = {}
         self.beta2: dict[str, float] = {}
         self.skipped = dict.fromkeys(self.bucket_names, 0)
-        self.weight = dict.fromkeys(self.bucket_names, 0.0)  # of r, for signal="centred"
-        self.forecasts = {b: Forecasts(self.hyper) for b in self.bucket_names}  # for signal="predictive"
 
     def step(self, grads: Mapping[str, ArrayLike | None]) -> None:
         """One update from name → gradient; None or an absent name means no gradient."""
@@ -105,19 +102,11 @@ class Oracle:
 
         # r_t = α r_{t-1} + (1-α) ||g_t||
         r = self.r[bucket] = h.alpha * self.r[bucket] + (1 - h.alpha) * n
-        w = self.weight[bucket] = h.alpha * self.weight[bucket] + (1 - h.alpha)
-        if h.signal == "predictive":
-            sun = self.forecasts[bucket].see(n)
-            beta2 = 1 - (1 - h.beta2_max) * ((1 - h.beta2_min) / (1 - h.beta2_max)) ** sun
-        else:
-            if h.signal == "centred":
-                sun = max(0.0, (n - r / w) / (n + r / w + h.tiny_spike))
-            else:
-                # raw = ||g_t|| / (r_t + tiny_spike),  sun = raw / (1 + raw)
-                raw = n / (r + h.tiny_spike)
-                sun = raw / (1 + raw)
-            # β2 = β2_max - (β2_max - β2_min) sun
-            beta2 = h.beta2_max - (h.beta2_max - h.beta2_min) * sun
+        # raw = ||g_t|| / (r_t + tiny_spike),  sun = raw / (1 + raw)
+        raw = n / (r + h.tiny_spike)
+        sun = raw / (1 + raw)
+        # β2 = β2_max - (β2_max - β2_min) sun
+        beta2 = h.beta2_max - (h.beta2_max - h.beta2_min) * sun
         if t_layer <= h.warmup_steps:
             sun = 0.0
             beta2 = (h.beta2_min + h.beta2_max) / 2
@@ -168,32 +157,3 @@ class Oracle:
 
         # θ ← (1 - ρ·weight_decay) θ - Δθ   (decoupled, as AdamW)
         self.params[p] = (1 - lr * h.weight_decay) * theta - delta
-
-
-class Forecasts:
-    """signal="predictive" of one bucket: which memory would have predicted its norms best?
-
-    Args:
-      hyper: gives the shortest and the longest memory, and the floor `tiny_spike` of a norm.
-    """
-
-    def __init__(self, hyper: Hyper) -> None:
-        shortest, longest = 1 - hyper.beta2_min, 1 - hyper.beta2_max
-        self.place = np.linspace(0, 1, FORECASTS)
-        self.c = longest * (shortest / longest) ** self.place
-        self.floor = hyper.tiny_spike
-        self.s = np.zeros(FORECASTS)  # moving averages of n²
-        self.loss = np.zeros(FORECASTS)  # L
-        self.seen = 0
-
-    def see(self, n: float) -> float:
-        """Score the forecasts of n, move them, and say how short the memory should be: 0 longest, 1 shortest."""
-        n = min(n, LARGEST)
-        if self.seen:
-            forecast = np.sqrt(self.s / (1 - (1 - self.c) ** self.seen)) + self.floor
-            x = np.minimum(n / forecast, FARTHEST) ** 2
-            self.loss = DISCOUNT * self.loss + np.log(forecast**2) + x
-        self.s = (1 - self.c) * self.s + self.c * n**2
-        self.seen += 1
-        weight = np.exp(-(self.loss - self.loss.min()) / 2)
-        return float(np.sum(weight * self.place) / np.sum(weight))

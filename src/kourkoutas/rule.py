@@ -30,8 +30,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from kourkoutas import signals
-
 BIAS_CORRECTIONS = ("none", "beta2max", "exact")
 NONFINITE = ("propagate", "skip", "raise")
 
@@ -93,7 +91,6 @@ class Hyper:
         by 1 - Π β2, the weight that v really holds ("exact"), or neither m nor v is corrected ("none").
       warmup_steps: steps of a bucket during which β2 stays at ½(β2_min + β2_max), ≥ 0.
       weight_decay: decoupled weight decay, ≥ 0.
-      signal: what moves β2, see `kourkoutas.signals`: "sunspike" (the paper's), "centred" or "predictive".
       lr_warmup: multiply the learning rate by √(1 - β2_max^t). Refused with bias_correction="beta2max", whose division
         has the same effect.
       nonfinite: what a norm that is not finite does: "propagate" into the update as in Adam, "skip" (the bucket's
@@ -114,7 +111,6 @@ class Hyper:
     warmup_steps: int = 0
     weight_decay: float = 0.0
     nonfinite: Literal["propagate", "skip", "raise"] = "propagate"
-    signal: Literal["sunspike", "centred", "predictive"] = "sunspike"
     lr_warmup: bool = False
 
     def __post_init__(self) -> None:
@@ -148,8 +144,7 @@ class Hyper:
         for name in ("adaptive_tiny", "lr_warmup"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"`{name}` must be True or False; got {getattr(self, name)!r}")
-        named = {"bias_correction": BIAS_CORRECTIONS, "nonfinite": NONFINITE, "signal": signals.SIGNALS}
-        for name, allowed in named.items():
+        for name, allowed in (("bias_correction", BIAS_CORRECTIONS), ("nonfinite", NONFINITE)):
             value = getattr(self, name)
             if value not in allowed:
                 choices = ", ".join(f'"{a}"' for a in allowed)
@@ -196,7 +191,6 @@ class State(NamedTuple):
     step: Any  # t, the steps taken: per parameter, or one number that all share
     log_beta2: Any = None  # Σ log β2 over a parameter's steps, for bias_correction="exact"
     skipped: Any = None  # per bucket, for nonfinite="skip"
-    memory: Any = None  # what a signal other than "sunspike" keeps, (buckets, signals.MEMORY)
 
 
 class Coefficients(NamedTuple):
@@ -296,7 +290,7 @@ def step(
     """
     t = state.step + 1
     t_bucket = t if members is None or _is_zero(hyper.warmup_steps) else members.largest(t)
-    c2, sun, r, memory = _memory(hyper, norm, state, t_bucket, xp)
+    c2, sun, r = _memory(hyper, norm, state.ema, t_bucket, xp)
     c2_each = c2 if members is None else members.spread(c2)
     # Σ log β2 ← Σ log β2 + log β2
     log_beta2 = state.log_beta2 if state.log_beta2 is None else state.log_beta2 + xp.log1p(-c2_each)
@@ -319,7 +313,7 @@ def step(
         fade=None if _is_zero(hyper.weight_decay) else lr * hyper.weight_decay,
         leak=hyper.leak,
     )
-    new = State(r, t, log_beta2, state.skipped, memory)
+    new = State(r, t, log_beta2, state.skipped)
     if live is None and hyper.nonfinite != "skip":
         return Step(new, k, sun, 1 - c2, norm, None, None)
 
@@ -336,7 +330,6 @@ def step(
         ema=xp.where(fine, r, state.ema),
         step=xp.where(each, t, state.step),
         log_beta2=None if log_beta2 is None else xp.where(each, log_beta2, state.log_beta2),
-        memory=None if memory is None else xp.where(fine[..., None], memory, state.memory),
     )
     zero = xp.zeros_like(c2_each)
 
@@ -359,15 +352,23 @@ def step(
     return Step(new, k, kept[0], kept[1], kept[2], fine, each)
 
 
-def _memory(hyper: Hyper, norm: Any, state: State, t: Any, xp: Any) -> tuple[Any, Any, Any, Any]:
-    """(1-β2, sun, r, memory) of each bucket; `t` counts its steps, this one included."""
-    c2, sun, r, memory = signals.forgetting(hyper, norm, state.ema, state.memory, xp)
+def _memory(hyper: Hyper, norm: Any, ema: Any, t: Any, xp: Any) -> tuple[Any, Any, Any]:
+    """(1-β2, sun, r) of each bucket; `t` counts its steps, this one included."""
+    # r = α·r + (1-α)·n
+    r = hyper.alpha * ema + (1 - hyper.alpha) * norm
+    # raw = n / (r + tiny_spike),  sun = raw / (1 + raw) = n / (n + r + tiny_spike)
+    sun = norm / (norm + r + hyper.tiny_spike)
+    if hyper.fixed:  # whatever the norm, which need not be finite
+        c2 = xp.zeros_like(norm) + (1 - hyper.beta2_max)
+    else:
+        # β2 = β2_max - (β2_max - β2_min)·sun
+        c2 = (1 - hyper.beta2_max) + (hyper.beta2_max - hyper.beta2_min) * sun
     if _is_zero(hyper.warmup_steps):
-        return c2, sun, r, memory
+        return c2, sun, r
     # While t ≤ warmup_steps: sun = 0 and β2 = ½(β2_min + β2_max)
     middle, zero = 1 - (hyper.beta2_min + hyper.beta2_max) / 2, xp.zeros_like(sun)
     warm = t > hyper.warmup_steps
-    return xp.where(warm, c2, zero + middle), xp.where(warm, sun, zero), r, memory
+    return xp.where(warm, c2, zero + middle), xp.where(warm, sun, zero), r
 
 
 def _is_zero(x: Any) -> bool:

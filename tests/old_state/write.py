@@ -44,9 +44,8 @@ CASES: dict[str, dict[str, Any]] = {
 # What version 0.2 brought, and one case with everything that a state can hold.
 LATER: dict[str, dict[str, Any]] = {
     "plain": {},
-    "centred": {"signal": "centred", "bias_correction": "none", "lr_warmup": True},
-    "predictive": {
-        "signal": "predictive",
+    "lr-warmup": {"bias_correction": "none", "lr_warmup": True},
+    "everything": {
         "decay": 0.98,
         "bias_correction": "exact",
         "lr_warmup": True,
@@ -79,7 +78,7 @@ def grads(case: str) -> list[dict[str, np.ndarray]]:
     for t in range(FIRST + MORE):
         scale = 100.0 if t in (4, 11) else 1.0
         g = {name: (scale * rng.normal(size=shape)).astype(np.float32) for name, shape in SHAPES.items()}
-        if case in ("skip", "predictive") and t in (3, 12):
+        if case in ("skip", "everything") and t in (3, 12):
             g["enc.bias"][1] = np.nan
         steps.append(g)
     return steps

@@ -28,10 +28,10 @@ def test_training_goes_on_to_the_same_parameters(case):
     solver, fresh = like(case)
     state = load_state(saved(case), fresh)
     assert jax.tree.structure(state) == jax.tree.structure(fresh)
-    # "skip" met a NaN in enc.bias before the save, the third of the names in sorted order, and "predictive" in the
+    # "skip" met a NaN in enc.bias before the save, the third of the names in sorted order, and "everything" in the
     # bucket of that and enc.weight.
     assert int(optax.tree.get(state, "count")) == write.FIRST
-    assert state[0].missed.tolist() == {"skip": [0, 0, 1, 0], "predictive": [0, 0, 1, 1]}.get(case, [0] * 4)
+    assert state[0].missed.tolist() == {"skip": [0, 0, 1, 0], "everything": [0, 0, 1, 1]}.get(case, [0] * 4)
     update = jax.jit(solver.update)
     params = before
     for g in write.grads(case)[write.FIRST :]:
@@ -68,8 +68,6 @@ def test_a_saved_state_that_does_not_fit_is_refused():
 
 def test_a_state_of_version_0_1_that_was_not_loaded_is_refused_by_a_step():
     solver, state = like("default")
-    old = serialization.from_state_dict(
-        state[0], {**saved("default")["0"], "missed": np.zeros(4, np.int32), "memory": None}
-    )
+    old = serialization.from_state_dict(state[0], {**saved("default")["0"], "missed": np.zeros(4, np.int32)})
     with pytest.raises(ValueError, match=r"`count` must be a number; got shape \(4,\), as version 0.1 kept it: load"):
         solver.update(write.params(), (old, *state[1:]), write.params())

@@ -10,11 +10,10 @@ from kourkoutas.optax import bucket_names, kourkoutas_beta, pull
 from kourkoutas.trace import Trace
 
 
-@pytest.mark.parametrize("signal", ["sunspike", "centred", "predictive"])
 @pytest.mark.parametrize("grads", [[jnp.inf, 1.0], [3e38, 3e38], [jnp.nan, 2.0]])
-def test_a_fixed_beta2_is_adam_where_the_norm_is_not_finite(grads, signal):
+def test_a_fixed_beta2_is_adam_where_the_norm_is_not_finite(grads):
     params = {"w": jnp.ones(2)}
-    ours, adam = kourkoutas_beta(0.1, beta2_min=0.999, signal=signal), optax.adam(0.1)
+    ours, adam = kourkoutas_beta(0.1, beta2_min=0.999), optax.adam(0.1)
     states = [ours.init(params), adam.init(params)]
     for step in ([1.0, 1.0], grads, [1.0, 1.0]):
         got, states[0] = ours.update({"w": jnp.array(step)}, states[0], params)

@@ -25,7 +25,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "signals.h"
 #include "threads.h"
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
@@ -187,7 +186,6 @@ typedef struct { /* hyper-parameters, packed by kourkoutas/torch/native.py in th
     double leak, max_ratio; /* negative: None */
     double warmup_steps, weight_decay;
     double adaptive_tiny, exact, corrected, skip, maximize, noisy, lr_warmup; /* 0 or 1 */
-    double signal; /* SUNSPIKE, … */
 } Hyper;
 
 typedef struct {
@@ -200,8 +198,6 @@ static void set(Scalar s, double x) {
     if (s.kind == F64) *s.at = x;
     else *(float *)s.at = (float)x;
 }
-
-static Scalar at(Scalar s, int i) { return (Scalar){(double *)((char *)s.at + i * KIND_BYTES[s.kind]), s.kind}; }
 
 typedef struct {
     char *theta, *g, *m, *v, *v_max;
@@ -217,7 +213,7 @@ typedef struct {
 } Item;
 
 typedef struct {
-    Scalar ema, memory; /* memory: the first of MEMORY[signal] */
+    Scalar ema;
     int64_t *skipped;
     int number, items; /* number: in the group */
     double square, norm, sun, beta2; /* square: Σ g² */
@@ -226,7 +222,6 @@ typedef struct {
 
 typedef struct {
     Hyper h;
-    Rates rates;
     Item *items;   /* sorted by bucket */
     Item *unsorted;
     Bucket *buckets;
@@ -427,21 +422,6 @@ static double floor_of(const Hyper *h, const Item *it) {
     return eps * it->k.root;
 }
 
-/* 1-β2 and sun of a bucket by its signal, as in kourkoutas/signals.py. */
-static double forgetting(const Plan *plan, Bucket *bucket, double n, double r, double *sun) {
-    const Hyper *h = &plan->h;
-    const int signal = (int)h->signal, kept = MEMORY[signal];
-    double memory[1 + 2 * FORECASTS];
-    for (int i = 0; i < kept; i++) memory[i] = get(at(bucket->memory, i));
-    if (signal == PREDICTIVE) *sun = predictive(n, h->tiny_spike, &plan->rates, memory);
-    else if (signal == CENTRED) *sun = centred(n, r, h->alpha, h->tiny_spike, memory);
-    else *sun = n / (n + r + h->tiny_spike);
-    for (int i = 0; i < kept; i++) set(at(bucket->memory, i), memory[i]);
-    if (h->beta2_min == h->beta2_max) return 1 - h->beta2_max; /* whatever the norm, which need not be finite */
-    if (signal == PREDICTIVE) return rate(h->beta2_min, h->beta2_max, *sun);
-    return (1 - h->beta2_max) + (h->beta2_max - h->beta2_min) * *sun;
-}
-
 /* The scalar rule, as in kourkoutas/rule.py: n → r → sun → β2, bias corrections, and each parameter's coefficients. */
 static void scalars(Plan *plan, int first_item, int last_item, double lr) {
     const Hyper *h = &plan->h;
@@ -459,7 +439,9 @@ static void scalars(Plan *plan, int first_item, int last_item, double lr) {
         for (int j = i; j < end; j++) step = fmax(step, get(plan->items[j].step) + 1);
 
         /* r = α·r + (1-α)·n */
-        double r = h->alpha * get(bucket->ema) + (1 - h->alpha) * n, sun, c2 = forgetting(plan, bucket, n, r, &sun);
+        double r = h->alpha * get(bucket->ema) + (1 - h->alpha) * n, sun = n / (n + r + h->tiny_spike);
+        double c2 = 1 - h->beta2_max; /* with a fixed β2 whatever the norm, which need not be finite */
+        if (h->beta2_min != h->beta2_max) c2 += (h->beta2_max - h->beta2_min) * sun;
         if (h->warmup_steps > 0 && step <= h->warmup_steps) {
             sun = 0;
             c2 = 1 - (h->beta2_min + h->beta2_max) / 2;
@@ -543,9 +525,9 @@ typedef struct { /* DLPack's DLPackExchangeAPI, major version 1 */
 static const Exchange *exchange;
 static PyObject *tensor_types[2];
 static PyCFunction is_neg;
-enum { GRAD, STEP, EXP_AVG, EXP_AVG_SQ, MAX_EXP_AVG_SQ, LOG_BETA2, NORM_EMA, SKIPPED, MEMORIES, NAMES };
+enum { GRAD, STEP, EXP_AVG, EXP_AVG_SQ, MAX_EXP_AVG_SQ, LOG_BETA2, NORM_EMA, SKIPPED, NAMES };
 static const char *const NAME[NAMES] = {"grad",      "step",     "exp_avg", "exp_avg_sq", "max_exp_avg_sq",
-                                        "log_beta2", "norm_ema", "skipped", "memory"};
+                                        "log_beta2", "norm_ema", "skipped"};
 static PyObject *names[NAMES]; /* as Python strings */
 
 typedef struct {
@@ -652,7 +634,7 @@ static int grow(void **array, size_t *room, size_t need, size_t size) {
     return 1;
 }
 
-enum { HELD = 9 }; /* at most, per parameter: θ, m, v, v_max, step, Σ log β2, r, memory, skipped */
+enum { HELD = 8 }; /* at most, per parameter: θ, m, v, v_max, step, Σ log β2, r, skipped */
 
 static int make_room(Plan *plan, size_t params, size_t buckets) {
     size_t *room = plan->room;
@@ -666,10 +648,9 @@ static int make_room(Plan *plan, size_t params, size_t buckets) {
 
 static PyObject *entry(PyObject *state, int name) { return PyDict_GetItemWithError(state, names[name]); }
 
-/* `count` numbers, next to each other. */
-static int read_scalars(Plan *plan, PyObject *x, Scalar *s, int count) {
+static int read_scalar(Plan *plan, PyObject *x, Scalar *s) {
     View view;
-    if (!x || !read_tensor(x, &view) || view.kind > F64 || view.n != count || !dense(&view) || negated(x)) return 0;
+    if (!x || !read_tensor(x, &view) || view.kind > F64 || view.n != 1 || negated(x)) return 0;
     hold(plan, x);
     s->at = view.dl.data;
     s->kind = view.kind;
@@ -688,15 +669,13 @@ static int gather_item(Plan *plan, PyObject *p, PyObject *g, PyObject *state, in
     if (h->leak >= 0 && (!read_like(max_object, &v_max, &theta) || v_max.kind != m.kind)) return 0;
     if ((theta.kind == F64) != (grad.kind == F64)) return 0;
     if (m.kind != theta.kind && (theta.kind == F64 || (m.kind != F32 && m.kind != BF16))) return 0;
-    if (!read_scalars(plan, entry(state, STEP), &it->step, 1)) return 0;
-    if (h->exact && !read_scalars(plan, entry(state, LOG_BETA2), &it->log_beta2, 1)) return 0;
+    if (!read_scalar(plan, entry(state, STEP), &it->step)) return 0;
+    if (h->exact && !read_scalar(plan, entry(state, LOG_BETA2), &it->log_beta2)) return 0;
 
     int b = plan->bucket_at[bucket_number];
     if (b < 0) {
         Bucket *bucket = &plan->buckets[plan->n_buckets];
-        const int kept = MEMORY[(int)h->signal];
-        if (!read_scalars(plan, entry(state, NORM_EMA), &bucket->ema, 1)) return 0;
-        if (kept && !read_scalars(plan, entry(state, MEMORIES), &bucket->memory, kept)) return 0;
+        if (!read_scalar(plan, entry(state, NORM_EMA), &bucket->ema)) return 0;
         if (h->skip) {
             PyObject *skipped = entry(state, SKIPPED);
             View view;
@@ -770,7 +749,6 @@ static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args
 
     release_held(plan);
     memcpy(&plan->h, packed, sizeof(Hyper));
-    if (plan->h.signal == PREDICTIVE) plan->rates = rates_of(plan->h.beta2_min, plan->h.beta2_max);
     plan->summed = 0;
     plan->n_entries = (int)n_params;
     if (!make_room(plan, (size_t)n_params, (size_t)n_buckets)) return NULL;

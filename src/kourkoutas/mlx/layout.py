@@ -8,7 +8,6 @@ The state holds arrays only, in one flat dictionary per kind, so that it saves w
     t                                  step count: one while all parameters share it, else as log_beta2
     log_beta2                          (P,), one entry per parameter, paths in natural order
     ema, skipped                       (B,), one entry per bucket
-    memory                             (B, kourkoutas.signals.MEMORY[signal]), for other signals than "sunspike"
     ring, count                        as `kourkoutas.trace` describes them, with `diagnostics=True`
 
 NOTE: `t` is one number as long as every parameter has had a gradient at every step. All of them then share their bias
@@ -28,7 +27,6 @@ from kourkoutas.buckets import Partition, bucket_key, partition
 from kourkoutas.mlx.plan import PER_PARAMETER, Plan
 from kourkoutas.mlx.trees import flat, natural
 from kourkoutas.rule import Buckets, Hyper
-from kourkoutas.signals import MEMORY
 from kourkoutas.trace import KEYS, WINDOW
 
 State = dict[str, Any]
@@ -57,7 +55,7 @@ class Layout:
     def vectors(self) -> tuple[str, ...]:
         """What is kept per parameter or bucket, as one number."""
         exact = ("log_beta2",) if self.hyper.bias_correction == "exact" else ()
-        return ("t", *exact, "ema", "skipped", *(("memory",) if MEMORY[self.hyper.signal] else ()))
+        return ("t", *exact, "ema", "skipped")
 
     def plan(self, numbers: list[int]) -> Plan:
         """The plan of a step in which the parameters `numbers`, ascending, have a gradient."""
@@ -132,22 +130,21 @@ class Layout:
 
     def _extend(self, state: State, name: str, source: list[int], size: int, dtype: mx.Dtype, loaded: bool) -> None:
         """state[name][i] ← its entry source[i], or zero where source[i] is -1."""
-        shape = (size, MEMORY[self.hyper.signal]) if name == "memory" else (size,)
         if name not in state:
             if loaded:
                 raise ValueError(
                     f"the state has no {name!r}, which these settings need: load a state saved with the same settings"
                 )
-            state[name] = mx.zeros(shape, dtype)
-        if state[name].shape != shape:
+            state[name] = mx.zeros((size,), dtype)
+        if state[name].shape != (size,):
             raise ValueError(
                 f"the state's {name!r} has shape {tuple(state[name].shape)} but `buckets` {self.buckets!r} give "
-                f"{shape}: load a state saved with the same parameters, buckets and settings"
+                f"{(size,)}: load a state saved with the same parameters, buckets and settings"
             )
         if state[name].dtype != dtype:  # a float64 parameter has come
             state[name] = state[name].astype(dtype)
         if source != list(range(size)):
-            padded = mx.concatenate([state[name], mx.zeros((1, *shape[1:]), state[name].dtype)])
+            padded = mx.concatenate([state[name], mx.zeros((1,), state[name].dtype)])
             state[name] = padded[mx.array([i if i >= 0 else size for i in source], mx.int32)]
 
 

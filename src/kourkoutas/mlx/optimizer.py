@@ -25,7 +25,7 @@ from kourkoutas.trace import Trace
 Schedule = Callable[[mx.array], Any]
 
 _DEFAULT = Hyper()
-_STATE = ("ema", "t", "log_beta2", "skipped", "memory")  # the names of `rule.State` here
+_STATE = ("ema", "t", "log_beta2", "skipped")  # the names of `rule.State` here
 _LAST = 2**31 - 2  # counts are int32, and stay at their end instead of turning negative
 
 
@@ -82,7 +82,6 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         weight_decay: float = _DEFAULT.weight_decay,
         buckets: Buckets = "parameter",
         nonfinite: Literal["propagate", "skip", "raise"] = _DEFAULT.nonfinite,
-        signal: Literal["sunspike", "centred", "predictive"] = _DEFAULT.signal,
         lr_warmup: bool = _DEFAULT.lr_warmup,
         diagnostics: bool = False,
     ) -> None:

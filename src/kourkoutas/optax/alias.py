@@ -39,7 +39,6 @@ def kourkoutas_beta(
     mask: PyTree | Callable[[optax.Params], PyTree] | None = None,
     buckets: Buckets = "parameter",
     nonfinite: str = _DEFAULT.nonfinite,
-    signal: str = _DEFAULT.signal,
     lr_warmup: bool = _DEFAULT.lr_warmup,
     diagnostics: bool = False,
     axis_name: AxisName = None,
@@ -127,7 +126,6 @@ def scale_by_kourkoutas_beta(
     warmup_steps: int | jax.Array = _DEFAULT.warmup_steps,
     buckets: Buckets = "parameter",
     nonfinite: str = _DEFAULT.nonfinite,
-    signal: str = _DEFAULT.signal,
     diagnostics: bool = False,
     axis_name: AxisName = None,
 ) -> optax.GradientTransformation:
@@ -167,7 +165,6 @@ def scale_by_kourkoutas_beta(
       adaptive_tiny: add tiny_denom·max(⟨|θ|⟩, 1) to the denominator; `update` then needs `params`.
       bias_correction: "none", "beta2max" or "exact", see `kourkoutas.rule.Hyper`.
       warmup_steps: steps of a bucket during which β2 stays at ½(β2_min + β2_max).
-      signal: what moves β2, see `kourkoutas.signals`: "sunspike" (above), "centred" or "predictive".
       buckets: "parameter", "module", "shape", "global", or a callable of a parameter's dotted name and of an object
         with its shape and dtype.
       nonfinite: what a non-finite pooled norm does: "propagate", "skip" the bucket (zero update, state unchanged,

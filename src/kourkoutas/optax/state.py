@@ -12,7 +12,6 @@ from kourkoutas.buckets import Partition
 from kourkoutas.optax.axes import Axes, are_bound
 from kourkoutas.optax.trees import PyTree, name_of
 from kourkoutas.rule import Hyper
-from kourkoutas.signals import MEMORY
 from kourkoutas.trace import KEYS, WINDOW
 
 
@@ -30,7 +29,6 @@ class KourkoutasBetaState(NamedTuple):
       ring: the newest rows of the trace, float32, (WINDOW, 3, buckets), with `diagnostics=True`.
       rows: the number of rows ever written, int32, with `diagnostics=True`.
       missed: calls in which a parameter took no step, for want of a gradient or skipped, int32, (parameters,).
-      memory: what a signal other than "sunspike" keeps, (buckets, kourkoutas.signals.MEMORY[signal]).
 
     NOTE: the bias corrections of a parameter use t = count - missed, or 0 where that is negative. `missed` is there
     whatever the options, since whether gradients go missing is not known at `init`. `count` may be set, as in
@@ -47,7 +45,6 @@ class KourkoutasBetaState(NamedTuple):
     ring: jax.Array | None
     rows: jax.Array | None
     missed: jax.Array
-    memory: jax.Array | None = None
 
 
 def first_state(params: optax.Params, hyper: Hyper, parts: Partition, diagnostics: bool) -> KourkoutasBetaState:
@@ -72,7 +69,6 @@ def first_state(params: optax.Params, hyper: Hyper, parts: Partition, diagnostic
         ring=jnp.zeros((WINDOW, len(KEYS), n), jnp.float32) if diagnostics else None,
         rows=jnp.zeros((), jnp.int32) if diagnostics else None,
         missed=jnp.zeros(size, jnp.int32),
-        memory=jnp.zeros((n, kept), real) if (kept := MEMORY[hyper.signal]) else None,
     )
 
 

@@ -68,7 +68,7 @@ def transformation(
             hyper,
             1.0,
             norm,
-            rule.State(state.ema, t, log_beta2, state.skipped, state.memory),
+            rule.State(state.ema, t, log_beta2, state.skipped),
             jnp,
             members=members,
             mean_abs=mean_abs,
@@ -96,7 +96,6 @@ def transformation(
             ring=ring,
             rows=rows,
             missed=jnp.where(fine_each, state.missed, state.missed + 1),
-            memory=None if state.memory is None else step.state.memory.astype(real),
         )
         return rebuild([leaf.u for leaf in leaves]), new
 

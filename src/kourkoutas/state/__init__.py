@@ -9,7 +9,7 @@
 `file.py` has the format, `match.py` says which state fits which parameters; the other modules translate between the
 portable form and what a framework keeps. Importing `kourkoutas.state` imports no framework.
 
-NOTE: what travels is what the rule needs: m, v, v_max, step counts, r, Σ log β2, what a signal keeps and counts of
+NOTE: what travels is what the rule needs: m, v, v_max, step counts, r, Σ log β2 and counts of
 skipped steps. The parameters themselves, settings, schedules and recorded traces do not: parameters have each
 framework's own files, and settings are given to the optimizer that loads.
 """

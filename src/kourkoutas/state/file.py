@@ -11,7 +11,6 @@ Per parameter or bucket, as vectors in the order of the header's lists:
     log_beta2             float64, per parameter: Σ log β2, with bias_correction="exact"
     ema                   float64, per bucket: r, the moving average of the pooled norm
     skipped               int64, per bucket, with nonfinite="skip"
-    memory                float64, (buckets, kourkoutas.signals.MEMORY), with another signal than "sunspike"
 
 The safetensors header's metadata has one entry, "kourkoutas-state", which is JSON:
 
@@ -37,12 +36,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kourkoutas import atomic
-from kourkoutas.signals import MEMORY
 
 ENTRY, VERSION = "kourkoutas-state", 1
 MOMENTS = ("m", "v", "v_max")
-VECTORS = {"step": "int64", "log_beta2": "float64", "ema": "float64", "skipped": "int64", "memory": "float64"}
-PER_BUCKET = ("ema", "skipped", "memory")
+VECTORS = {"step": "int64", "log_beta2": "float64", "ema": "float64", "skipped": "int64"}
+PER_BUCKET = ("ema", "skipped")
 
 Array = NDArray[Any]
 Rename = Mapping[str, str] | Callable[[str], str]
@@ -60,7 +58,6 @@ class Portable:
       m, v, v_max: name → array.
       step, log_beta2: one entry per parameter.
       ema, skipped: one entry per bucket.
-      memory: one row per bucket.
     """
 
     names: tuple[str, ...]
@@ -74,13 +71,11 @@ class Portable:
     log_beta2: Array | None
     ema: Array
     skipped: Array | None
-    memory: Array | None = None
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The optional parts that are there."""
-        kept = tuple(kind for kind in ("v_max", "log_beta2", "skipped") if getattr(self, kind) is not None)
-        return (*kept, *signal_kept(self.memory))
+        return tuple(kind for kind in ("v_max", "log_beta2", "skipped") if getattr(self, kind) is not None)
 
     @property
     def buckets(self) -> dict[str, frozenset[str]]:
@@ -116,11 +111,6 @@ class Portable:
         )
 
 
-def signal_kept(memory: Any) -> tuple[str, ...]:
-    """The name of the signal whose memory this is, which tells by its length; none for None."""
-    return () if memory is None else tuple(name for name, kept in MEMORY.items() if kept == memory.shape[-1])
-
-
 def write(state: Portable, file: str | Path) -> None:
     """Write the file; a kill leaves the old one or the new one."""
     save, _ = _safetensors()
@@ -153,6 +143,10 @@ def read(file: str | Path) -> Portable:
         )
     if header.get("sha256") != _checksum(header, tensors):
         raise ValueError(f"{file}: its checksum does not fit, so it was damaged or edited: write or copy it again")
+    if strange := sorted(name for name in tensors if name not in VECTORS and name.partition("/")[0] not in MOMENTS):
+        raise ValueError(
+            f"{file}: holds {listed(strange)}, which this release does not know: read it with the release that wrote it"
+        )
     return _portable(header, tensors)
 
 

@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kourkoutas.rule import Hyper
-from kourkoutas.signals import MEMORY
-from kourkoutas.state.file import PER_BUCKET, VECTORS, Portable, listed, signal_kept
+from kourkoutas.state.file import PER_BUCKET, VECTORS, Portable, listed
 
 _OPTION = {
     "v_max": "`decay` or `max_ratio` (a v_max)",
     "log_beta2": "`bias_correction='exact'`",
     "skipped": "`nonfinite='skip'`",
-    **{name: f"`signal='{name}'`" for name, kept in MEMORY.items() if kept},
 }
 
 
@@ -23,7 +21,6 @@ def kinds_of(hyper: Hyper) -> tuple[str, ...]:
         "v_max": hyper.leak is not None,
         "log_beta2": hyper.bias_correction == "exact",
         "skipped": hyper.nonfinite == "skip",
-        **{name: hyper.signal == name for name, size in MEMORY.items() if size},
     }
     return tuple(kind for kind, there in kept.items() if there)
 
@@ -60,8 +57,6 @@ def check(
         entries = len(state.bucket_names) if vector in PER_BUCKET else len(state.names)
         if (x := getattr(state, vector)) is not None and len(x) != entries:
             wrong.append(f"`{vector}` has {len(x)} entries in the file, which lists {entries}")
-    if state.memory is not None and not signal_kept(state.memory):
-        wrong.append(f"`memory` has {state.memory.shape[-1]} columns, of a signal that this release does not know")
     if there == here:
         members: dict[Any, set[str]] = {}
         for name in shapes:

@@ -65,8 +65,6 @@ def load(file: str | Path, optimizer: KourkoutasBeta, parameters: Any, *, rename
     new["skipped"] = mx.array(skips, mx.int32)
     if "log_beta2" in kinds:
         new["log_beta2"] = mx.array([float(saved.entry("log_beta2", name)) for name in names], real)
-    if saved.memory is not None:
-        new["memory"] = mx.array(np.stack([saved.entry("memory", name) for name in first]), real)
     optimizer.state = new
     optimizer.init(parameters)
 
@@ -100,7 +98,6 @@ def portable(optimizer: KourkoutasBeta) -> Portable:
         log_beta2=np.array(state["log_beta2"]).astype(np.float64) if "log_beta2" in kinds else None,
         ema=np.array(state["ema"]).astype(np.float64),
         skipped=np.array(state["skipped"]).astype(np.int64) if "skipped" in kinds else None,
-        memory=np.array(state["memory"]).astype(np.float64) if "memory" in state else None,
     )
 
 

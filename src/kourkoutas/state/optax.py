@@ -13,7 +13,7 @@ from kourkoutas.buckets import partition
 from kourkoutas.optax.state import KourkoutasBetaState
 from kourkoutas.optax.trees import leaf_names
 from kourkoutas.rule import Buckets
-from kourkoutas.state.file import Portable, Rename, read, signal_kept, write
+from kourkoutas.state.file import Portable, Rename, read, write
 from kourkoutas.state.match import check
 
 _SCHEDULES = (
@@ -69,7 +69,7 @@ def load(
     leaves, names = jax.tree.leaves(old.mu), leaf_names(old.mu)
     parts = partition(buckets, names, leaves)
     shapes = {name: x.shape for name, x in zip(names, leaves, strict=True)}
-    there = (*(kind for kind, x in kinds.items() if x is not None), *signal_kept(old.memory))
+    there = tuple(kind for kind, x in kinds.items() if x is not None)
     check(saved, shapes, dict(zip(names, parts.index, strict=True)), there)
 
     def moments(kind: str, tree: Any) -> Any:
@@ -93,7 +93,6 @@ def load(
         ema=vector("ema", old.ema, first),
         log_beta2=vector("log_beta2", old.log_beta2, names),
         skipped=vector("skipped", old.skipped, first),
-        memory=vector("memory", old.memory, first),
         missed=_like(np.minimum(count - step, limit), old.missed),
     )
     like = optax.tree_utils.tree_set(like, _is_schedules, count=new.count)
@@ -160,7 +159,6 @@ def portable(state: KourkoutasBetaState, buckets: Buckets) -> Portable:
         log_beta2=vector(state.log_beta2, np.float64),
         ema=vector(state.ema, np.float64),
         skipped=vector(state.skipped, np.int64),
-        memory=vector(state.memory, np.float64),
     )
 
 

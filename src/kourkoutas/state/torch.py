@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from kourkoutas.rule import Hyper
-from kourkoutas.signals import MEMORY
 from kourkoutas.state.file import Portable, Rename, read, write
 from kourkoutas.state.match import check, kinds_of
 from kourkoutas.torch import KourkoutasBeta
@@ -89,7 +88,7 @@ def _kinds(optimizer: KourkoutasBeta) -> tuple[str, ...]:
         found.add(kinds_of(Hyper.pick({**group, "beta1": beta1, "beta2_max": beta2_max})))
     if len(found) > 1:
         raise ValueError(
-            "the groups differ in what they keep (`decay`, `max_ratio`, `bias_correction`, `nonfinite`, `signal`), and "
+            "the groups differ in what they keep (`decay`, `max_ratio`, `bias_correction`, `nonfinite`), and "
             "the portable form has it alike for all parameters: make an optimizer for each"
         )
     return found.pop() if found else ()
@@ -136,22 +135,12 @@ def portable(optimizer: KourkoutasBeta) -> Portable:
         log_beta2=log_beta2,
         ema=per_bucket("norm_ema"),
         skipped=skipped,
-        memory=_memory(states, bucket_of, (len(places), sum(MEMORY.get(kind, 0) for kind in kinds))),
     )
 
 
 def _beta2_maxs(optimizer: KourkoutasBeta) -> list[Any]:
     """β2_max of each parameter."""
     return [group["betas"][1] for group in optimizer.param_groups for _ in group["params"]]
-
-
-def _memory(states: dict[str, Any], bucket_of: tuple[int, ...], shape: tuple[int, int]) -> Any:
-    """What the signal keeps, a row per bucket; None if it keeps nothing."""
-    rows = np.zeros(shape)
-    for state, b in zip(states.values(), bucket_of, strict=True):
-        if "memory" in state:
-            rows[b] = state["memory"].detach().cpu().double().numpy()
-    return rows if shape[1] else None
 
 
 def _array(x: Tensor) -> Any:
@@ -170,6 +159,4 @@ def _entries(state: Portable, name: str, p: Tensor) -> dict[str, Tensor]:
         kept["log_beta2"] = torch.tensor(state.entry("log_beta2", name), dtype=real)
     if state.skipped is not None:
         kept["skipped"] = torch.tensor(state.entry("skipped", name), dtype=torch.int64)
-    if state.memory is not None:
-        kept["memory"] = torch.tensor(state.entry("memory", name), dtype=real)
     return kept

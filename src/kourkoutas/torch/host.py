@@ -67,7 +67,7 @@ class HostStep:
         self, options: Options, group: dict[str, Any], work: Work, route: Route, cells: tuple[Cells, Cells, Cells]
     ) -> None:
         self.hyper, self.group, self.work, self.route, self.cells = options.hyper, group, work, route, cells
-        self.lr, self.present, self.lone = float(group["lr"]), work.present, len(work.params) == 1 and not work.memories
+        self.lr, self.present, self.lone = float(group["lr"]), work.present, len(work.params) == 1
         self.pooled: list[float] | None = None
         self.grads = work.grads if route.name == "host" else lists.resolved(work.grads)
         ema, count, log = cells
@@ -115,7 +115,6 @@ class HostStep:
             self._vector(self.ema),
             steps[0] if steps.count(steps[0]) == len(steps) else np.array(steps),
             self._vector(self.logs) if self.logs else None,
-            memory=np.stack([x.detach().double().numpy() for x in work.memories]) if work.memories else None,
         )
         arguments = (self.hyper, self.lr, self.norm, state)
         if self.lone:
@@ -133,9 +132,6 @@ class HostStep:
         ema.write(new.state.ema)
         if work.log_beta2s:
             log.write(new.state.log_beta2)
-        if work.memories:
-            for x, values in zip(work.memories, new.state.memory, strict=True):
-                x.copy_(torch.from_numpy(values))
         _UPDATES[self.route.name](self.hyper, self.group, work, self.grads, new.k, going)
         return new.sun, new.beta2, new.norm
 

@@ -82,8 +82,7 @@ class DeviceStep:
         work, vector = self.work, self._vector
         logs = vector(work.log_beta2s) if work.log_beta2s else None
         skipped = torch.stack(work.skipped).to(self.device) if work.skipped else None
-        memory = torch.stack([x.to(self.device, self.dtype) for x in work.memories]) if work.memories else None
-        state = rule.State(vector(work.norm_emas), vector(work.steps), logs, skipped, memory)
+        state = rule.State(vector(work.norm_emas), vector(work.steps), logs, skipped)
         members, live = self.members, None
         if self.pooled is not None and (latest := self.pooled.latest) is not None:
             # Buckets with members on other ranks: theirs count, too.
@@ -91,7 +90,7 @@ class DeviceStep:
             members, live = Members(index, lambda t: latest.to(t)), latest > 0
         arguments = (self.hyper, self.lr, self.norm, state, torch)
         new = rule.step(*arguments, members=members, mean_abs=self.mean_abs, live=live)
-        kept = (work.norm_emas, work.steps, work.log_beta2s, work.skipped, work.memories)
+        kept = (work.norm_emas, work.steps, work.log_beta2s, work.skipped)
         for targets, values in zip(kept, new.state, strict=True):
             if targets and not (self.adam and targets is work.steps):
                 values = [x.to(t.device) for x, t in zip(values.unbind(), targets, strict=True)]

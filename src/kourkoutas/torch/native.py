@@ -18,7 +18,6 @@ from torch import Tensor
 
 from kourkoutas import _native
 from kourkoutas.rule import Hyper
-from kourkoutas.signals import SIGNALS
 from kourkoutas.torch.pooling import Pooled
 from kourkoutas.torch.work import Options, Work, sizes
 
@@ -41,7 +40,7 @@ def pack(hyper: Hyper, maximize: bool, state_dtype: torch.dtype | None) -> bytes
     values = [getattr(hyper, name) for name in (*names, "warmup_steps", "weight_decay", "adaptive_tiny")]
     exact, corrected = hyper.bias_correction == "exact", hyper.bias_correction != "none"
     values += [exact, corrected, hyper.nonfinite == "skip", maximize, state_dtype is torch.bfloat16]
-    values += [hyper.lr_warmup, SIGNALS.index(hyper.signal)]
+    values.append(hyper.lr_warmup)
     if any(isinstance(x, Tensor) for x in values):
         return None
     return struct.pack(f"{len(values)}d", *(-1.0 if x is None else x for x in values))

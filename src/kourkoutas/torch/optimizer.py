@@ -18,7 +18,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook as _register_
 from kourkoutas import _native
 from kourkoutas.buckets import partition, told_apart
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient
-from kourkoutas.signals import MEMORY
 from kourkoutas.torch import host, native, pooling, routes
 from kourkoutas.torch.lists import DeviceStep
 from kourkoutas.torch.options import (
@@ -73,7 +72,7 @@ class KourkoutasBeta(Optimizer):
       params: tensors, param groups, or `model.named_parameters()`. Any keyword below may be set per group.
       lr: learning rate γ, a float or a tensor.
       beta1, beta2_min, beta2_max, alpha, eps, tiny_spike, tiny_denom, decay, max_ratio, adaptive_tiny, bias_correction,
-        warmup_steps, nonfinite, signal, lr_warmup: see :class:`kourkoutas.Hyper`.
+        warmup_steps, nonfinite, lr_warmup: see :class:`kourkoutas.Hyper`.
       weight_decay: decoupled weight decay λ, as in AdamW.
       buckets: what shares a β2: "parameter", "module" (needs named parameters), "shape", "global" or a callable
         `f(name, tensor)`. Buckets never reach across param groups.
@@ -104,8 +103,7 @@ class KourkoutasBeta(Optimizer):
 
     NOTE: state. Per parameter, with Adam's names: `step`, `exp_avg` (m), `exp_avg_sq` (v), `max_exp_avg_sq` (v_max, if
     `Hyper.leak` is set), `log_beta2` (Σ log β2, for "exact"). Per bucket, one tensor shared by its members: `norm_ema`
-    (r), `skipped` (for nonfinite="skip"), `memory` (for other signals than "sunspike"). An Adam checkpoint loads: r
-    then starts afresh. AdamW loads this state, too.
+    (r), `skipped` (for nonfinite="skip"). An Adam checkpoint loads: r then starts afresh. AdamW loads this state, too.
 
     NOTE: sharded parameters. A bucket's norm is that of the whole tensors: DTensors (FSDP2, HSDP, tensor parallel) are
     updated where they lie, after one small all-reduce over each mesh dimension that shards any of them, so all ranks
@@ -142,7 +140,6 @@ class KourkoutasBeta(Optimizer):
         weight_decay: float = 0.0,
         buckets: Buckets = "parameter",
         nonfinite: str = "propagate",
-        signal: str = "sunspike",
         lr_warmup: bool = False,
         diagnostics: bool = False,
         maximize: bool = False,
@@ -168,8 +165,7 @@ class KourkoutasBeta(Optimizer):
         super().__setstate__(state)
         for options in (self.defaults, *self.param_groups):
             join_betas(options)
-            options.setdefault("signal", Hyper.signal)  # saved by a version without signals
-            options.setdefault("lr_warmup", Hyper.lr_warmup)
+            options.setdefault("lr_warmup", Hyper.lr_warmup)  # version 0.1 had none
         self._process_group = getattr(self, "_process_group", None)  # torch loads a state through here, too
         self._lock = getattr(self, "_lock", None) or RLock()
         self._own_buckets()
@@ -401,11 +397,6 @@ class KourkoutasBeta(Optimizer):
         work = Work._make(
             [params, grads, *state, bucket_of, present, places, [parts[i] for i in places] if parts else []]
         )
-        if work.memories and any(x.shape != (MEMORY[group["signal"]],) for x in work.memories):
-            raise RuntimeError(
-                f"`memory` in the state is not that of signal={group['signal']!r}: load a state saved with it, or take "
-                "`memory` out of the state of every parameter"
-            )
         if parts is not None:
             for name, tensors in zip(MOMENTS, work[2:5], strict=True):
                 if not all(same_layout(p, x) for p, x in zip(params, tensors, strict=False)):
@@ -431,7 +422,7 @@ class KourkoutasBeta(Optimizer):
                 state[name] = torch.zeros_like(p, dtype=group["state_dtype"], memory_format=torch.preserve_format)
                 continue
             new = shared.get(name) if name in BUCKET_STATE else None
-            state[name] = _zeros(name, p, group) if new is None else new
+            state[name] = _zeros(name, p) if new is None else new
             if name == "log_beta2" and group["betas"][1]:  # of the steps taken before "exact" was asked for
                 state[name] += state["step"] * math.log(float(group["betas"][1]))
             if name in BUCKET_STATE:
@@ -442,7 +433,7 @@ class KourkoutasBeta(Optimizer):
         group, shared = self.param_groups[number], self._shared.setdefault((number, bucket), {})
         if name not in shared:
             p = group["params"][group["bucket_index"].index(bucket)]
-            shared[name] = _zeros(name, p, group)
+            shared[name] = _zeros(name, p)
         return shared[name]
 
     @overload
@@ -594,7 +585,7 @@ class KourkoutasBeta(Optimizer):
     def _work(self, number: int, group: dict[str, Any]) -> Work:
         """The tensors of one step; of those that are spread over ranks, what lies here."""
         if torch.compiler.is_compiling():
-            work = Work([], [], [], [], [], [], [], [], [], [], [], [], [], [])
+            work = Work([], [], [], [], [], [], [], [], [], [], [], [], [])
             self._init_group(group, number, *work)
         else:
             work = self._collect(number, group)
@@ -619,10 +610,10 @@ class KourkoutasBeta(Optimizer):
         return cursor >= 0
 
 
-def _zeros(name: str, p: Tensor, group: dict[str, Any]) -> Tensor:
+def _zeros(name: str, p: Tensor) -> Tensor:
     """A new statistic of the state."""
     dtype = {"step": torch.float32, "skipped": torch.int64}.get(name, _stat(p))
-    return torch.zeros(MEMORY[group["signal"]] if name == "memory" else (), dtype=dtype, device=p.device)
+    return torch.zeros((), dtype=dtype, device=p.device)
 
 
 def _stat(p: Tensor) -> torch.dtype:

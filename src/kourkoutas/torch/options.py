@@ -12,12 +12,11 @@ from torch import Tensor
 from kourkoutas import rule
 from kourkoutas.buckets import check_buckets
 from kourkoutas.rule import Hyper
-from kourkoutas.signals import MEMORY
 from kourkoutas.torch import native
 from kourkoutas.torch.work import LOW_PRECISION, Options, Work
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-BUCKET_STATE = ("norm_ema", "skipped", "memory")
+BUCKET_STATE = ("norm_ema", "skipped")
 SCALAR_STATE = ("step", "log_beta2", *BUCKET_STATE)
 STATE = (*MOMENTS, *SCALAR_STATE)  # in the order of `Work`
 _IN_GROUP = [name for name in rule.HYPER_NAMES if name not in ("beta1", "beta2_max")]
@@ -33,7 +32,7 @@ def make_options(group: dict[str, Any], key: tuple[Any, ...]) -> Options:
     extras = hyper.adaptive_tiny or hyper.max_ratio is not None or hyper.leak not in (None, 1)
     adam = packed is not None and hyper.fixed and plain and not extras
     unused = {"max_exp_avg_sq": hyper.leak is None, "log_beta2": hyper.bias_correction != "exact"}
-    unused |= {"skipped": hyper.nonfinite != "skip", "memory": not MEMORY[hyper.signal]}
+    unused["skipped"] = hyper.nonfinite != "skip"
     needed = tuple(name for name in STATE if not unused.get(name))
     return Options(key, hyper, packed, adam, needed, group["state_dtype"] is torch.bfloat16)
 

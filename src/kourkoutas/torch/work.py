@@ -38,7 +38,6 @@ class Work(NamedTuple):
     log_beta2s: list[Tensor]  # empty unless bias_correction="exact"
     norm_emas: list[Tensor]  # per bucket
     skipped: list[Tensor]  # per bucket; empty unless nonfinite="skip"
-    memories: list[Tensor]  # per bucket, what its signal keeps; empty for signal="sunspike"
     bucket_of: list[int]  # per parameter: the place of its bucket in `norm_emas`
     present: list[int]  # per bucket: its number in the group
     places: list[int]  # per parameter: its number in the group

@@ -6,8 +6,6 @@
 | kbeta-static                  | the same with β2 frozen at ½(β2_min + β2_max): do the dynamics matter?              |
 | kbeta-exact                   | the same with bias_correction="exact": dynamics without the hidden warmup           |
 | kbeta-fixed                   | the same with β2_min = β2_max, which is Adam                                        |
-| centred, predictive           | K-β with that signal and exact bias correction                                      |
-| X-shuffled                    | a signal's β2 of a random one of the last 200 steps: does its timing help?          |
 | adafactor-beta2               | Adam with β2 = 1 - t^-0.8                                                           |
 | adam90, adam95, adam99, adam999 | the framework's Adam, β1 0.9, eps 1e-8, bias correction on                        |
 | adam-mid                      | Adam with β2 = ½(β2_min + β2_max): is it the mean value?                            |
@@ -46,7 +44,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kourkoutas import signals
 from kourkoutas.buckets import check_buckets
 from kourkoutas.lab.specs.groups import MATRICES, optax_pair, parted, taker, torch_pair, training
 from kourkoutas.lab.specs.spec import coerce, guess, unknown
@@ -59,7 +56,6 @@ LATE = 2**24
 
 CONTROLS = ("kbeta-static", "adam-mid", "adam95-warm", "adam999-warm", "kbeta-exact")
 FIXED = {"adam90": 0.9, "adam95": 0.95, "adam99": 0.99, "adam999": 0.999}
-EXACT = ("kbeta-exact", *signals.SIGNALS[1:])
 _ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "bias_correction": True}
 
 
@@ -128,18 +124,11 @@ RIVALS: dict[str, Rival] = {
             "line_search_fn": "strong_wolfe",
         },
     ),
+    "adafactor-beta2": Rival(
+        {"torch": "kourkoutas.lab.specs.adafactor:Adafactor", "jax": "kourkoutas.lab.specs.adafactor_optax:adafactor"},
+        {"beta1": 0.9, "eps": 1e-8, "power": 0.8},
+    ),
 }
-# Controls of the signals, which live here: see `kourkoutas.lab.specs.dictated`.
-DICTATED = (*(f"{signal}-shuffled" for signal in signals.SIGNALS[1:]), "adafactor-beta2")
-RIVALS["adafactor-beta2"] = Rival(
-    {"torch": "kourkoutas.lab.specs.dictated:Adafactor", "jax": "kourkoutas.lab.specs.dictated_optax:adafactor"},
-    {"beta1": 0.9, "eps": 1e-8, "power": 0.8},
-)
-for _signal in signals.SIGNALS[1:]:
-    RIVALS[f"{_signal}-shuffled"] = Rival(
-        {"torch": "kourkoutas.lab.specs.dictated:Shuffled", "jax": "kourkoutas.lab.specs.dictated_optax:shuffled"},
-        {"signal": _signal, "beta1": 0.9, "beta2_min": 0.88, "beta2_max": 0.999, "alpha": 0.93, "window": 200},
-    )
 # Options that only one home needs: the switch that makes torch's Adam an AMSGrad, the size of Muon's step.
 _FIXED: dict[tuple[str, str], dict[str, Any]] = {
     ("amsgrad", "torch"): {"amsgrad": True},
@@ -165,8 +154,7 @@ LABELS = (
     "kbeta",
     *FIXED,
     *CONTROLS,
-    *(label for base in (*FIXED, *EXACT, *DICTATED) if (label := f"{base}-warm") not in CONTROLS),
-    *signals.SIGNALS[1:],
+    *(label for base in (*FIXED, "kbeta-exact", "adafactor-beta2") if (label := f"{base}-warm") not in CONTROLS),
     "kbeta-fixed",
     "adam95-nobc",
     "adam999-nobc",
@@ -214,9 +202,10 @@ class Recipe:
             return self.described
         hyper = Hyper.pick(self.options)
         known = {f.name: getattr(hyper, f.name) for f in dataclasses.fields(hyper)}
-        # Younger than the ids of version 0.1's runs: their defaults are not part of an id.
-        new = {name for name in ("signal", "lr_warmup") if known[name] == getattr(Hyper(), name)}
-        return {**{name: x for name, x in known.items() if name not in new}, **self.described}
+        # Younger than the ids of version 0.1's runs: its default is not part of an id.
+        if not hyper.lr_warmup:
+            del known["lr_warmup"]
+        return {**known, **self.described}
 
     def lr_factor(self, t: NDArray[np.int64]) -> NDArray[np.float64]:
         """lr_scale·√(1 - β^t) of the updates t = 1, 2, …; without the root unless the arm is warmed."""
@@ -243,12 +232,12 @@ def recipe(label: str, kbeta: Mapping[str, Any] | None = None, overrides: Mappin
         return Recipe(label, base, _pair_options(base, kbeta, overrides), None, lr_scale)
     warm: float | None = None
     options: dict[str, Any]
-    if base in ("kbeta", "kbeta-static", "kbeta-fixed") or base.removesuffix("-warm") in EXACT:
+    if base in ("kbeta", "kbeta-static", "kbeta-fixed", "kbeta-exact", "kbeta-exact-warm"):
         family, options = "kbeta", _kbeta_options(base.removesuffix("-warm"), kbeta or {}, overrides)
         warm = WARM if base.endswith("-warm") else None
     elif base in LABELS and base.startswith("adam") and base not in RIVALS:
         family, options, warm = "adam", *_adam_options(base, kbeta or {}, overrides)
-    elif base in RIVALS or base.removesuffix("-warm") in DICTATED:
+    elif base in RIVALS or base == "adafactor-beta2-warm":
         family, warm = base.removesuffix("-warm"), WARM if base.endswith("-warm") else None
         options = {**RIVALS[family].options, **{k: guess(v) for k, v in overrides.items()}}
     elif base.partition(".")[0] in _LIBRARIES and base.partition(".")[2]:
@@ -305,10 +294,8 @@ def _kbeta_options(base: str, kbeta: Mapping[str, Any], overrides: Mapping[str, 
     options: dict[str, Any] = {"buckets": "parameter", **kbeta}
     if base == "kbeta-static":
         options["warmup_steps"] = ENDLESS
-    elif base in EXACT:
+    elif base == "kbeta-exact":
         options["bias_correction"] = "exact"
-        if base in signals.SIGNALS:
-            options["signal"] = base
     names = (*HYPER_NAMES, "buckets")
     for name, value in overrides.items():
         if name not in names:
@@ -394,7 +381,7 @@ def _rival(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, A
     make = getattr(home, name, None)
     if not callable(make):
         raise unknown(f"optimizer of {module}", name, [n for n in dir(home) if not n.startswith("_")])
-    words = {} if recipe.family in DICTATED else _KEYWORDS[engine]
+    words = {} if recipe.family == "adafactor-beta2" else _KEYWORDS[engine]
     options = {words.get(k, k): v for k, v in recipe.items}
     accepted = tuple(inspect.signature(make).parameters)
     if "betas" in accepted and "beta1" not in accepted and ("beta1" in options or "beta2" in options):

@@ -1,4 +1,4 @@
-"""Controls with a dictated β2: they are Adam with exact bias correction and the β2 that they say."""
+"""Adam with Adafactor's β2: it is Adam with exact bias correction and the β2 of the schedule."""
 
 import numpy as np
 import pytest
@@ -8,9 +8,7 @@ pytest.importorskip("pydantic")
 
 import torch
 
-from kourkoutas import signals
 from kourkoutas.lab.specs import optimizers
-from kourkoutas.rule import Hyper
 
 SHAPES = ((3, 2), (4,))
 
@@ -72,60 +70,15 @@ def test_adafactors_schedule_is_one_minus_a_power_of_the_step(engine):
         np.testing.assert_allclose(a, b, atol=2e-6)
 
 
-def said(signal, steps):
-    """β2 of each leaf as the signal says it, by step."""
-    hyper, kept = Hyper(signal=signal), signals.MEMORY[signal]
-    r, memory, found = np.zeros(2), np.zeros((2, kept)), []
-    for t in range(1, steps + 1):
-        norm = np.array([np.linalg.norm(g.astype(np.float64)) for g in grads(t)])
-        c2, _, r, memory = signals.forgetting(hyper, norm, r, memory, np)
-        found.append(1 - c2)
-    return np.array(found)
-
-
-@pytest.mark.parametrize("signal", signals.SIGNALS[1:])
-def test_shuffled_takes_the_signals_values_at_other_times(signal):
-    steps = 30
-    want = said(signal, steps)
-    used = np.empty((steps, 2))
-    for t in range(1, steps + 1):
-        _, optimizer = by_torch(f"{signal}-shuffled", t)
-        used[t - 1] = [group["betas"][1] for group in optimizer.param_groups]
-    for t in range(steps):
-        for i in range(2):
-            assert np.isclose(want[: t + 1, i], used[t, i], rtol=0, atol=1e-6).any()  # a value of now or before
-    assert not np.allclose(used, want, atol=1e-6)
-    got, _ = by_torch(f"{signal}-shuffled", steps)
-    for a, b in zip(got, plain_adam(lambda i, t: used[t - 1, i], steps), strict=True):
-        np.testing.assert_allclose(a, b, atol=5e-6)
-
-
-def test_shuffled_in_optax_draws_from_what_the_signal_said():
-    _, state = by_optax("centred-shuffled", 30)
-    want = said("centred", 30)
-    np.testing.assert_allclose(np.asarray(state.past)[:30], want, atol=1e-6)
-    first = np.asarray(state.inner[0].log_beta2)
-    low, high = np.log(want.min(0)) * 30, np.log(want.max(0)) * 30
-    assert np.all((first >= low - 1e-4) & (first <= high + 1e-4))
-
-
-@pytest.mark.parametrize("label", ["centred-shuffled", "adafactor-beta2"])
-def test_a_control_resumes_to_the_bit(label):
-    there, _ = by_torch(label, 20)
-    again, _ = by_torch(label, 20, reload_at=11)
+def test_it_resumes_to_the_bit():
+    there, _ = by_torch("adafactor-beta2", 20)
+    again, _ = by_torch("adafactor-beta2", 20, reload_at=11)
     for a, b in zip(there, again, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_warmed_control_has_the_factor_of_a_warmed_adam():
+def test_warmed_it_has_the_factor_of_a_warmed_adam():
     t = np.arange(1, 50)
-    assert optimizers.recipe("predictive-shuffled-warm").family == "predictive-shuffled"
+    assert optimizers.recipe("adafactor-beta2-warm").family == "adafactor-beta2"
     want = optimizers.recipe("adam999-warm").lr_factor(t)
-    np.testing.assert_array_equal(optimizers.recipe("predictive-shuffled-warm").lr_factor(t), want)
-
-
-def test_a_window_that_is_no_number_of_steps_is_refused():
-    from kourkoutas.lab.specs.dictated import Shuffled
-
-    with pytest.raises(ValueError, match="`window`"):
-        Shuffled([torch.nn.Parameter(torch.ones(1))], signal="centred", window=0)
+    np.testing.assert_array_equal(optimizers.recipe("adafactor-beta2-warm").lr_factor(t), want)
