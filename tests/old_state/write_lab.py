@@ -20,7 +20,10 @@ from typing import Any
 # Chunks are of 500 steps, and a checkpoint is taken between chunks.
 SPEC = {"testbed": "sanity1", "preset": "smoke", "optimizer": "kbeta", "seed": 3, "settings": {"steps": 990}}
 EVERY = 500
-SPECS = {"v0.1": SPEC, "v0.2": {**SPEC, "optimizer": "kbeta-exact", "options": {"lr_warmup": True}, "settings": {"steps": 510}}}
+SPECS = {
+    "v0.1": SPEC,
+    "v0.2": {**SPEC, "optimizer": "kbeta-exact", "options": {"lr_warmup": True}, "settings": {"steps": 510}},
+}
 STEPS = {"v0.1": [], "v0.2": ["--set", "steps=50"]}  # of the study
 
 
