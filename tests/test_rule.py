@@ -193,6 +193,17 @@ def test_buckets_and_parameters_without_a_gradient_stay_as_they_are():
     assert new.fine_each.tolist() == [True, False, False]
 
 
+@pytest.mark.parametrize("told", [None, True, False])
+def test_sun_beta2_and_norm_of_a_bucket_without_a_gradient_are_nan_where_they_are_read(told):
+    state, norm = rule.State(np.array([2.0, 0.5]), np.array([2.0, 7.0])), np.array([3.0, 4.0])
+    asked = {} if told is None else {"told": told}  # read by default
+    new = rule.step(Hyper(), 0.5, norm, state, np, live=np.array([True, False]), **asked)
+    all_live = rule.step(Hyper(), 0.5, norm, state, np)
+    for got, want in ((new.sun, all_live.sun), (new.beta2, all_live.beta2), (new.norm, norm)):
+        assert got[0] == want[0]
+        assert got[1] == want[1] if told is False else np.isnan(got[1])
+
+
 def test_the_warmup_of_a_bucket_ends_with_the_largest_count_of_its_members():
     state = rule.State(np.zeros(2), np.array([2.0, 7.0, 1.0]))
     new = rule.step(Hyper(warmup_steps=5), 0.5, np.ones(2), state, np, members=Pair())
