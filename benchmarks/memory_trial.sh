@@ -6,7 +6,8 @@
 #   python benchmarks/memory_trial.py keep OUT C|D|B|A
 #   python benchmarks/memory_trial.py verdict
 #
-# Arms named in WITHOUT="centred predictive" are left out with their shuffled controls, by the rule of futility.
+# Arms named in WITHOUT="centred predictive" are left out with their shuffled controls, by the rule of futility. Neither
+# signal is in the package any more: to run them, check out 7a42165.
 set -euo pipefail
 out=$1 testbed=$2 workers=${3:-2}
 
