@@ -29,6 +29,12 @@ def _disk_full(error: OSError) -> str | None:
     return str(store.DiskFull.of(error)) if store.is_full(error) else None
 
 
+def _got(error: Exception) -> str:
+    """The value that the parser refused, where its own message does not have it."""
+    refused = getattr(error.__cause__, "errors", None)
+    return f"; got {refused()[0]['input']!r}" if callable(refused) else ""
+
+
 def with_address(arguments: Sequence[str]) -> list[str]:
     """The arguments with an empty ADDRESS where `--ray` stands alone: the parser knows no optional values.
 
@@ -53,7 +59,7 @@ def main() -> None:
         code = FAILED
     except Exception as error:
         if hasattr(error, "format_message"):  # a usage error of the parser
-            message = error.format_message()
+            message = error.format_message() + _got(error)
         elif isinstance(error, ValueError | TypeError | ImportError | OSError) and "KBETA_TRACEBACK" not in os.environ:
             message = _disk_full(error) or str(error) if isinstance(error, OSError) else str(error)
             if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in LAB_PACKAGES:
