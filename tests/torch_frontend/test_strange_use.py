@@ -414,8 +414,8 @@ def test_of_groups_on_two_devices_the_trace_lies_where_the_kernel_writes(order):
         group["params"][0].grad = torch.ones_like(group["params"][0])
     optimizer = KourkoutasBeta(groups[::order])
     optimizer.route()
-    assert optimizer._ring.is_cpu
-    assert optimizer._rows.is_cpu
+    assert optimizer._recorder.ring.is_cpu
+    assert optimizer._recorder.rows.is_cpu
 
 
 # torch's hooks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from threading import RLock
 from typing import Any, overload
@@ -21,11 +20,7 @@ from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient
 from kourkoutas.torch import host, native, pooling, routes
 from kourkoutas.torch.lists import DeviceStep
 from kourkoutas.torch.options import (
-    BUCKET_STATE,
-    MOMENTS,
     OPTIONS,
-    SCALAR_STATE,
-    STATE,
     check_group,
     check_parameter,
     check_tensors,
@@ -36,8 +31,10 @@ from kourkoutas.torch.options import (
 )
 from kourkoutas.torch.parts import same_layout
 from kourkoutas.torch.pooling import Pool, check_process_group
+from kourkoutas.torch.recorder import Recorder
+from kourkoutas.torch.state import BUCKET_STATE, MOMENTS, STATE, Shared, fill, log_beta2_of_adam, recast, statistic, tie
 from kourkoutas.torch.work import Options, Work
-from kourkoutas.trace import KEYS, WINDOW, Trace
+from kourkoutas.trace import Trace
 
 # The dictionaries of hooks for all optimizers, from handles of hooks that are removed at once.
 _HANDLES = [register(lambda *_: None) for register in (_register_pre_hook, _register_post_hook)]
@@ -170,7 +167,7 @@ class KourkoutasBeta(Optimizer):
         self._lock = getattr(self, "_lock", None) or RLock()
         self._own_buckets()
         self._reset()
-        self._tie_buckets()
+        tie(self._shared, self.state, self.param_groups)
 
     def _own_buckets(self) -> None:
         """Take the buckets that stand in the groups for this optimizer's own."""
@@ -186,27 +183,16 @@ class KourkoutasBeta(Optimizer):
                 raise RuntimeError("`param_groups` has a group without buckets: add groups with add_param_group")
         self._own_buckets()
         self._reset()
-        self._tie_buckets()
+        tie(self._shared, self.state, self.param_groups)
 
     def _reset(self) -> None:
         """What is derived from the state and the groups, and not saved."""
         self._options: dict[int, Options] = {}
         self._plans: dict[int, Any] = {}
         self._cells: dict[int, tuple[host.Cells, host.Cells, host.Cells]] = {}
-        self._shared: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._shared: Shared = {}
         self._pool: Pool | None = None
-        self._ring: Tensor | None = None
-        self._rows: Tensor | None = None
-
-    def _tie_buckets(self) -> None:
-        """Make the members of each bucket share one tensor per bucket statistic, the first member's."""
-        for i, group in enumerate(self.param_groups):
-            for p, b in zip(group["params"], group.get("bucket_index", ()), strict=False):
-                if p in self.state:
-                    shared = self._shared.setdefault((i, b), {})
-                    for name in BUCKET_STATE:
-                        if name in self.state[p]:
-                            self.state[p][name] = shared.setdefault(name, self.state[p][name])
+        self._recorder: Recorder | None = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; every check is made before anything changes."""
@@ -235,9 +221,8 @@ class KourkoutasBeta(Optimizer):
         group["amsgrad"] = hyper.leak is not None  # for an Adam that loads this state
         self._own_buckets()
         self._pool = None
-        if self._ring is not None:  # steps recorded so far had no such buckets
-            new = self._ring.new_full((WINDOW, len(KEYS), len(group["bucket_names"])), torch.nan)
-            self._ring = torch.cat([self._ring, new], dim=2)
+        if self._recorder is not None:
+            self._recorder.widen(len(group["bucket_names"]))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a K-β or an Adam state; scalars keep their dtype, whatever the parameters' dtype."""
@@ -270,19 +255,13 @@ class KourkoutasBeta(Optimizer):
         params = [(p, g, beta2) for g, beta2 in zip(self.param_groups, adams, strict=True) for p in g["params"]]
         for i, (p, group, beta2) in zip(saved, params, strict=True):
             for name, value in state_dict["state"].get(i, {}).items():
-                # torch has cast to the parameter's dtype what we keep in another.
-                if name in MOMENTS and group["state_dtype"] is not None:
-                    self.state[p][name] = value.detach().to(p.device, group["state_dtype"], copy=True)
-                elif name in SCALAR_STATE:
-                    value = torch.as_tensor(value).detach()
-                    least = {"step": torch.float32, "skipped": torch.int64}.get(name, _stat(p))
-                    kept = torch.promote_types(value.dtype, least) if name != "skipped" else least
-                    self.state[p][name] = value.to(p.device, kept, copy=True)
+                own = recast(name, value, p, group["state_dtype"])
+                if own is not None:
+                    self.state[p][name] = own
             if beta2 is not None and group["bias_correction"] == "exact" and "step" in self.state[p]:
-                forgotten = math.log(beta2) if beta2 else -math.inf  # v is Adam's: 1 - β2^t is what it holds
-                self.state[p]["log_beta2"] = self.state[p]["step"].to(_stat(p)) * forgotten
+                self.state[p]["log_beta2"] = log_beta2_of_adam(self.state[p]["step"], beta2, p)
         self._reset()
-        self._tie_buckets()
+        tie(self._shared, self.state, self.param_groups)
 
     @property
     def process_group(self) -> Any:
@@ -305,8 +284,8 @@ class KourkoutasBeta(Optimizer):
         """Move the rows recorded since the last pull into `trace` (needs `diagnostics=True`)."""
         if not any(group["diagnostics"] for group in self.param_groups):
             raise ValueError("nothing is recorded: make the optimizer with diagnostics=True")
-        if self._ring is not None and self._rows is not None:
-            trace.pull(self._ring.cpu().numpy(), int(self._rows))
+        if self._recorder is not None:
+            self._recorder.pull(trace)
 
     def route(self) -> list[routes.Route]:
         """Which way the next step of each group goes, and why; this makes the state that the step would make."""
@@ -329,7 +308,7 @@ class KourkoutasBeta(Optimizer):
             # ZeroRedundancyOptimizer copies the entries of another rank's group, and puts loaded state in place.
             _, group["bucket_names"], group["bucket_index"] = self._buckets[number]
             self._shared.clear()
-            self._tie_buckets()
+            tie(self._shared, self.state, self.param_groups)
         key = OPTIONS(group)
         cached = self._options.get(number)
         if cached is None or cached.key != key:
@@ -348,12 +327,8 @@ class KourkoutasBeta(Optimizer):
     def _collect(self, number: int, group: dict[str, Any]) -> Work:
         """The tensors of one step; what is missing of the state is made."""
         needed, pool = self._check(number, group).needed, self._meet()
-        if group["diagnostics"] and self._ring is None:
-            count = sum(len(g["bucket_names"]) for g in self.param_groups)
-            params = [p for g in self.param_groups for p in g["params"]]
-            device = "cpu" if any(p.is_cpu for p in params) else params[0].device  # the kernel writes on the CPU
-            self._ring = torch.full((WINDOW, len(KEYS), count), torch.nan, dtype=torch.float32, device=device)
-            self._rows = torch.zeros((), dtype=torch.int64, device=device)
+        if group["diagnostics"] and self._recorder is None:
+            self._recorder = Recorder(self.param_groups)
         params, index = list(group["params"]), list(group["bucket_index"])
         if len(index) != len(params):
             raise RuntimeError(
@@ -379,9 +354,9 @@ class KourkoutasBeta(Optimizer):
             if not pool.spans[number]:  # statistics are those that members still hold: a state may have been cleared
                 for b in range(len(group["bucket_names"])):
                     self._shared.pop((number, b), None)
-                self._tie_buckets()
+                tie(self._shared, self.state, self.param_groups)
             for p, b in zip(params, index, strict=True):
-                self._fill_state(p, needed, (number, b), group)
+                fill(self.state[p], needed, p, self._shared.setdefault((number, b), {}), group)
             found = {name: [self.state[p][name] for p in params] for name in needed}
         # A gradient on another rank moves the statistics of a bucket that has none here.
         present = list(range(len(group["bucket_names"])) if pool.spans[number] else dict.fromkeys(index))
@@ -391,7 +366,7 @@ class KourkoutasBeta(Optimizer):
             bucket_of = [place[b] for b in index]
             for name in [name for name in needed if name in BUCKET_STATE]:  # a bucket's first member speaks
                 first = dict(zip(reversed(index), reversed(found[name]), strict=True))
-                found[name] = [first[b] if b in first else self._bucket_state(name, number, b) for b in present]
+                found[name] = [first[b] if b in first else self._statistic(name, number, b) for b in present]
         parts = pool.parts[number]
         state = [found.get(name, []) for name in STATE]
         work = Work._make(
@@ -412,29 +387,11 @@ class KourkoutasBeta(Optimizer):
         for i, found in enumerate(self._collect(number, group)):
             lists[i].extend(found)  # type: ignore[arg-type]
 
-    def _fill_state(self, p: Tensor, names: tuple[str, ...], bucket: tuple[int, int], group: dict[str, Any]) -> None:
-        """Make what is missing; the members of a bucket share its statistics."""
-        state, shared = self.state[p], self._shared.setdefault(bucket, {})
-        for name in names:
-            if name in state:
-                continue
-            if name in MOMENTS:
-                state[name] = torch.zeros_like(p, dtype=group["state_dtype"], memory_format=torch.preserve_format)
-                continue
-            new = shared.get(name) if name in BUCKET_STATE else None
-            state[name] = _zeros(name, p) if new is None else new
-            if name == "log_beta2" and group["betas"][1]:  # of the steps taken before "exact" was asked for
-                state[name] += state["step"] * math.log(float(group["betas"][1]))
-            if name in BUCKET_STATE:
-                shared[name] = state[name]
-
-    def _bucket_state(self, name: str, number: int, bucket: int) -> Tensor:
+    def _statistic(self, name: str, number: int, bucket: int) -> Tensor:
         """A statistic of a bucket of which no member here has a gradient, made if it has none."""
-        group, shared = self.param_groups[number], self._shared.setdefault((number, bucket), {})
-        if name not in shared:
-            p = group["params"][group["bucket_index"].index(bucket)]
-            shared[name] = _zeros(name, p)
-        return shared[name]
+        group = self.param_groups[number]
+        p = group["params"][group["bucket_index"].index(bucket)]
+        return statistic(self._shared.setdefault((number, bucket), {}), name, p)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -514,30 +471,13 @@ class KourkoutasBeta(Optimizer):
             bad_bucket = pool.first_of(bad_bucket)
         if bad_bucket is not None:
             raise NonFiniteGradient(bad_bucket)
-        if self._ring is None or self._rows is None:
+        if self._recorder is None:
             for step in going:
                 step.apply()
         else:
-            self._apply_and_record(steps, self._ring, self._rows)
+            self._recorder.apply(steps, self.param_groups)
         if pool is not None and pool.dtensors:
             pool.changed()
-
-    def _apply_and_record(self, steps: list[Any], ring: Tensor, rows: Tensor) -> None:
-        """Write (sun, β2, n) of every bucket into this step's row of the trace; NaN for those without a gradient."""
-        first = 0
-        for step, group in zip(steps, self.param_groups, strict=True):
-            count = len(group["bucket_names"])
-            if type(step) is native.KernelStep:
-                step.apply(ring, rows, first)
-            else:
-                block = torch.full((len(KEYS), count), torch.nan, device=ring.device)
-                if step is not None:
-                    place = torch.tensor(step.present, device=block.device)
-                    stats = [torch.as_tensor(x, device=block.device).view(-1) for x in step.apply()]
-                    block[:, place] = torch.stack(stats).to(block)
-                ring.narrow(2, first, count).index_copy_(0, (rows % WINDOW).view(1), block[None])
-            first += count
-        rows += 1
 
     def _gather(self, number: int, group: dict[str, Any], watched: bool) -> tuple[routes.Route, Any]:
         """The route of one group, and its step with all tensors at hand: None if there is nothing to do."""
@@ -556,7 +496,8 @@ class KourkoutasBeta(Optimizer):
                 return False
             # The first step finds its state, and the trace, only after they have been made.
             whole = pool.parts[number] is None
-            if whole and not (group["diagnostics"] and self._ring is None) and self._planned(number, group, options):
+            made = not group["diagnostics"] or self._recorder is not None
+            if whole and made and self._planned(number, group, options):
                 return True
             work = work_found()
             return bool(work.params) and self._planned(number, group, options, None if whole else work)
@@ -608,14 +549,3 @@ class KourkoutasBeta(Optimizer):
         if cursor > at:
             self._cursor = cursor
         return cursor >= 0
-
-
-def _zeros(name: str, p: Tensor) -> Tensor:
-    """A new statistic of the state."""
-    dtype = {"step": torch.float32, "skipped": torch.int64}.get(name, _stat(p))
-    return torch.zeros((), dtype=dtype, device=p.device)
-
-
-def _stat(p: Tensor) -> torch.dtype:
-    """The dtype of norms and moving averages: float64 for float64 parameters, else float32."""
-    return torch.float64 if p.dtype in (torch.float64, torch.complex128) else torch.float32

@@ -13,12 +13,9 @@ from kourkoutas import rule
 from kourkoutas.buckets import check_buckets
 from kourkoutas.rule import Hyper
 from kourkoutas.torch import native
+from kourkoutas.torch.state import MOMENTS, STATE
 from kourkoutas.torch.work import LOW_PRECISION, Options, Work
 
-MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-BUCKET_STATE = ("norm_ema", "skipped")
-SCALAR_STATE = ("step", "log_beta2", *BUCKET_STATE)
-STATE = (*MOMENTS, *SCALAR_STATE)  # in the order of `Work`
 _IN_GROUP = [name for name in rule.HYPER_NAMES if name not in ("beta1", "beta2_max")]
 OPTIONS = itemgetter(*_IN_GROUP, "betas", "maximize", "state_dtype")
 """The entries of a group that its `Options` are made of."""

@@ -1,0 +1,50 @@
+"""What `diagnostics=True` records: the rows of `kourkoutas.trace`, kept where the parameters are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kourkoutas.torch import native
+from kourkoutas.trace import KEYS, WINDOW, Trace
+
+
+class Recorder:
+    """The newest rows of all groups' buckets, and how many were ever written."""
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        count = sum(len(g["bucket_names"]) for g in groups)
+        params = [p for g in groups for p in g["params"]]
+        device = "cpu" if any(p.is_cpu for p in params) else params[0].device  # the kernel writes on the CPU
+        self.ring = torch.full((WINDOW, len(KEYS), count), torch.nan, dtype=torch.float32, device=device)
+        self.rows = torch.zeros((), dtype=torch.int64, device=device)
+
+    def widen(self, count: int) -> None:
+        """Make room for so many new buckets; the steps recorded so far had none of them."""
+        new = self.ring.new_full((WINDOW, len(KEYS), count), torch.nan)
+        self.ring = torch.cat([self.ring, new], dim=2)
+
+    def apply(self, steps: list[Any], groups: list[dict[str, Any]]) -> None:
+        """Let each group's step move its parameters, and write (sun, β2, n) of every bucket into a new row.
+
+        Buckets without a gradient have NaN there.
+        """
+        first = 0
+        for step, group in zip(steps, groups, strict=True):
+            count = len(group["bucket_names"])
+            if type(step) is native.KernelStep:
+                step.apply(self.ring, self.rows, first)
+            else:
+                block = torch.full((len(KEYS), count), torch.nan, device=self.ring.device)
+                if step is not None:
+                    place = torch.tensor(step.present, device=block.device)
+                    stats = [torch.as_tensor(x, device=block.device).view(-1) for x in step.apply()]
+                    block[:, place] = torch.stack(stats).to(block)
+                self.ring.narrow(2, first, count).index_copy_(0, (self.rows % WINDOW).view(1), block[None])
+            first += count
+        self.rows.add_(1)
+
+    def pull(self, trace: Trace) -> None:
+        """Move the rows written since the last pull into `trace`."""
+        trace.pull(self.ring.cpu().numpy(), int(self.rows))
