@@ -2,13 +2,16 @@
 
 A step of `KourkoutasBeta` has the same stages whichever way it goes:
 
-    gather      the group's tensors and state; every check comes before the first change   optimizer.py, options.py
+    gather      the group's tensors and state; every check comes before the first change   options.py, state.py
     choose      one function, `routes.choose`: kernel, host, lists or adam, and the reason  routes.py
     measure     local sums: Σ g², and Σ |θ| where needed                                    each route's `measure`
     pool        sums of what lies on several ranks, one vector for all groups               pooling.py, parts.py
     norms       n per bucket; all norms are looked at before the first tensor moves         each route's `norms`
     rule.step   n → β2, coefficients, new scalar state                                      kourkoutas/rule.py
     update      m, v, v_max and θ                                                           each route's `apply`
+    record      sun, β2 and n, with diagnostics=True                                        recorder.py
+
+`optimizer.py` has the class and the order of these stages.
 
 | route  | file      | scalars                  | update                                          |
 |--------|-----------|--------------------------|-------------------------------------------------|
