@@ -1,4 +1,7 @@
-"""A parameter's state: names and dtypes of its entries, and the statistics that the members of a bucket share."""
+"""A parameter's state: names and dtypes of its entries, and the statistics that the members of a bucket share.
+
+The form of it that other frameworks read is `kourkoutas.state`.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ Shared = dict[tuple[int, int], dict[str, Tensor]]
 """(number of the group, bucket): the statistics of that bucket, the same tensors as in its members' state."""
 
 
-def stat(p: Tensor) -> torch.dtype:
+def _stat(p: Tensor) -> torch.dtype:
     """The dtype of norms and moving averages: float64 for float64 parameters, else float32."""
     return torch.float64 if p.dtype in (torch.float64, torch.complex128) else torch.float32
 
 
 def _dtype(name: str, p: Tensor) -> torch.dtype:
-    return {"step": torch.float32, "skipped": torch.int64}.get(name, stat(p))
+    return {"step": torch.float32, "skipped": torch.int64}.get(name, _stat(p))
 
 
 def _zero(name: str, p: Tensor) -> Tensor:
@@ -79,4 +82,4 @@ def recast(name: str, value: Any, p: Tensor, state_dtype: torch.dtype | None) ->
 
 def log_beta2_of_adam(step: Tensor, beta2: float, p: Tensor) -> Tensor:
     """Σ log β2 of a parameter that Adam has trained: its v holds 1 - β2^t."""
-    return step.to(stat(p)) * (math.log(beta2) if beta2 else -math.inf)
+    return step.to(_stat(p)) * (math.log(beta2) if beta2 else -math.inf)
