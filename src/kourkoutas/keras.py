@@ -114,8 +114,8 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         hyper, wide = self.hyper, self._ema.dtype
         indices = [self._get_variable_index(v) for v in trainable_variables]
         bucket_of = [self._bucket_of[i] for i in indices]
-        present = list(dict.fromkeys(bucket_of))
-        place = [present.index(b) for b in bucket_of]
+        number = {b: i for i, b in enumerate(dict.fromkeys(bucket_of))}
+        present, place = list(number), [number[b] for b in bucket_of]
         lr = ops.cast(learning_rate, wide)
         grads = [ops.cast(g, _wide(v)) for g, v in zip(grads, trainable_variables, strict=True)]
 
