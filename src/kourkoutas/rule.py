@@ -85,8 +85,8 @@ class Hyper:
       tiny_spike: added to the moving average that the norm is divided by, > 0.
       tiny_denom: size of the adaptive-tiny term, ≥ 0.
       decay: None (no v_max), 1 (AMSGrad), in (0, 1) (leaky AMSGrad), 0 (never a v_max, also with max_ratio).
-      max_ratio: None, or the bound on |Δθ| in units of the learning rate, > 0. With `decay=None` it turns on AMSGrad,
-        as in the paper; use `decay=0` to clip only.
+      max_ratio: None, or the bound on |Δθ| in units of the learning rate, > 0; of a complex θ on each part. With
+        `decay=None` it turns on AMSGrad, as in the paper; use `decay=0` to clip only.
       adaptive_tiny: add tiny_denom·max(⟨|p|⟩, 1) to the denominator.
       bias_correction: v is divided by 1 - β2_max^t ("beta2max", the paper's; early steps are smaller than Adam's),
         by 1 - Π β2, the weight that v really holds ("exact"), or neither m nor v is corrected ("none").
@@ -347,8 +347,8 @@ def step(
         still(k.fade, 0),
         still(k.leak, 1),
     )
-    nan = xp.zeros_like(sun) + math.nan
-    sun, beta2, norm = [xp.where(updated, x, nan) for x in (sun, 1 - c2, norm)]
+    # NOTE: a NaN as a number, not as an array, which a search for NaNs (jax.debug_nans) would find at every step.
+    sun, beta2, norm = [xp.where(updated, x, math.nan) for x in (sun, 1 - c2, norm)]
     return Step(new, k, sun, beta2, norm, updated, each)
 
 

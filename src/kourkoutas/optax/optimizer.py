@@ -51,7 +51,8 @@ def kourkoutas_beta(
         θ_t = (1 - ρ_t λ)\, θ_{t-1} - ρ_t\, u_t
 
     with :math:`u_t` from `scale_by_kourkoutas_beta`, learning rate :math:`ρ_t` and weight decay :math:`λ`. With
-    `beta2_min == beta2_max` and no extras this is Adam.
+    `beta2_min == beta2_max` and no extras this is `optax.adam`, but for complex leaves: these are pairs of real ones,
+    as in torch.optim.Adam, where `optax.adam` averages |g|².
 
     Args:
       learning_rate: a number or a schedule.
@@ -164,8 +165,8 @@ def scale_by_kourkoutas_beta(
       tiny_spike: added to the moving average that the norm is divided by.
       tiny_denom: size of the adaptive-tiny term.
       decay: None (no v_max), 1 (AMSGrad), in (0, 1) (leaky AMSGrad), 0 (never a v_max, also with max_ratio).
-      max_ratio: None, or the bound on an update's entries before the learning rate. With `decay=None` it turns on
-        AMSGrad; use `decay=0` to clip only.
+      max_ratio: None, or the bound on an update's entries before the learning rate, of complex ones on each part. With
+        `decay=None` it turns on AMSGrad; use `decay=0` to clip only.
       adaptive_tiny: add tiny_denom·max(⟨|θ|⟩, 1) to the denominator; `update` then needs `params`.
       bias_correction: "none", "beta2max" or "exact", see `kourkoutas.rule.Hyper`.
       warmup_steps: steps of a bucket during which β2 stays at ½(β2_min + β2_max).
@@ -175,7 +176,7 @@ def scale_by_kourkoutas_beta(
         counted in `skipped`) or "raise" (only outside of jit).
       diagnostics: record sun, β2 and n of every bucket and step; read them with `pull`.
       axis_name: inside `shard_map`, the mesh axes over which parameters are sharded: names or a PartitionSpec for all
-        of them, a tree of these like the parameters, or a callable of name and array; see `kourkoutas.optax.axes`.
+        of them, a tree of these like the parameters, or a callable of name and array; see `kourkoutas.optax.trees`.
         Norms are then those of whole parameters. Leave it None under `jit`, where XLA sums over all devices by itself.
 
     Returns:
