@@ -265,7 +265,7 @@ def _transformation(
         count, t = _steps_taken(state)
         log_beta2 = state.log_beta2
         if log_beta2 is not None:  # a count and moments that were set, as from Adam's state, have no Σ log β2 with them
-            log_beta2 = jnp.where(log_beta2 == 0, rule.adam_log_beta2(hyper.beta2_max, t, jnp), log_beta2)
+            log_beta2 = jnp.where(log_beta2 == 0, rule.adam_log_beta2(hyper.beta2_max, t, jnp), log_beta2).astype(real)
         before = rule.State(_at(state.ema, columns), _at(t, rows), _at(log_beta2, rows), _at(state.skipped, columns))
         step = rule.step(hyper, 1.0, norm, before, jnp, members=members, mean_abs=mean_abs)
 
