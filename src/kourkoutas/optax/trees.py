@@ -42,7 +42,10 @@ def leaf_names(params: PyTree) -> list[str]:
     # flax boxes parameters in nodes with one child, `value`, which is no part of the name.
     if all(path and path[-1] == jax.tree_util.GetAttrKey("value") for path in paths):
         paths = [path[:-1] for path in paths]
-    return unique_names([name_of(path) for path in paths])  # {"a.b": ...} beside {"a": {"b": ...}}
+    names = [name_of(path) for path in paths]
+    if len(set(names)) < len(names):  # {"a.b": ...} beside {"a": {"b": ...}}
+        names = unique_names(names)
+    return names
 
 
 class Axes(NamedTuple):
