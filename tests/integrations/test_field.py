@@ -176,7 +176,7 @@ def test_timm_makes_kbeta_from_its_dotted_name():
 
 def rows(title: str) -> list[list[str]]:
     """The table of the page below a heading, without its head."""
-    table = re.search(rf"^## {title}$.*?^\|[-|]+\|$\n((?:^\|.*\n)+)", PAGE, re.MULTILINE | re.DOTALL)
+    table = re.search(rf"^## {title}$.*?^\|[-|]+\|$\n((?:^\|[^\n]*\n)+)", PAGE, re.MULTILINE | re.DOTALL)
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[1].splitlines()]
 
 
