@@ -101,12 +101,14 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/kourkoutas/_nat
 	touch $@
 
 # The index has torchvision, which timm needs, for CUDA only. Beside a CPU build of torch that one cannot be imported;
-# 0.15.2 is the last that can be without its compiled part, which nothing here uses.
+# 0.15.2 is the last that can be without its compiled part, which nothing here uses. torchphysics asks for numpy below 2 and
+# for Jupyter, and works without either.
 .venv-integrations/.ready: pyproject.toml constraints.txt setup.py $(wildcard src/kourkoutas/_native/*.[ch])
 	$(PYTHON) -m venv .venv-integrations
 	.venv-integrations/bin/python $(PIP) -c constraints.txt -e '.[torch,jax,lab,dev,integrations]'
 	.venv-integrations/bin/python -c "import torchvision" 2>/dev/null || \
 		.venv-integrations/bin/python $(PIP) --no-deps torchvision==0.15.2
+	.venv-integrations/bin/python $(PIP) -c constraints.txt --no-deps torchphysics
 	touch $@
 
 .venv-docs/.ready: pyproject.toml constraints.txt

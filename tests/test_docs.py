@@ -50,7 +50,8 @@ def calls_in_sentences() -> list[tuple[str, str]]:
 
 
 def included(block: str) -> str | None:
-    found = re.fullmatch(r'--8<-- "(.+)"\s*', block)
+    """The file that a block is, or is a section of."""
+    found = re.fullmatch(r'--8<-- "([^:]+)(?::\w+)?"\s*', block)
     return found[1] if found else None
 
 
@@ -76,7 +77,7 @@ def test_there_is_no_indented_command():
 
 def test_what_a_page_includes_is_looked_at():
     for page in PAGES:
-        for file in re.findall(r'^--8<-- "(.+)"$', page.read_text(encoding="utf-8"), re.MULTILINE):
+        for file in re.findall(r'^--8<-- "([^":]+)(?::\w+)?"$', page.read_text(encoding="utf-8"), re.MULTILINE):
             assert (ROOT / file) in PAGES or (ROOT / file).parent.name == "examples", f"{page.name} includes {file}"
 
 
