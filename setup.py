@@ -51,7 +51,7 @@ RAW = "https://raw.githubusercontent.com/kourkoutas-beta/kourkoutas-beta/main/"
 
 
 def for_the_index(readme: str) -> str:
-    """README with absolute links: in a clone they are relative, and the page of a package index has no files beside it."""
+    """README with absolute links. In a clone they are relative; a package index has no files beside the page."""
     readme = re.sub(r"\]\((?![a-z]+:|#)", f"]({HOME}", readme)
     return re.sub(r'\b(src|srcset)="(?![a-z]+:)', rf'\1="{RAW}', readme)
 

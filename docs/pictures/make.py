@@ -25,8 +25,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.animation import FuncAnimation, PillowWriter
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 from scipy import stats
 
 HERE = Path(__file__).parent
@@ -195,38 +196,43 @@ def warmup(theme: str) -> Figure:
     return figure
 
 
-def buckets(theme: str) -> FuncAnimation:
-    """β2 of every parameter of a small network as it trains, with a trail of the last steps."""
+def buckets(theme: str) -> list[Image.Image]:
+    """β2 of every parameter of a small network as it trains, with a trail of the steps before; one image per frame."""
     table = pd.read_csv(HERE / "buckets.csv", index_col="step")
-    names, trail, stride = list(table.columns), 8, 5
-    figure, axis = plt.subplots(figsize=(6, 3.6), facecolor=THEMES[theme]["paper"])
-    figure.subplots_adjust(left=0.18, right=0.97, bottom=0.15, top=0.91)  # a layout engine would work at every frame
-    axis.set_facecolor(THEMES[theme]["paper"])
-    axis.set_xlim(BETA2_MIN - 0.002, BETA2_MAX + 0.002)
-    axis.set_ylim(len(names) - 0.5, -0.5)
-    layer = sorted({name.split(".")[0] for name in names}, key=int)
-    axis.set_yticks(
-        range(len(names)), [f"layer {layer.index(n.split('.')[0]) + 1} {n.split('.')[1]}" for n in names], fontsize=8
-    )
-    axis.set_xlabel("← spike: short memory            β2            falling norms: long memory →", fontsize=9)
-    axis.axvline((BETA2_MIN + BETA2_MAX) / 2, color=THEMES[theme]["grid"], lw=1.2)
-    rows = np.arange(len(names))
-    ghosts = [
-        axis.scatter([], [], s=18, color=colour(theme, "kbeta"), alpha=0.08 + 0.05 * k, linewidths=0)
-        for k in range(trail)
-    ]
-    dots = axis.scatter([], [], s=60, color=colour(theme, "kbeta"), linewidths=0)
-    title = axis.set_title("", fontsize=10)
+    look, dot, font = THEMES[theme], ImageColor.getrgb(colour(theme, "kbeta")), findfont("DejaVu Sans")
+    small, large = ImageFont.truetype(font, 13), ImageFont.truetype(font, 15)
+    paper, left, right, top, line, trail = ImageColor.getrgb(look["paper"]), 130, 620, 46, 24, 8
+    bottom = top + line * len(table.columns)
 
-    def draw(frame: int) -> list:
-        for k, ghost in enumerate(ghosts):
-            values = table.iloc[max(frame - trail + k, 0)]
-            ghost.set_offsets(np.column_stack([values, rows]))
-        dots.set_offsets(np.column_stack([table.iloc[frame], rows]))
-        title.set_text(f"step {table.index[frame]}")
-        return [dots, title]
+    def x(beta2: float) -> float:
+        return left + (right - left) * (beta2 - BETA2_MIN) / (BETA2_MAX - BETA2_MIN)
 
-    return FuncAnimation(figure, draw, frames=range(0, len(table), stride), interval=100)
+    blank = Image.new("RGB", (660, bottom + 44), paper)
+    draw = ImageDraw.Draw(blank)
+    for row, name in enumerate(table.columns):
+        layer, _, kind = name.partition(".")
+        draw.text(
+            (left - 12, top + line * (row + 0.5)), f"layer {int(layer) // 2 + 1} {kind}", look["ink"], small, "rm"
+        )
+    for beta2 in (0.88, 0.9, 0.92, 0.9395, 0.96, 0.98, 0.999):
+        width = 3 if beta2 == 0.9395 else 1
+        draw.line((x(beta2), top, x(beta2), bottom), look["grid"], width)
+        draw.text((x(beta2), bottom + 12), f"{beta2:g}", look["ink"], small, "mm")
+    draw.text(((left + right) / 2, bottom + 32), "spike ←   β2   → falling norms", look["ink"], small, "mm")
+    frames = []
+    for last in range(0, len(table), 4):
+        frame = blank.copy()
+        draw = ImageDraw.Draw(frame)
+        draw.text((left, top - 24), f"step {table.index[last]}", look["ink"], large, "lm")
+        for age in range(min(trail, last), -1, -1):
+            share = 1 if age == 0 else 0.4 * (1 - age / (trail + 1))
+            fill = tuple(round(share * a + (1 - share) * b) for a, b in zip(dot, paper, strict=True))
+            radius = 7 if age == 0 else 4
+            for row, beta2 in enumerate(table.iloc[last - age]):
+                middle = top + line * (row + 0.5)
+                draw.ellipse((x(beta2) - radius, middle - radius, x(beta2) + radius, middle + radius), fill)
+        frames.append(frame.quantize(32, dither=Image.Dither.NONE))
+    return frames
 
 
 PICTURES: dict[str, Callable[[str], Figure]] = {
@@ -240,9 +246,9 @@ PICTURES: dict[str, Callable[[str], Figure]] = {
 
 def main(names: list[str]) -> None:
     for theme, look in THEMES.items():
-        colours = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"))
+        inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
         settings = {
-            **dict.fromkeys(colours, look["ink"]),
+            **dict.fromkeys(inked, look["ink"]),
             "axes.grid": True,
             "axes.axisbelow": True,
             "axes.spines.top": False,
@@ -259,9 +265,8 @@ def main(names: list[str]) -> None:
                     figure.savefig(HERE / f"{name}-{theme}.png", dpi=150, transparent=True, metadata={"Software": None})
                     plt.close(figure)
             if not names or "buckets" in names:
-                animation = buckets(theme)
-                animation.save(HERE / f"buckets-{theme}.gif", writer=PillowWriter(fps=8), dpi=90)
-                plt.close("all")
+                first, *rest = buckets(theme)
+                first.save(HERE / f"buckets-{theme}.gif", save_all=True, append_images=rest, duration=120, loop=0)
 
 
 if __name__ == "__main__":

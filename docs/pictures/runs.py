@@ -1,13 +1,16 @@
 """The two short runs behind the pictures, kept as tables beside this file.
 
-    python docs/pictures/runs.py norms RESULTS    norms.csv, from `kbeta study heat3d --preset laptop --seeds 0 --out RESULTS`
-    python docs/pictures/runs.py buckets          buckets.csv, from a small physics-informed network that is trained here
+    kbeta study heat3d --preset laptop --seeds 0 --optimizers kbeta --out RESULTS
+    python docs/pictures/runs.py norms RESULTS    norms.csv
+    python docs/pictures/runs.py buckets          buckets.csv, from a small network that is trained here
 
-norms.csv has the gradient norm of one bucket, the hidden matrices, at every step of a K-β run of testbed B. The network of
-buckets.csv solves u'' = -π² sin(πx) on [-1, 1] with u = 0 at both ends; β2 of its twelve parameters, every fourth step.
+norms.csv has the gradient norm of one bucket, the hidden matrices, for the first steps of a K-β run of testbed B. The
+network of buckets.csv solves u'' = -π² sin(πx) on [-1, 1] with u = 0 at both ends; β2 of its twelve parameters, every
+fourth step.
 """
 
 import csv
+import itertools
 import sys
 from pathlib import Path
 
@@ -36,12 +39,12 @@ def buckets() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     widths = [1, 32, 32, 32, 32, 32, 1]
-    layers = [torch.nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+    layers = [torch.nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
     net = torch.nn.Sequential(*(part for layer in layers for part in (layer, torch.nn.Tanh())))[:-1]
     x = torch.linspace(-1, 1, 64)[:, None].requires_grad_()
     optimizer = KourkoutasBeta(net.named_parameters(), lr=1e-2, warmup_steps=20, diagnostics=True)
     trace = Trace(optimizer.bucket_names, every=4)
-    for step in range(1, 1001):
+    for _ in range(1000):
         u = net(x)
         (du,) = torch.autograd.grad(u.sum(), x, create_graph=True)
         (ddu,) = torch.autograd.grad(du.sum(), x, create_graph=True)

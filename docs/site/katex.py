@@ -1,4 +1,4 @@
-"""A hook of MkDocs: copies KaTeX, which `make docs` fetched into its environment, into the site and renders every formula.
+"""A hook of MkDocs: copies KaTeX, which `make docs` fetched into its environment, into the site and sets every formula.
 
 So formulas need no network when a page is read, and the repository holds no copy of KaTeX.
 """
@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 DIST = Path(sys.prefix) / "katex" / "node_modules" / "katex" / "dist"
 SCRIPTS = ("katex.min.js", "contrib/auto-render.min.js")
 STYLE = "katex.min.css"
-# Names of the theme would be read as formulas with KaTeX's default delimiters, so only what arithmatex marked is looked at.
+# Only what arithmatex has marked is a formula; elsewhere a dollar is a dollar.
 RENDER = """
 for (const node of document.querySelectorAll(".arithmatex")) {
   renderMathInElement(node, {delimiters: [
