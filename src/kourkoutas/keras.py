@@ -15,7 +15,7 @@ import math
 from typing import Any
 
 from kourkoutas import rule
-from kourkoutas.buckets import check_buckets, partition, told_apart
+from kourkoutas.buckets import check_buckets, partition, unique_names
 from kourkoutas.rule import Buckets, Hyper, check_learning_rate
 
 try:
@@ -78,7 +78,7 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         if self.built:
             return
         super().build(variables)
-        names = told_apart([v.path.replace("/", ".") for v in variables], self.buckets)
+        names = unique_names([v.path.replace("/", ".") for v in variables], self.buckets)
         parts = partition(self.buckets, names, variables)
         self.bucket_names = list(parts.names)
         self._bucket_of = list(parts.index)
@@ -133,7 +133,7 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
 
         for k, (i, g, theta) in enumerate(zip(indices, grads, trainable_variables, strict=True)):
             own = rule.Coefficients(*(_entry(x, k) for x in new.k))
-            self._update(i, g, theta, own, None if new.fine_each is None else new.fine_each[k])
+            self._update(i, g, theta, own, None if new.updated_each is None else new.updated_each[k])
         _put(self._ema, present, new.state.ema)
         _put(self._t, indices, new.state.step)
         if exact:
@@ -141,11 +141,11 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         if skip:
             _put(self._skipped, present, new.state.skipped)
         for variable, value in ((self._sun, new.sun), (self._beta2, new.beta2)):
-            kept = value if new.fine is None else ops.where(new.fine, value, ops.take(variable, present))
+            kept = value if new.updated is None else ops.where(new.updated, value, ops.take(variable, present))
             _put(variable, present, kept)
 
-    def _update(self, i: int, g: Any, variable: Any, k: rule.Coefficients, fine: Any) -> None:
-        """The update of `rule.Coefficients` on one variable; `fine` False leaves all as they were."""
+    def _update(self, i: int, g: Any, variable: Any, k: rule.Coefficients, updated: Any) -> None:
+        """The update of `rule.Coefficients` on one variable; `updated` False leaves all as they were."""
         wide = _wide(variable)
         c1, c2, rate, floor, limit, fade, leak = (None if x is None else ops.cast(x, wide) for x in k)
         theta = ops.cast(ops.stop_gradient(ops.convert_to_tensor(variable)), wide)
@@ -169,7 +169,7 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         new.append((variable, theta - delta))
         for target, value in new:
             value = ops.cast(value, target.dtype)
-            self.assign(target, value if fine is None else ops.where(fine, value, ops.convert_to_tensor(target)))
+            self.assign(target, value if updated is None else ops.where(updated, value, ops.convert_to_tensor(target)))
 
     def get_config(self) -> dict[str, Any]:
         """What a saved model needs to make this optimizer again."""

@@ -219,11 +219,11 @@ class Step(NamedTuple):
 
     state: State
     k: Coefficients
-    sun: Any  # per bucket; NaN where it did not go on
-    beta2: Any  # per bucket; NaN where it did not go on
-    norm: Any  # n, per bucket; NaN where it did not go on
-    fine: Any  # which buckets go on; None: all
-    fine_each: Any  # which parameters go on; None: all
+    sun: Any  # per bucket; NaN where it was not updated
+    beta2: Any  # per bucket; NaN where it was not updated
+    norm: Any  # n, per bucket; NaN where it was not updated
+    updated: Any  # which buckets were updated; None: all
+    updated_each: Any  # which parameters were updated; None: all
 
 
 class Members(Protocol):
@@ -266,9 +266,7 @@ def step(
     *,
     members: Members | None = None,
     mean_abs: Any = None,
-    live: Any = None,
-    present: Any = None,
-    told: bool = True,
+    has_grad: Any = None,
 ) -> Step:
     """The scalars of one step: from pooled norms to the coefficients of the update and the state afterwards.
 
@@ -280,13 +278,12 @@ def step(
       xp: the array namespace.
       members: None when every bucket has one parameter, in the same order.
       mean_abs: ⟨|θ|⟩ per parameter, for adaptive_tiny.
-      live: which buckets have a gradient; None: all.
-      present: which parameters have a gradient; None: all.
-      told: whether sun, β2 and n are read, and must be NaN for a bucket that does not go on.
+      has_grad: which buckets have a gradient; None: all. Only for buckets that lie on several ranks: a front end that
+        knows which parameters have a gradient passes the entries of these only.
 
-    NOTE: a bucket that does not go on (no gradient, or a norm that is not finite under nonfinite="skip") keeps its
-    state, and its coefficients leave m, v, v_max and θ as they are to the bit if its gradient is replaced by zeros
-    and θ is finite.
+    NOTE: a bucket is not updated if it has no gradient, or if its norm is not finite and `nonfinite` is "skip". It then
+    keeps its state, and its coefficients leave m, v, v_max and θ as they are to the bit, if its gradient is replaced by
+    zeros and θ is finite.
     """
     t = state.step + 1
     t_bucket = t if members is None or _is_zero(hyper.warmup_steps) else members.largest(t)
@@ -314,20 +311,18 @@ def step(
         leak=hyper.leak,
     )
     new = State(r, t, log_beta2, state.skipped)
-    if live is None and hyper.nonfinite != "skip":
+    if has_grad is None and hyper.nonfinite != "skip":
         return Step(new, k, sun, 1 - c2, norm, None, None)
 
-    fine = live
+    updated = has_grad
     if hyper.nonfinite == "skip":
         finite = xp.isfinite(norm)
-        fine = finite if live is None else finite & live
+        updated = finite if has_grad is None else finite & has_grad
         if state.skipped is not None:
             new = new._replace(skipped=xp.where(finite, state.skipped, state.skipped + 1))
-    each = fine if members is None else members.spread(fine)
-    if present is not None:
-        each = each & present
+    each = updated if members is None else members.spread(updated)
     new = new._replace(
-        ema=xp.where(fine, r, state.ema),
+        ema=xp.where(updated, r, state.ema),
         step=xp.where(each, t, state.step),
         log_beta2=None if log_beta2 is None else xp.where(each, log_beta2, state.log_beta2),
     )
@@ -345,11 +340,9 @@ def step(
         still(k.fade, 0),
         still(k.leak, 1),
     )
-    if not told:
-        return Step(new, k, sun, 1 - c2, norm, fine, each)
     nan = xp.zeros_like(sun) + math.nan
-    kept = [xp.where(fine, x, nan) for x in (sun, 1 - c2, norm)]
-    return Step(new, k, kept[0], kept[1], kept[2], fine, each)
+    sun, beta2, norm = [xp.where(updated, x, nan) for x in (sun, 1 - c2, norm)]
+    return Step(new, k, sun, beta2, norm, updated, each)
 
 
 def _memory(hyper: Hyper, norm: Any, ema: Any, t: Any, xp: Any) -> tuple[Any, Any, Any]:

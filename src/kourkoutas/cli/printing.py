@@ -13,8 +13,8 @@ from kourkoutas.cli.app import err, out
 if TYPE_CHECKING:
     from kourkoutas.lab.judging.analysis import Analysis
     from kourkoutas.lab.judging.targets import Target as Aim
+    from kourkoutas.lab.planning.plan import Plan
     from kourkoutas.lab.results.store import StoredRun, Study
-    from kourkoutas.lab.specs.plan import Plan
     from kourkoutas.lab.specs.spec import RunResult
 
 

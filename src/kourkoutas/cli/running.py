@@ -54,8 +54,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Make one run and print its result."""
-    from kourkoutas.lab.running import study
-    from kourkoutas.lab.showing import sinks
+    from kourkoutas.lab.running import sinks, study
 
     plan = make_plan(target, engine, preset, [optimizer], [seed], with_text(set_, text), None, endpoint)
     sinks.check(sink)
@@ -167,10 +166,10 @@ def study(
     as_json: AsJson = False,
 ) -> None:
     """Compare optimizers over matched seeds; the same command again resumes after anything."""
-    from kourkoutas.lab.running import hiring
-    from kourkoutas.lab.running import study as lab
-    from kourkoutas.lab.showing import progress, sinks
-    from kourkoutas.lab.specs import plan as planning
+    from kourkoutas.lab import api
+    from kourkoutas.lab.planning import plan as planning
+    from kourkoutas.lab.running import hiring, sinks
+    from kourkoutas.lab.showing import progress
 
     names = optimizers.split(",") if optimizers is not None else []
     sets, chosen = with_text(set_, text), planning.parse_seeds(seeds)
@@ -195,7 +194,7 @@ def study(
         watching(folder) if watched else contextlib.nullcontext(),
         progress.showing(err, plan.tuning) as observer,
     ):
-        done = lab.execute(
+        done = api.execute(
             plan,
             folder,
             command=called_as(),

@@ -22,7 +22,7 @@ def data(
     from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
     from kourkoutas.lab import corpus
-    from kourkoutas.lab.specs.spec import unknown
+    from kourkoutas.lab.errors import unknown
 
     if name != "enwik8":
         raise unknown("data", name, ("enwik8",))

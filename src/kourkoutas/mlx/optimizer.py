@@ -202,7 +202,7 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
             k = {name: x if isinstance(x, mx.array) else mx.array(x, lr.dtype) for name, x in numbers(step.k)}
             k["rate"] = mx.depends([k["rate"]], [x for x in state.values() if isinstance(x, mx.array)])[0]
             slots = [[state[slot][path] for path in paths] for slot in layout.slots]
-            new, *moments = compiled_update(plan)(k, step.fine_each, grads, params, slots)
+            new, *moments = compiled_update(plan)(k, step.updated_each, grads, params, slots)
             for slot, arrays in zip(layout.slots, moments, strict=True):
                 state[slot].update(zip(paths, arrays, strict=True))
             out = dict(zip(paths, new, strict=True))

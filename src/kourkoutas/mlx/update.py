@@ -55,7 +55,7 @@ def compiled_update(plan: Plan) -> Callable[..., Any]:
 
     def update(
         k: dict[str, mx.array],
-        fine: mx.array | None,
+        updated: mx.array | None,
         grads: list[mx.array],
         params: list[mx.array],
         slots: list[list[mx.array]],
@@ -63,8 +63,8 @@ def compiled_update(plan: Plan) -> Callable[..., Any]:
         out = []
         for i, (g, p, *old) in enumerate(zip(grads, params, *slots, strict=True)):
             new = update_one(g, p, old, {name: _entry(x, i) if x.ndim else x for name, x in k.items()})
-            if fine is not None:
-                new = tuple(mx.where(_entry(fine, i), x, y) for x, y in zip(new, (p, *old), strict=True))
+            if updated is not None:
+                new = tuple(mx.where(_entry(updated, i), x, y) for x, y in zip(new, (p, *old), strict=True))
             out.append(new)
         return [list(arrays) for arrays in zip(*out, strict=True)]
 

@@ -18,30 +18,37 @@ _FEW = 256
 
 
 class Members:
-    """Which parameters are in which bucket, for `rule.step`: one operation each, none when every bucket has one."""
+    """The parameters that have a gradient, and their buckets: known for a whole trace.
 
-    def __init__(self, parts: Partition, present: Any) -> None:
-        self.present = present
-        self.size = len(parts.names)
-        self.index = np.asarray(parts.index, np.int32)
-        self.trivial = self.size == len(parts.index)
+    Attributes:
+      rows: numbers of the parameters that have a gradient; None: all.
+      columns: numbers of the buckets that have a gradient; None: all.
+      index: for each parameter with a gradient, the place of its bucket among those that have one.
+      size: how many buckets have one.
+    """
+
+    def __init__(self, parts: Partition, present: Sequence[int]) -> None:
+        columns, index = np.unique(np.asarray(parts.index, np.int32)[list(present)], return_inverse=True)
+        self.rows = None if len(present) == len(parts.index) else np.asarray(present, np.int32)
+        self.columns = None if len(columns) == len(parts.names) else columns
+        self.index = index.astype(np.int32)
+        self.size = len(columns)
+        self.one_each = bool(np.array_equal(self.index, np.arange(self.size)))
 
     def sum(self, x: jax.Array) -> jax.Array:
-        return x if self.trivial else jax.ops.segment_sum(x, self.index, self.size)
+        return x if self.one_each else jax.ops.segment_sum(x, self.index, self.size)
 
     def largest(self, x: jax.Array) -> jax.Array:
-        return x if self.trivial else jax.ops.segment_max(jnp.where(self.present, x, 0), self.index, self.size)
+        return x if self.one_each else jax.ops.segment_max(x, self.index, self.size)
 
     def spread(self, x: jax.Array) -> jax.Array:
-        return x if self.trivial else x[self.index]
+        return x if self.one_each else x[self.index]
 
 
 def measure(
     gs: Sequence[Any], thetas: Sequence[Any] | None, members: Members, axes: Sequence[Axes], dtype: Any
 ) -> tuple[jax.Array, jax.Array | None]:
     """(n of each bucket, ⟨|θ|⟩ of each of `thetas`), whole parameters wherever their parts are.
-
-    A gradient that is None adds nothing.
 
     NOTE: Σg² of finite gradients may overflow where its root n does not. n is then s·√Σ(g/s)², with s = 2^k the root of
     the dtype's largest number: this overflows only where n does, and squares that underflow are below n's last digit.
@@ -51,7 +58,7 @@ def measure(
     for the host, and two sums are one pass over the gradients.
     """
     s = 2.0 ** (jnp.finfo(dtype).maxexp // 2)
-    branches = jax.default_backend() == "cpu" and sum(jnp.size(g) for g in gs if g is not None) > _SMALL
+    branches = jax.default_backend() == "cpu" and sum(map(jnp.size, gs)) > _SMALL
     rows = _square_sums(gs, (1.0,) if branches else (1.0, 1 / s), dtype)
     if thetas is not None:
         # ⟨|θ|⟩ = Σ over the parts of the part's mean / number of parts, as all parts have one size
@@ -96,7 +103,7 @@ def _square_sums(gs: Sequence[Any], factors: Sequence[float], dtype: Any) -> lis
         both: Sequence[jax.Array] = lax.reduce(squares, [zero] * len(squares), _added, range(x.ndim))
         return both
 
-    each = [[jnp.zeros((), dtype)] * len(factors) if g is None else sums(g) for g in gs]
+    each = [sums(g) for g in gs]
     return [[row[k] for row in each] for k in range(len(factors))]
 
 

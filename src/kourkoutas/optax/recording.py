@@ -1,5 +1,7 @@
 """The trace: rows of sun, β2 and n, written by a step and pulled by the host."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -10,12 +12,14 @@ from kourkoutas.optax.state import KourkoutasBetaState
 from kourkoutas.trace import WINDOW, Trace
 
 
-def record(state: KourkoutasBetaState, step: rule.Step) -> tuple[jax.Array | None, jax.Array | None]:
-    """(ring, rows) of `state` with one row more."""
+def record(state: KourkoutasBetaState, step: rule.Step, columns: Any) -> tuple[jax.Array | None, jax.Array | None]:
+    """(ring, rows) of `state` with one row more; `columns` are the buckets of the step, None: all."""
     if state.ring is None or state.rows is None:
         return state.ring, state.rows
     # ring[(t-1) % WINDOW] = (sun, β2, n) of step t
     row = jnp.stack([step.sun, step.beta2, step.norm]).astype(state.ring.dtype)
+    if columns is not None:
+        row = jnp.full(state.ring.shape[1:], jnp.nan, row.dtype).at[:, columns].set(row)
     ring = lax.dynamic_update_index_in_dim(state.ring, row, state.rows % WINDOW, 0)
     return ring, optax.safe_increment(state.rows)
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from kourkoutas import rule
@@ -49,17 +48,17 @@ def transformation(
                 raise ValueError("`adaptive_tiny` needs the parameters: call update(updates, state, params)")
             thetas, _ = align(params, state.mu, "params")
 
-        # A parameter's gradient is there or not for the whole trace; a bucket is live if one of its members has one.
         parts, axes = layout_of(state.mu, buckets, axis_name)
         check_layout(state, parts, axes)
-        present = np.array([g is not None for g in gs], bool)
+        present = [i for i, g in enumerate(gs) if g is not None]
         members = Members(parts, present)
-        live = np.isin(np.arange(members.size), members.index[present])
+        rows, columns = members.rows, members.columns
 
         real = state.ema.dtype
-        norm, mean_abs = measure(gs, thetas, members, axes, real)
+        axes = [axes[i] for i in present]
+        norm, mean_abs = measure([gs[i] for i in present], thetas and [thetas[i] for i in present], members, axes, real)
         if hyper.nonfinite == "raise":
-            refuse_nonfinite(norm, parts.names)
+            refuse_nonfinite(norm, parts.names if columns is None else [parts.names[b] for b in columns])
         count, t = steps_taken(state)
         log_beta2 = state.log_beta2
         if log_beta2 is not None:  # a count and moments that were set, as from Adam's state, have no Σ log β2 with them
@@ -68,35 +67,42 @@ def transformation(
             hyper,
             1.0,
             norm,
-            rule.State(state.ema, t, log_beta2, state.skipped),
+            rule.State(_of(state.ema, columns), _of(t, rows), _of(log_beta2, rows), _of(state.skipped, columns)),
             jnp,
             members=members,
             mean_abs=mean_abs,
-            live=None if present.all() else live,
-            present=None if present.all() else present,
-            told=diagnostics,
         )
-        ks = each_parameter(step.k, len(gs), real)
-        goes_on = jnp.unstack(step.fine_each) if hyper.nonfinite == "skip" else [None] * len(gs)
-        leaves = [
-            Leaf(None, m, v, v_max) if g is None else update_leaf(hyper, k, fine, g, m, v, v_max)
-            for k, fine, g, m, v, v_max in zip(ks, goes_on, gs, ms, vs, v_maxs, strict=True)
-        ]
+        ks = each_parameter(step.k, len(present), real)
+        updated = [None] * len(present) if step.updated_each is None else jnp.unstack(step.updated_each)
+        leaves = [Leaf(None, m, v, v_max) for m, v, v_max in zip(ms, vs, v_maxs, strict=True)]
+        for i, k, is_updated in zip(present, ks, updated, strict=True):
+            leaves[i] = update_leaf(hyper, k, is_updated, gs[i], ms[i], vs[i], v_maxs[i])
 
-        ring, rows = record(state, step)
-        fine_each = True if step.fine_each is None else step.fine_each
+        ring, recorded = record(state, step, columns)
+        updated_each = jnp.ones(len(present), bool) if step.updated_each is None else step.updated_each
+        updated_each = _into(jnp.zeros(len(gs), bool), rows, updated_each)
         new = KourkoutasBetaState(
             count=count + 1,
             mu=treedef.unflatten([leaf.m for leaf in leaves]),
             nu=treedef.unflatten([leaf.v for leaf in leaves]),
             nu_max=None if state.nu_max is None else treedef.unflatten([leaf.v_max for leaf in leaves]),
-            ema=step.state.ema.astype(real),
-            log_beta2=None if state.log_beta2 is None else step.state.log_beta2.astype(real),
-            skipped=step.state.skipped,
+            ema=_into(state.ema, columns, step.state.ema),
+            log_beta2=_into(log_beta2, rows, step.state.log_beta2),
+            skipped=_into(state.skipped, columns, step.state.skipped),
             ring=ring,
-            rows=rows,
-            missed=jnp.where(fine_each, state.missed, state.missed + 1),
+            rows=recorded,
+            missed=jnp.where(updated_each, state.missed, state.missed + 1),
         )
         return rebuild([leaf.u for leaf in leaves]), new
 
     return optax.GradientTransformation(init_fn, update_fn)
+
+
+def _of(x: Any, places: Any) -> Any:
+    """The entries of a vector of the state at `places`; None: all."""
+    return x if x is None or places is None else x[places]
+
+
+def _into(x: Any, places: Any, new: Any) -> Any:
+    """A vector of the state with `new` at `places`; None: all."""
+    return x if x is None else new.astype(x.dtype) if places is None else x.at[places].set(new)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kourkoutas.buckets import Partition, partition, told_apart
+from kourkoutas.buckets import Partition, partition, unique_names
 from kourkoutas.optax.axes import Axes, AxisName, are_bound, axes_of
 from kourkoutas.rule import Buckets
 
@@ -25,7 +25,7 @@ def leaf_names(params: PyTree) -> list[str]:
     # flax boxes parameters in nodes with one child, `value`, which is no part of the name.
     if all(path and path[-1] == jax.tree_util.GetAttrKey("value") for path in paths):
         paths = [path[:-1] for path in paths]
-    return told_apart([name_of(path) for path in paths])  # {"a.b": ...} beside {"a": {"b": ...}}
+    return unique_names([name_of(path) for path in paths])  # {"a.b": ...} beside {"a": {"b": ...}}
 
 
 def layout_of(params: PyTree, buckets: Buckets, axis_name: AxisName = None) -> tuple[Partition, list[Axes]]:

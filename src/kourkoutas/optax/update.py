@@ -42,17 +42,17 @@ def each_parameter(k: Coefficients, size: int, dtype: Any) -> list[Coefficients]
     return [k._replace(c1=c1, c2=c2, rate=rate, floor=floor) for c1, c2, rate, floor in zip(*rows, strict=True)]
 
 
-def update_leaf(hyper: Hyper, k: Coefficients, goes_on: Any, g: Any, m: Any, v: Any, v_max: Any) -> Leaf:
+def update_leaf(hyper: Hyper, k: Coefficients, updated: Any, g: Any, m: Any, v: Any, v_max: Any) -> Leaf:
     """The step of one parameter, without a learning rate, which later parts of the chain apply.
 
-    `goes_on` is a 0-d boolean, or None where no parameter can be skipped.
+    `updated` is a 0-d boolean, or None where no parameter can be skipped.
     """
     x = as_real(g)
     c1, c2, rate, floor = (each.astype(x.dtype) for each in (k.c1, k.c2, k.rate, k.floor))
 
     # NOTE: u is made of the m and v that are returned, skipped or not: for anything else XLA would copy m and v.
     def unless_skipped(new: Any, old: Any) -> Any:
-        return new if goes_on is None else jnp.where(goes_on, new, as_real(old))
+        return new if updated is None else jnp.where(updated, new, as_real(old))
 
     # m = β1·m + (1-β1)·g,  v = β2·v + (1-β2)·g²
     m_new = unless_skipped(hyper.beta1 * as_real(m) + c1 * x, m)

@@ -7,13 +7,12 @@ operators, `@`, basic indexing and slicing, `.shape`, `.ndim` and `.reshape(*sha
 | group       | calls                                                                                            |
 |-------------|--------------------------------------------------------------------------------------------------|
 | conversion  | array, numpy, cast                                                                               |
-| creation    | zeros, ones, full, arange                                                                        |
-| elementwise | exp, log, sqrt, rsqrt, sin, cos, tanh, abs, square, sign, round, floor, logaddexp,               |
-|             | maximum, minimum, clip, where                                                                    |
-| reductions  | sum, mean, max, min, argmax                                                                      |
-| shapes      | reshape, transpose, concat, stack, split, expand, broadcast                                      |
-| linear      | matmul, einsum, linear                                                                           |
-| layers      | sigmoid, silu, gelu, softmax, log_softmax, layer_norm, attention, take, taylor_layer             |
+| creation    | arange                                                                                           |
+| elementwise | exp, sqrt, sin, cos, tanh, abs, square, round, logaddexp, maximum, clip, where                   |
+| reductions  | sum, mean, max                                                                                   |
+| shapes      | transpose, concat, split, expand, broadcast                                                      |
+| linear      | einsum, linear                                                                                   |
+| layers      | sigmoid, silu, gelu, softmax, layer_norm, attention, take, taylor_layer                          |
 | networks    | taylor_squares                                                                                   |
 | losses      | bce_with_logits, cross_entropy                                                                   |
 | autodiff    | stop_gradient, value_and_grad                                                                    |
@@ -34,10 +33,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from kourkoutas.lab.specs.spec import unknown
+from kourkoutas.lab.errors import unknown
 
 if TYPE_CHECKING:
-    from kourkoutas.lab.specs.optimizers import Recipe
     from kourkoutas.trace import Trace
 
 Array = Any
@@ -50,6 +48,36 @@ Axis = int | tuple[int, ...] | None
 Squares = tuple[NDArray[Any], ...]
 
 NAMES = ("torch", "jax", "mlx")
+
+
+class Optimizer(Protocol):
+    """What a trainer needs to know of an optimizer: how to build it, and what it records.
+
+    Attributes:
+      recorded: whether it keeps sun and β2 of every step (K-β).
+      buckets: how it groups parameters, of a recorded one.
+      step: the same optimizer without its name and learning rate. Hashable: a compiled step is kept under it.
+    """
+
+    @property
+    def recorded(self) -> bool: ...
+    @property
+    def buckets(self) -> Any: ...
+    @property
+    def step(self) -> Optimizer: ...
+    def __hash__(self) -> int: ...
+
+    def torch(self, named: Sequence[tuple[str, Any]], diagnostics: bool) -> Any:
+        """A torch optimizer of named leaf tensors; its learning rate is set per step through its param groups."""
+        ...
+
+    def optax(self, diagnostics: bool) -> Callable[[Any], Any]:
+        """A function from the learning rate of a step, maybe traced, to the gradient transformation of that step."""
+        ...
+
+    def mlx(self, diagnostics: bool) -> Any:
+        """An MLX optimizer; its learning rate is set per step through `learning_rate`."""
+        ...
 
 
 class Trainer(Protocol):
@@ -103,36 +131,28 @@ class Engine(Protocol):
         """To "float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8" or "bool"."""
         ...
 
-    # Creation (float32)
-    def zeros(self, *shape: int) -> Array: ...
-    def ones(self, *shape: int) -> Array: ...
-    def full(self, shape: Sequence[int], value: float) -> Array: ...
+    # Creation
     def arange(self, n: int) -> Array:
         """0, …, n-1 as int32."""
         ...
 
     # Elementwise
     def exp(self, x: Array) -> Array: ...
-    def log(self, x: Array) -> Array: ...
     def sqrt(self, x: Array) -> Array: ...
-    def rsqrt(self, x: Array) -> Array: ...
     def sin(self, x: Array) -> Array: ...
     def cos(self, x: Array) -> Array: ...
     def tanh(self, x: Array) -> Array: ...
     def abs(self, x: Array) -> Array: ...
     def square(self, x: Array) -> Array: ...
-    def sign(self, x: Array) -> Array: ...
     def round(self, x: Array) -> Array:
         """To the nearest whole number, halves to even; its gradient is zero."""
         ...
 
-    def floor(self, x: Array) -> Array: ...
     def logaddexp(self, x: Array, y: Array | float) -> Array:
         """log(exp x + exp y), without overflow."""
         ...
 
     def maximum(self, x: Array, y: Array | float) -> Array: ...
-    def minimum(self, x: Array, y: Array | float) -> Array: ...
     def clip(self, x: Array, low: float, high: float) -> Array: ...
     def where(self, condition: Array, x: Array | float, y: Array | float) -> Array: ...
 
@@ -140,14 +160,10 @@ class Engine(Protocol):
     def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array: ...
     def mean(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array: ...
     def max(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array: ...
-    def min(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array: ...
-    def argmax(self, x: Array, axis: int) -> Array: ...
 
     # Shapes
-    def reshape(self, x: Array, shape: Sequence[int]) -> Array: ...
     def transpose(self, x: Array, axes: Sequence[int]) -> Array: ...
     def concat(self, xs: Sequence[Array], axis: int = 0) -> Array: ...
-    def stack(self, xs: Sequence[Array], axis: int = 0) -> Array: ...
     def split(self, x: Array, parts: int, axis: int = -1) -> Sequence[Array]:
         """`parts` equal pieces along `axis`."""
         ...
@@ -159,7 +175,6 @@ class Engine(Protocol):
     def broadcast(self, x: Array, shape: Sequence[int]) -> Array: ...
 
     # Linear algebra
-    def matmul(self, x: Array, y: Array) -> Array: ...
     def einsum(self, subscripts: str, *xs: Array) -> Array: ...
     def linear(self, x: Array, w: Array, b: Array | None = None) -> Array:
         """x·w + b with w of shape (inputs, outputs); x may have leading axes."""
@@ -176,7 +191,6 @@ class Engine(Protocol):
         ...
 
     def softmax(self, x: Array, axis: int = -1) -> Array: ...
-    def log_softmax(self, x: Array, axis: int = -1) -> Array: ...
     def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float = 1e-5) -> Array:
         """gain·(x - ⟨x⟩)/√(var x + eps) + bias over the last axis, with the biased variance."""
         ...
@@ -250,22 +264,29 @@ class Engine(Protocol):
         self,
         loss: Loss,
         params: Mapping[str, NDArray[Any]],
-        recipe: Recipe,
+        optimizer: Optimizer,
         *,
         constants: Mapping[str, NDArray[Any]] | None = None,
         trace_every: int = 0,
         compile: bool = False,
     ) -> Trainer:
-        """A `Trainer` of `loss(E, params, batch)` from `params` with the optimizer of `recipe`.
+        """A `Trainer` of `loss(E, params, batch)` from `params` with `optimizer`.
 
         `constants` are moved to the device once and are part of every batch. `trace_every=k` records sun and β2 of
         every k-th step (K-β arms; others have no trace); call `run` with at most `kourkoutas.trace.WINDOW` steps then.
         `compile` asks PyTorch for torch.compile of the loss and its gradient; JAX and MLX always compile their step.
 
-        NOTE: compiled steps are kept per process under (loss, recipe). A `loss` that is a module-level function, or a
-        frozen dataclass with `__call__`, is compiled once for all seeds; a bound method or lambda once per run.
+        NOTE: compiled steps are kept per process under (loss, optimizer). A `loss` that is a module-level function, or
+        a frozen dataclass with `__call__`, is compiled once for all seeds; a bound method or lambda once per run.
         """
         ...
+
+
+def training(optimizer: Any, on: bool) -> None:
+    """Tell an optimizer that keeps an average of the parameters, as schedule-free ones do, which of the two to show."""
+    switch = getattr(optimizer, "train" if on else "eval", None)
+    if callable(switch):
+        switch()
 
 
 def get(name: str) -> Engine:

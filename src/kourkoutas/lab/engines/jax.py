@@ -18,9 +18,8 @@ import optax
 from jax import lax
 from numpy.typing import NDArray
 
-from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Params, Squares, Trainer
+from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Optimizer, Params, Squares, Trainer
 from kourkoutas.lab.engines.taylor import taylor_silu
-from kourkoutas.lab.specs.optimizers import Recipe, build_optax
 from kourkoutas.trace import HISTORY, Trace, with_norms
 
 
@@ -45,18 +44,18 @@ class JaxTrainer:
         self,
         loss: Loss,
         params: Mapping[str, NDArray[Any]],
-        recipe: Recipe,
+        optimizer: Optimizer,
         constants: Mapping[str, NDArray[Any]],
         trace_every: int,
     ) -> None:
-        traced = trace_every > 0 and recipe.family == "kbeta"
-        self._chunk, self._step, init = _compiled(loss, recipe.family, recipe.items, traced)
+        traced = trace_every > 0 and optimizer.recorded
+        self._chunk, self._step, init = _compiled(loss, optimizer.step, traced)
         self._params: Params = {name: jnp.array(p, copy=True) for name, p in params.items()}
         self._state = init(self._params)
         self._constants = {name: jnp.asarray(x) for name, x in constants.items()}
         self._length = 0
         self._trace_every = trace_every if traced else 0
-        self._buckets = recipe.options.get("buckets", "parameter")
+        self._buckets = optimizer.buckets
         self.trace = self._new_trace()
 
     def _new_trace(self) -> Trace | None:
@@ -130,10 +129,10 @@ def _upgraded(state: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 @functools.lru_cache(maxsize=64)
 def _compiled(
-    loss: Loss, family: str, items: tuple[tuple[str, Any], ...], traced: bool
+    loss: Loss, optimizer: Optimizer, traced: bool
 ) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """(chunk of stacked steps, one step, initial optimizer state), compiled once per loss and recipe."""
-    build = build_optax(Recipe(family, family, items), diagnostics=traced)
+    """(chunk of stacked steps, one step, initial optimizer state), compiled once per loss and optimizer."""
+    build = optimizer.optax(traced)
 
     def update(params: Params, state: Any, batch: Params, lr: Array) -> tuple[Params, Any, Array]:
         value, grads = jax.value_and_grad(lambda p: loss(ENGINE, p, batch))(params)
@@ -180,29 +179,14 @@ class JaxEngine:
     def cast(self, x: Array, dtype: str) -> Array:
         return x.astype(dtype)
 
-    def zeros(self, *shape: int) -> Array:
-        return jnp.zeros(shape, jnp.float32)
-
-    def ones(self, *shape: int) -> Array:
-        return jnp.ones(shape, jnp.float32)
-
-    def full(self, shape: Sequence[int], value: float) -> Array:
-        return jnp.full(tuple(shape), value, jnp.float32)
-
     def arange(self, n: int) -> Array:
         return jnp.arange(n, dtype=jnp.int32)
 
     def exp(self, x: Array) -> Array:
         return jnp.exp(x)
 
-    def log(self, x: Array) -> Array:
-        return jnp.log(x)
-
     def sqrt(self, x: Array) -> Array:
         return jnp.sqrt(x)
-
-    def rsqrt(self, x: Array) -> Array:
-        return lax.rsqrt(x)
 
     def sin(self, x: Array) -> Array:
         return jnp.sin(x)
@@ -219,23 +203,14 @@ class JaxEngine:
     def square(self, x: Array) -> Array:
         return jnp.square(x)
 
-    def sign(self, x: Array) -> Array:
-        return jnp.sign(x)
-
     def round(self, x: Array) -> Array:
         return jnp.round(x)
-
-    def floor(self, x: Array) -> Array:
-        return jnp.floor(x)
 
     def logaddexp(self, x: Array, y: Array | float) -> Array:
         return jnp.logaddexp(x, y)
 
     def maximum(self, x: Array, y: Array | float) -> Array:
         return jnp.maximum(x, y)
-
-    def minimum(self, x: Array, y: Array | float) -> Array:
-        return jnp.minimum(x, y)
 
     def clip(self, x: Array, low: float, high: float) -> Array:
         return jnp.clip(x, low, high)
@@ -252,23 +227,11 @@ class JaxEngine:
     def max(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
         return jnp.max(x, axis=axis, keepdims=keepdims)
 
-    def min(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
-        return jnp.min(x, axis=axis, keepdims=keepdims)
-
-    def argmax(self, x: Array, axis: int) -> Array:
-        return jnp.argmax(x, axis=axis)
-
-    def reshape(self, x: Array, shape: Sequence[int]) -> Array:
-        return jnp.reshape(x, tuple(shape))
-
     def transpose(self, x: Array, axes: Sequence[int]) -> Array:
         return jnp.transpose(x, tuple(axes))
 
     def concat(self, xs: Sequence[Array], axis: int = 0) -> Array:
         return jnp.concatenate(list(xs), axis=axis)
-
-    def stack(self, xs: Sequence[Array], axis: int = 0) -> Array:
-        return jnp.stack(list(xs), axis=axis)
 
     def split(self, x: Array, parts: int, axis: int = -1) -> Sequence[Array]:
         return jnp.split(x, parts, axis=axis)
@@ -278,9 +241,6 @@ class JaxEngine:
 
     def broadcast(self, x: Array, shape: Sequence[int]) -> Array:
         return jnp.broadcast_to(x, tuple(shape))
-
-    def matmul(self, x: Array, y: Array) -> Array:
-        return jnp.matmul(x, y)
 
     def einsum(self, subscripts: str, *xs: Array) -> Array:
         return jnp.einsum(subscripts, *xs)
@@ -300,9 +260,6 @@ class JaxEngine:
 
     def softmax(self, x: Array, axis: int = -1) -> Array:
         return jax.nn.softmax(x, axis=axis)
-
-    def log_softmax(self, x: Array, axis: int = -1) -> Array:
-        return jax.nn.log_softmax(x, axis=axis)
 
     def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float = 1e-5) -> Array:
         centred = x - jnp.mean(x, -1, keepdims=True)
@@ -357,13 +314,13 @@ class JaxEngine:
         self,
         loss: Loss,
         params: Mapping[str, NDArray[Any]],
-        recipe: Recipe,
+        optimizer: Optimizer,
         *,
         constants: Mapping[str, NDArray[Any]] | None = None,
         trace_every: int = 0,
         compile: bool = False,
     ) -> Trainer:
-        return JaxTrainer(loss, params, recipe, constants or {}, trace_every)
+        return JaxTrainer(loss, params, optimizer, constants or {}, trace_every)
 
 
 ENGINE = JaxEngine()

@@ -13,10 +13,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from kourkoutas import _native
-from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Params, Squares, Trainer
+from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Optimizer, Params, Squares, Trainer, training
 from kourkoutas.lab.engines.torch_taylor import TaylorLayer, TaylorSquares, compiled, suits
-from kourkoutas.lab.specs.groups import training
-from kourkoutas.lab.specs.optimizers import Recipe, build_torch
 from kourkoutas.trace import HISTORY, Trace
 
 _DTYPES = {
@@ -102,17 +100,17 @@ class TorchTrainer:
         self,
         loss: Loss,
         params: Mapping[str, NDArray[Any]],
-        recipe: Recipe,
+        optimizer: Optimizer,
         constants: Mapping[str, NDArray[Any]],
         trace_every: int,
         compile: bool,
     ) -> None:
-        traced = trace_every > 0 and recipe.family == "kbeta"
+        traced = trace_every > 0 and optimizer.recorded
         self._loss = _compiled(loss) if compile else functools.partial(loss, ENGINE)
         self._params = {name: torch.tensor(p).requires_grad_() for name, p in params.items()}
         self._leaves = list(self._params.values())
         self._constants = {name: _tensor(x) for name, x in constants.items()}
-        self._optimizer = build_torch(recipe, list(self._params.items()), diagnostics=traced)
+        self._optimizer = optimizer.torch(list(self._params.items()), traced)
         # Finds its own step length, for which it evaluates the loss at several points.
         self._searches = isinstance(self._optimizer, torch.optim.LBFGS)
         self._taken = self._offset = 0
@@ -193,29 +191,14 @@ class TorchEngine:
     def cast(self, x: Array, dtype: str) -> Array:
         return x.to(_DTYPES[dtype])
 
-    def zeros(self, *shape: int) -> Array:
-        return torch.zeros(shape, dtype=torch.float32)
-
-    def ones(self, *shape: int) -> Array:
-        return torch.ones(shape, dtype=torch.float32)
-
-    def full(self, shape: Sequence[int], value: float) -> Array:
-        return torch.full(tuple(shape), value, dtype=torch.float32)
-
     def arange(self, n: int) -> Array:
         return torch.arange(n, dtype=torch.int32)
 
     def exp(self, x: Array) -> Array:
         return torch.exp(x)
 
-    def log(self, x: Array) -> Array:
-        return torch.log(x)
-
     def sqrt(self, x: Array) -> Array:
         return torch.sqrt(x)
-
-    def rsqrt(self, x: Array) -> Array:
-        return torch.rsqrt(x)
 
     def sin(self, x: Array) -> Array:
         return torch.sin(x)
@@ -232,23 +215,14 @@ class TorchEngine:
     def square(self, x: Array) -> Array:
         return torch.square(x)
 
-    def sign(self, x: Array) -> Array:
-        return torch.sign(x)
-
     def round(self, x: Array) -> Array:
         return torch.round(x)
-
-    def floor(self, x: Array) -> Array:
-        return torch.floor(x)
 
     def logaddexp(self, x: Array, y: Array | float) -> Array:
         return torch.logaddexp(x, torch.as_tensor(y, dtype=x.dtype, device=x.device))
 
     def maximum(self, x: Array, y: Array | float) -> Array:
         return torch.clamp(x, min=y)
-
-    def minimum(self, x: Array, y: Array | float) -> Array:
-        return torch.clamp(x, max=y)
 
     def clip(self, x: Array, low: float, high: float) -> Array:
         return torch.clamp(x, low, high)
@@ -265,23 +239,11 @@ class TorchEngine:
     def max(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
         return torch.amax(x, dim=() if axis is None else axis, keepdim=keepdims)
 
-    def min(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
-        return torch.amin(x, dim=() if axis is None else axis, keepdim=keepdims)
-
-    def argmax(self, x: Array, axis: int) -> Array:
-        return torch.argmax(x, dim=axis)
-
-    def reshape(self, x: Array, shape: Sequence[int]) -> Array:
-        return torch.reshape(x, tuple(shape))
-
     def transpose(self, x: Array, axes: Sequence[int]) -> Array:
         return torch.permute(x, tuple(axes))
 
     def concat(self, xs: Sequence[Array], axis: int = 0) -> Array:
         return torch.cat(list(xs), dim=axis)
-
-    def stack(self, xs: Sequence[Array], axis: int = 0) -> Array:
-        return torch.stack(list(xs), dim=axis)
 
     def split(self, x: Array, parts: int, axis: int = -1) -> Sequence[Array]:
         return torch.tensor_split(x, parts, dim=axis)
@@ -291,9 +253,6 @@ class TorchEngine:
 
     def broadcast(self, x: Array, shape: Sequence[int]) -> Array:
         return torch.broadcast_to(x, tuple(shape))
-
-    def matmul(self, x: Array, y: Array) -> Array:
-        return torch.matmul(x, y)
 
     def einsum(self, subscripts: str, *xs: Array) -> Array:
         return torch.einsum(subscripts, *xs)
@@ -312,9 +271,6 @@ class TorchEngine:
 
     def softmax(self, x: Array, axis: int = -1) -> Array:
         return torch.softmax(x, dim=axis)
-
-    def log_softmax(self, x: Array, axis: int = -1) -> Array:
-        return torch.log_softmax(x, dim=axis)
 
     def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float = 1e-5) -> Array:
         return F.layer_norm(x, (x.shape[-1],), gain, bias, eps)
@@ -372,13 +328,13 @@ class TorchEngine:
         self,
         loss: Loss,
         params: Mapping[str, NDArray[Any]],
-        recipe: Recipe,
+        optimizer: Optimizer,
         *,
         constants: Mapping[str, NDArray[Any]] | None = None,
         trace_every: int = 0,
         compile: bool = False,
     ) -> Trainer:
-        return TorchTrainer(loss, params, recipe, constants or {}, trace_every, compile)
+        return TorchTrainer(loss, params, optimizer, constants or {}, trace_every, compile)
 
 
 ENGINE = TorchEngine()

@@ -8,9 +8,9 @@ from kourkoutas.lab.judging import endpoints as judged_by
 from kourkoutas.lab.judging import tuned
 from kourkoutas.lab.judging.analysis import Judged, judge, with_luck
 from kourkoutas.lab.judging.endpoints import PRIMARY, Measure, Numbers
-from kourkoutas.lab.judging.tuning import Tried
-from kourkoutas.lab.judging.tuning import Values as Chosen
 from kourkoutas.lab.judging.values import listed
+from kourkoutas.lab.planning.search import Tried
+from kourkoutas.lab.planning.search import Values as Chosen
 from kourkoutas.lab.results.store import Study
 
 

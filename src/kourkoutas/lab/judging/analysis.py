@@ -26,8 +26,8 @@ from kourkoutas.lab.judging.power import Detectable
 from kourkoutas.lab.judging.sensitivity import Sensitivity
 from kourkoutas.lab.judging.stats import Comparison, Contrast, all_notes
 from kourkoutas.lab.judging.targets import Target
-from kourkoutas.lab.judging.tuning import Tried
 from kourkoutas.lab.judging.values import Seed, Values, all_positive, check_known, listed, plain
+from kourkoutas.lab.planning.search import Tried
 from kourkoutas.lab.results.store import StoredRun, Study
 from kourkoutas.lab.specs import optimizers as recipes
 from kourkoutas.lab.specs.spec import RunResult

@@ -27,7 +27,7 @@ from dataclasses import replace
 import numpy as np
 
 from kourkoutas.lab.judging.stats import Array, Comparison, Contrast, holm
-from kourkoutas.lab.judging.tuning import Tried, Values
+from kourkoutas.lab.planning.search import Tried, Values
 
 DRAWS = 10_000
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from kourkoutas.lab.results.store import Arm, StoredRun, StudyRecord
+from kourkoutas.lab.results.store import StoredRun, StudyRecord
 from kourkoutas.lab.specs import optimizers as recipes
+from kourkoutas.lab.specs.spec import Arm
 
 
 def contrasts(record: StudyRecord, labels: Collection[str]) -> list[tuple[str, str]]:

@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kourkoutas.lab.judging.tuning import Tried
 from kourkoutas.lab.judging.values import plain
-from kourkoutas.lab.specs.tuning import Value
+from kourkoutas.lab.planning.search import Tried
+from kourkoutas.lab.specs.search_space import Value
 
 MARGIN = 0.05
 

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from kourkoutas.lab.judging import endpoints, planned, tuning
+from kourkoutas.lab.judging import endpoints, planned
 from kourkoutas.lab.judging.sensitivity import Sensitivity, sensitivities
 from kourkoutas.lab.judging.suspects import Suspects, suspects
 from kourkoutas.lab.judging.targets import Race, Reached, Target, races, reached
-from kourkoutas.lab.judging.tuning import Tried
+from kourkoutas.lab.planning.search import Tried, edge
 from kourkoutas.lab.results.store import StoredRun, Study
-from kourkoutas.lab.specs.tuning import Value
-from kourkoutas.lab.testbeds import Endpoint
-
-
-def score(run: StoredRun, endpoint: Endpoint) -> float:
-    """What a tuning run counts for, NaN when it diverged, failed or has not ended."""
-    if run.result is None or run.result.status != "ok":
-        return math.nan
-    value = endpoints.value_of(run, endpoint)
-    return math.nan if value is None else value
+from kourkoutas.lab.specs.search_space import Value
 
 
 def tried(study: Study, runs: Sequence[StoredRun] | None = None) -> dict[str, list[Tried]]:
@@ -37,7 +27,7 @@ def tried(study: Study, runs: Sequence[StoredRun] | None = None) -> dict[str, li
         values = tuple(question.values(run.spec).items())
         scores = found.setdefault(run.spec.optimizer, {}).setdefault(values, {})
         if run.result is not None:
-            scores[run.spec.seed] = score(run, primary)
+            scores[run.spec.seed] = endpoints.score(run, primary)
     return {
         label: [
             Tried(dict(values), tuple(scores.values()), len(set(question.seeds) - scores.keys()))
@@ -90,7 +80,7 @@ def fairness(study: Study, tuning_runs: Sequence[StoredRun], found: dict[str, li
         "optimizer; the best median of each is compared on other seeds."
     ]
     for label, values in record.chosen.items():
-        side = tuning.edge(question, found.get(label, ()), values)
+        side = edge(question, found.get(label, ()), values)
         if side is not None:
             name, value = next(iter(values.items()))
             lines.append(

@@ -25,7 +25,7 @@ from kourkoutas.lab.showing.drawing import (
     scale_of,
     tick_text,
 )
-from kourkoutas.lab.showing.looks import Look
+from kourkoutas.lab.specs.looks import Look
 
 Anchor = Callable[[str, Seed], str]  # where the page tells about a run
 

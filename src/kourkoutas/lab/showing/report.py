@@ -37,7 +37,6 @@ from kourkoutas.lab.showing import (
     curves,
     distributions,
     effects,
-    looks,
     maps,
     memories,
     reaching,
@@ -48,6 +47,7 @@ from kourkoutas.lab.showing.drawing import Drawing, element
 from kourkoutas.lab.showing.failures import Failure, failures
 from kourkoutas.lab.showing.pictures import embed
 from kourkoutas.lab.showing.status import Status, duration, name_of, status_of, words
+from kourkoutas.lab.specs import looks
 
 
 @dataclass(frozen=True)

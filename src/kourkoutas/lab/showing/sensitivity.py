@@ -14,7 +14,7 @@ import numpy as np
 from kourkoutas.lab.judging.sensitivity import Sensitivity
 from kourkoutas.lab.judging.tables import show
 from kourkoutas.lab.showing.drawing import Drawing, Panel, element, line_path
-from kourkoutas.lab.showing.looks import Look
+from kourkoutas.lab.specs.looks import Look
 
 
 def draw(
