@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,7 @@ def test_trajectories_are_those_of_a_finer_grid_and_shorter_steps(name: str, poi
 
 def test_the_time_differencing_is_of_fourth_order() -> None:
     exact = advanced(Solver(EQUATIONS["ks"], 32, 64, 128), start(64, 4, 0), 4)
-    one, two = (
-        np.abs(advanced(Solver(EQUATIONS["ks"], 32, 64, n), start(64, 4, 0), 4) - exact).max() for n in (8, 16)
-    )
+    one, two = (np.abs(advanced(Solver(EQUATIONS["ks"], 32, 64, n), start(64, 4, 0), 4) - exact).max() for n in (8, 16))
     assert 10 < one / two < 24
 
 
@@ -112,7 +111,9 @@ def test_the_error_is_the_mean_of_relative_errors_of_a_rollout(monkeypatch: pyte
     found = it.evaluate(Exact(), {}, 0)  # type: ignore[arg-type]
     assert found == pytest.approx({"error": stays.mean(), "one_step": stays[:, 0].mean()}, rel=1e-5)
     # One that blows up is as bad as can be, and finite.
-    monkeypatch.setattr(emulator, "_compiled", lambda engine: lambda params, u: np.full_like(u, np.inf if abs(u).max() > 9 else 10))
+    monkeypatch.setattr(
+        emulator, "_compiled", lambda engine: lambda params, u: np.full_like(u, np.inf if abs(u).max() > 9 else 1e6)
+    )
     assert it.evaluate(Exact(), {}, 0)["error"] == emulator.WORST  # type: ignore[arg-type]
 
 
@@ -121,7 +122,7 @@ def test_batches_are_steps_of_trajectories_and_do_not_depend_on_the_chunks() -> 
     got = it.batches(0, 6)
     np.testing.assert_array_equal(got["now"][4:], it.batches(4, 6)["now"])
     u = emulator.trajectories("ks", SMOKE.points, SMOKE.samples, SMOKE.horizon, emulator.TRAIN)
-    following = {a.tobytes(): b for t in u for a, b in zip(t[:-1], t[1:], strict=True)}
+    following = {a.tobytes(): b for t in u for a, b in itertools.pairwise(t)}
     for now, then in zip(got["now"].reshape(-1, SMOKE.points), got["next"].reshape(-1, SMOKE.points), strict=True):
         np.testing.assert_array_equal(following[now.tobytes()], then)
     assert not np.array_equal(got["now"], EmulatorProblem(SMOKE, 1).batches(0, 6)["now"])

@@ -121,9 +121,7 @@ def test_cole_and_hopfs_burgers_is_that_of_finite_differences() -> None:
         return NU * diffusion - convection
 
     times = np.array([0.25, 0.5, 0.75, 0.99])
-    found = solve_ivp(
-        rate, (0, 0.99), -np.sin(np.pi * x[1:-1]), "LSODA", times, rtol=1e-7, atol=1e-9, lband=1, uband=1
-    )
+    found = solve_ivp(rate, (0, 0.99), -np.sin(np.pi * x[1:-1]), "LSODA", times, rtol=1e-7, atol=1e-9, lband=1, uband=1)
     exact = cases.burgers(x[1:-1, None], times[None])
     assert np.linalg.norm(found.y - exact) / np.linalg.norm(exact) < 2e-4
     assert np.abs(found.y - exact).max() < 2e-3

@@ -1,9 +1,10 @@
-r"""An emulator of a 1-D equation, of APEBench's kind (arXiv 2411.00180): it learns one time step and is rolled out.
+r"""An emulator of a 1-D equation, of APEBench's kind: it learns one time step and is rolled out.
 
-| equation  | per time step, on a periodic domain of length 1                                | APEBench's scenario       |
-|-----------|--------------------------------------------------------------------------------|---------------------------|
-| `burgers` | u_t + b (u²/2)_x = ν u_xx                                                      | 1-D Burgers               |
-| `ks`      | u_t + b (u²/2)_x = -ν u_xx - μ u_xxxx (Kuramoto and Sivashinsky), chaotic      | conservative KS           |
+| equation  | per time step, on a periodic domain of length 1                         | APEBench's scenario    |
+|-----------|-------------------------------------------------------------------------|------------------------|
+| `burgers` | u_t + b (u²/2)_x = ν u_xx                                               | 1-D Burgers            |
+| `ks`      | u_t + b (u²/2)_x = -ν u_xx - μ u_xxxx, chaotic                          | conservative           |
+|           |                                                                         | Kuramoto–Sivashinsky   |
 
 APEBench states an equation by its difficulties for a grid of N points: γ₂ = 2N²ν, γ₄ = 8N⁴μ, δ = Nb. Burgers has
 γ₂ = 1.5 and δ = 2; KS γ₂ = 2, γ₄ = 15 and δ = 1. So a coarser grid gives an equation that is as hard for a network.
@@ -34,7 +35,7 @@ from numpy.typing import NDArray
 
 from kourkoutas.lab import engines
 from kourkoutas.lab.engines import Array, Batch, Batches, Engine, Loss, Params
-from kourkoutas.lab.specs.spec import unknown
+from kourkoutas.lab.errors import unknown
 from kourkoutas.lab.testbeds import PAPER, Endpoint, Plain, Problem, Testbed
 
 Floats = NDArray[np.float64]
@@ -62,7 +63,7 @@ EQUATIONS = {"burgers": Equation(1.5, 0.0, 2.0), "ks": Equation(-2.0, 15.0, 1.0,
 
 @dataclass(frozen=True)
 class Settings:
-    """The sizes of a run; the defaults are APEBench's. `samples` and `horizon` are of training, `depth` hidden layers."""
+    """The sizes of a run; the defaults are APEBench's. `samples` and `horizon` train, `tests` and `rollout` test."""
 
     equation: str = "ks"
     steps: int = 10_000
@@ -99,7 +100,7 @@ def start(points: int, samples: int, seed: int) -> Floats:
     amplitude = np.random.default_rng([seed, 1]).uniform(-1, 1, (samples, 2, MODES))
     # The largest value of a fine grid, so that a start does not depend on `points`.
     fine = _series(amplitude, 1_024)
-    return _series(amplitude, points) / np.abs(fine).max(1, keepdims=True)
+    return np.asarray(_series(amplitude, points) / np.abs(fine).max(1, keepdims=True))
 
 
 def _series(amplitude: Floats, points: int) -> Floats:

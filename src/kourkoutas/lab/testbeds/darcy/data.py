@@ -3,9 +3,8 @@ r"""Darcy flow in the unit square: permeabilities and pressures, by a finite-vol
 .. math::
     -∇·(a ∇u) = 1, \qquad u = 0 \text{ on the boundary}, \qquad a = 12 \text{ where } g > 0, \text{ else } 3
 
-g is a Gaussian field of covariance (-Δ + 9)⁻² with zero slope at the boundary, as in Li et al. (arXiv 2010.08895), whose
-files neuraloperator's small Darcy set is taken from. a and u are given at the centres of `grid` × `grid` cells; u is
-solved for on cells `REFINE` times smaller.
+g is a Gaussian field of covariance (-Δ + 9)⁻² with zero slope at the boundary and mean zero, as in Li et al. (arXiv
+2010.08895). a and u are given at the centres of `grid` × `grid` cells; u is solved for on cells `REFINE` times smaller.
 
 NOTE: the pairs are cached as one file per content hash in the folder of `kourkoutas.lab.corpus.cache_folder`.
 """
@@ -32,7 +31,7 @@ Floats = NDArray[np.float64]
 HIGH, LOW = 12.0, 3.0
 # Odd, so that the centre of a cell is the centre of one of its parts.
 REFINE = 5
-# Modes of g along each coordinate: those left out have less than 1e-4 of its variance.
+# Modes of g along each coordinate.
 MODES = 32
 _VERSION = 1
 

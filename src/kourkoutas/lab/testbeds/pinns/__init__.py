@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from kourkoutas.lab import engines
 from kourkoutas.lab.engines import Array, Batch, Batches, Engine, Loss, Params
-from kourkoutas.lab.specs.spec import unknown
+from kourkoutas.lab.errors import unknown
 from kourkoutas.lab.testbeds import PAPER, Endpoint, Plain, Problem, Testbed
 from kourkoutas.lab.testbeds.pinns import network
 from kourkoutas.lab.testbeds.pinns.cases import CASES, Counts
@@ -183,7 +183,10 @@ TESTBEDS: tuple[Testbed, ...] = (
         "Burgers 1-D PINN (DeepXDE's example)",
         (
             ("smoke", Settings("burgers1d", steps=100, width=8, depth=2, interior=64, boundary=8, initial=16)),
-            ("laptop", Settings("burgers1d", steps=15_000, width=20, depth=3, interior=2_540, boundary=80, initial=160)),
+            (
+                "laptop",
+                Settings("burgers1d", steps=15_000, width=20, depth=3, interior=2_540, boundary=80, initial=160),
+            ),
             # The example goes on with L-BFGS after these steps: `kbeta-lbfgs`.
             ("paper", Settings("burgers1d", steps=15_000, width=20, depth=3, interior=2_540, boundary=80, initial=160)),
             # PINNacle's sizes for the same equation.

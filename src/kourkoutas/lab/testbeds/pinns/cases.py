@@ -1,11 +1,11 @@
-r"""The equations, their conditions and their solutions: facts of DeepXDE's example and of PINNacle (arXiv 2306.08827).
+r"""The equations, their conditions and their solutions: DeepXDE's example, and PINNacle (arXiv 2306.08827).
 
-| case         | equation                                              | conditions                                      |
-|--------------|-------------------------------------------------------|-------------------------------------------------|
-| `burgers1d`  | u_t + u u_x = (0.01/π) u_xx, [-1, 1] × [0, 0.99]      | u(x, 0) = -sin πx; u = 0 at the walls           |
-| `wave1d_c`   | u_tt = 4 u_xx, [0, 1] × [0, 1]                        | u and u_t of the solution at t = 0; walls       |
-| `heat2d_ms`  | u_t = u_xx/(500π)² + u_yy/π², [0, 1]² × [0, 5]        | u(x, y, 0) = sin 20πx sin πy; u = 0 at the walls |
-| `poisson2d_c`| Δu = 0, [-½, ½]² less four discs of radius 0.1        | u = 1 on the square, 0 on the discs             |
+| case          | equation                                           | conditions                                    |
+|---------------|----------------------------------------------------|-----------------------------------------------|
+| `burgers1d`   | u_t + u u_x = (0.01/π) u_xx, [-1, 1] × [0, 0.99]   | u(x, 0) = -sin πx; u = 0 at the walls         |
+| `wave1d_c`    | u_tt = 4 u_xx, [0, 1] × [0, 1]                     | u of the solution and u_t = 0 at t = 0; walls |
+| `heat2d_ms`   | u_t = u_xx/(500π)² + u_yy/π², [0, 1]² × [0, 5]     | u(x, y, 0) = sin 20πx sin πy; u = 0 at walls  |
+| `poisson2d_c` | Δu = 0, [-½, ½]² less four discs of radius 0.1     | u = 1 on the square, 0 on the discs           |
 
 Coordinates stand in the order in which they are written, time last.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -256,7 +255,9 @@ def _heat_residual(u: Array, slopes: Array, second: Array) -> Array:
 
 CASES: Mapping[str, Case] = {
     "burgers1d": Case(2, (1.0, 0.0), _burgers_residual, _draw_burgers, ("walls", "initial"), _true_burgers),
-    "wave1d_c": Case(2, (-(SPEED**2), 1.0), _second_order_residual, _draw_wave, ("walls", "initial"), _true_wave, at_rest=1),
+    "wave1d_c": Case(
+        2, (-(SPEED**2), 1.0), _second_order_residual, _draw_wave, ("walls", "initial"), _true_wave, at_rest=1
+    ),
     "heat2d_ms": Case(3, (*HEAT, 0.0), _heat_residual, _draw_heat, ("walls", "initial"), _true_heat),
     "poisson2d_c": Case(2, (1.0, 1.0), _second_order_residual, _draw_poisson, ("sides", "discs"), _true_poisson),
 }

@@ -62,8 +62,6 @@ def channels(E: Engine, params: Params, x: Array, second: tuple[float, ...]) -> 
         t = E.tanh(z[0] + params[f"layer{k}.b"])
         t1 = 1 - E.square(t)
         linear = E.expand(t1, 0) * z[1:]  # t' zᵢ and t' L z
-        h = E.concat(
-            [E.expand(t, 0), linear[:-1], E.expand(linear[-1] - 2 * t * t1 * _curved(E, z[1:-1], second), 0)]
-        )
+        h = E.concat([E.expand(t, 0), linear[:-1], E.expand(linear[-1] - 2 * t * t1 * _curved(E, z[1:-1], second), 0)])
     y = (h @ params[f"layer{last}.w"])[..., 0]
     return y[0] + params[f"layer{last}.b"], y[1:-1], y[-1]
