@@ -9,11 +9,14 @@
 | adafactor-beta2               | Adam with β2 = 1 - t^-0.8                                                           |
 | adam90, adam95, adam99, adam999 | the framework's Adam, β1 0.9, eps 1e-8, bias correction on                        |
 | adam-mid                      | Adam with β2 = ½(β2_min + β2_max): is it the mean value?                            |
+| adam-equal                    | Adam with β1 = β2 = 0.95                                                            |
 | X-warm                        | one of these, its learning rate times √(1 - 0.999^t): the hidden warmup?            |
 | adam95-nobc, adam999-nobc     | Adam without bias correction                                                        |
 | radam, adabelief, yogi, …     | rivals, from torch.optim, optax, mlx.optimizers or pytorch_optimizer as installed   |
 | muon                          | Muon on the matrices, Adam (adam999) on the rest: `muon+adam999`                    |
 | schedulefree, soap            | schedule-free AdamW (package schedulefree), SOAP (package pytorch_optimizer)        |
+| adagc, stable-spam, stableadamw, laprop | for spikes, from pytorch_optimizer, with its defaults and no weight decay |
+| lbfgs, kbeta-lbfgs            | L-BFGS; K-β for a share of the steps, then L-BFGS: `specs.switching`                |
 | torch.X, optax.x, mlx.X, pytorch_optimizer.X | any other optimizer of that library, with its own keywords as options |
 | A+B                           | A on some parameters, B on the rest: see `kourkoutas.lab.specs.groups`              |
 
@@ -29,7 +32,8 @@ NOTE: Muon's step is scaled to the size of Adam's (0.2·√(longer side)), so th
 Schedule-free AdamW is evaluated at its average; a user's own function calls its `eval()` and `train()` itself.
 
 NOTE: learning rates come from the testbed's schedule, times `Recipe.lr_factor`, one number per step. `lbfgs` searches
-its own step length from a first guess of 1, whatever the schedule; it suits losses without noise.
+its own step length from a first guess of 1, whatever the schedule. It is for losses that are the same at every step:
+a testbed that draws batches is refused.
 """
 
 from __future__ import annotations
@@ -49,6 +53,7 @@ from kourkoutas.lab.engines import training
 from kourkoutas.lab.errors import unknown
 from kourkoutas.lab.specs.groups import MATRICES, optax_pair, parted, taker, torch_pair
 from kourkoutas.lab.specs.spec import coerce, guess
+from kourkoutas.lab.specs.switching import SHARE, check_switch, steps_before, torch_switch
 from kourkoutas.rule import HYPER_NAMES, Hyper
 
 WARM = 0.999
@@ -58,6 +63,7 @@ LATE = 2**24
 
 CONTROLS = ("kbeta-static", "adam-mid", "adam95-warm", "adam999-warm", "kbeta-exact")
 FIXED = {"adam90": 0.9, "adam95": 0.95, "adam99": 0.99, "adam999": 0.999}
+EQUAL = 0.95  # β1 and β2 of adam-equal
 _ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "bias_correction": True}
 
 
@@ -114,6 +120,22 @@ RIVALS: dict[str, Rival] = {
         {"torch": "pytorch_optimizer:SOAP"},
         {"beta1": 0.95, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0},
     ),
+    "adagc": Rival(
+        {"torch": "pytorch_optimizer:AdaGC"},
+        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
+    ),
+    "stable-spam": Rival(
+        {"torch": "pytorch_optimizer:StableSPAM"},
+        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
+    ),
+    "stableadamw": Rival(
+        {"torch": "pytorch_optimizer:StableAdamW"},
+        {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0},
+    ),
+    "laprop": Rival(
+        {"torch": "pytorch_optimizer:LaProp"},
+        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-15, "weight_decay": 0.0},
+    ),
     # One iteration per step; the line search evaluates the loss and its gradient two or more times.
     "lbfgs": Rival(
         {"torch": "torch.optim:LBFGS"},
@@ -158,6 +180,8 @@ LABELS = (
     *CONTROLS,
     *(label for base in (*FIXED, "kbeta-exact", "adafactor-beta2") if (label := f"{base}-warm") not in CONTROLS),
     "kbeta-fixed",
+    "kbeta-lbfgs",
+    "adam-equal",
     "adam95-nobc",
     "adam999-nobc",
     *RIVALS,
@@ -185,6 +209,18 @@ class Recipe:
     @property
     def options(self) -> dict[str, Any]:
         return dict(self.items)
+
+    @property
+    def full_batch(self) -> bool:
+        """Whether it needs the same loss at every step."""
+        return self.family in ("lbfgs", "kbeta-lbfgs")
+
+    def over(self, steps: int) -> Recipe:
+        """The recipe for a run of `steps` steps: a share of them becomes a number."""
+        if self.family != "kbeta-lbfgs":
+            return self
+        items = {**self.options, "after": steps_before(self.options, steps)}
+        return dataclasses.replace(self, items=tuple(sorted(items.items())))
 
     # What an engine asks of it: see `kourkoutas.lab.engines.Optimizer`.
 
@@ -255,6 +291,10 @@ def recipe(label: str, kbeta: Mapping[str, Any] | None = None, overrides: Mappin
     if base in ("kbeta", "kbeta-static", "kbeta-fixed", "kbeta-exact", "kbeta-exact-warm"):
         family, options = "kbeta", _kbeta_options(base.removesuffix("-warm"), kbeta or {}, overrides)
         warm = WARM if base.endswith("-warm") else None
+    elif base == "kbeta-lbfgs":
+        switch = {"share": guess(overrides.pop("share", SHARE)), "after": guess(overrides.pop("after", None))}
+        check_switch(**switch)
+        family, options = base, {**_kbeta_options(base, kbeta or {}, overrides), **switch}
     elif base in LABELS and base.startswith("adam") and base not in RIVALS:
         family, options, warm = "adam", *_adam_options(base, kbeta or {}, overrides)
     elif base in RIVALS or base == "adafactor-beta2-warm":
@@ -334,9 +374,12 @@ def _adam_options(
 ) -> tuple[dict[str, Any], float | None]:
     hyper = Hyper.pick(kbeta)
     options: dict[str, Any] = dict(_ADAM)
-    options["beta2"] = (
-        round((hyper.beta2_min + hyper.beta2_max) / 2, 12) if base == "adam-mid" else FIXED[base.partition("-")[0]]
-    )
+    if base == "adam-mid":
+        options["beta2"] = round((hyper.beta2_min + hyper.beta2_max) / 2, 12)
+    elif base == "adam-equal":
+        options["beta1"] = options["beta2"] = EQUAL
+    else:
+        options["beta2"] = FIXED[base.partition("-")[0]]
     options["bias_correction"] = not base.endswith("-nobc")
     for name, value in overrides.items():
         if name not in options:
@@ -355,6 +398,8 @@ def engines_of(recipe: Recipe) -> tuple[str, ...]:
         return tuple(
             engine for engine in ("torch", "jax") if engine in engines_of(first) and engine in engines_of(rest)
         )
+    if recipe.family == "kbeta-lbfgs":
+        return ("torch",)
     if recipe.family in RIVALS:
         return tuple(RIVALS[recipe.family].homes)
     return (_LIBRARIES[recipe.family.partition(".")[0]][0],)
@@ -363,10 +408,10 @@ def engines_of(recipe: Recipe) -> tuple[str, ...]:
 def check(recipe: Recipe, engine: str) -> None:
     """Raise unless `recipe` can be built on `engine`: the optimizer exists there, its library is installed, and it has
     the options."""
-    if "+" in recipe.family:
+    if "+" in recipe.family or recipe.family == "kbeta-lbfgs":
         if engine not in engines_of(recipe):
             raise _elsewhere(recipe, engine)
-        for part in parts(recipe):
+        for part in parts(recipe) if "+" in recipe.family else ():
             check(part, engine)
     elif recipe.family not in ("kbeta", "adam"):
         _rival(recipe, engine)
@@ -421,6 +466,8 @@ def build_torch(recipe: Recipe, named: Sequence[tuple[str, Any]], diagnostics: b
         from kourkoutas.torch import KourkoutasBeta
 
         return KourkoutasBeta(named, lr=0.0, diagnostics=diagnostics, **recipe.options)
+    if recipe.family == "kbeta-lbfgs":
+        return _torch_switch(recipe, named)
     if "+" in recipe.family:
         return _torch_pair(recipe, named)
     tensors = [p for _, p in named]
@@ -443,6 +490,21 @@ def build_torch(recipe: Recipe, named: Sequence[tuple[str, Any]], diagnostics: b
                 "exp_avg_sq": torch.zeros_like(p),
             }
     return optimizer
+
+
+def _torch_switch(recipe: Recipe, named: Sequence[tuple[str, Any]]) -> Any:
+    import torch
+
+    from kourkoutas.torch import KourkoutasBeta
+
+    options = recipe.options
+    _, after = options.pop("share"), options.pop("after")
+    if after is None:
+        raise ValueError(
+            f"optimizer {recipe.label!r} must know after how many steps to change: set {recipe.label}.after=1000"
+        )
+    first = KourkoutasBeta(named, lr=0.0, **options)
+    return torch_switch(first, torch.optim.LBFGS([p for _, p in named], lr=1.0, **RIVALS["lbfgs"].options), after)
 
 
 def _torch_pair(recipe: Recipe, named: Sequence[tuple[str, Any]]) -> Any:
