@@ -220,11 +220,11 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
 
 def _record(state: dict[str, Any], plan: Plan, step: rule.Step | None) -> None:
     """Write (sun, β2, n) of all buckets: NaN for those without a gradient (`step` is None: all) and those skipped."""
-    row = mx.full((len(KEYS), plan.buckets), math.nan, state["ring"].dtype)
-    if step is not None:
-        here = mx.stack([step.sun, step.beta2, step.norm])
-        numbers = None if plan.columns is None else mx.array([plan.columns] * len(KEYS), mx.int32)
-        row = here if numbers is None else mx.put_along_axis(row, numbers, here, axis=1)
+    row = None if step is None else mx.stack([step.sun, step.beta2, step.norm])
+    if row is None or plan.columns is not None:
+        blank = mx.full((len(KEYS), plan.buckets), math.nan, state["ring"].dtype)
+        here = mx.array([plan.columns or ()] * len(KEYS), mx.int32)
+        row = blank if row is None else mx.put_along_axis(blank, here, row, axis=1)
     # ring[(t-1) % WINDOW] = (sun, β2, n) of step t
     state["ring"] = mx.slice_update(state["ring"], row[None], (state["count"] % WINDOW).reshape(1), (0,))
     state["count"] = state["count"] + 1
