@@ -167,9 +167,9 @@ def test_timm_makes_kbeta_from_its_dotted_name():
     from timm.optim import create_optimizer_v2, list_optimizers
     from timm.optim._optim_factory import OptimInfo, default_registry
 
-    default_registry.register(OptimInfo(name="kbeta_dotted", opt_class="kourkoutas.torch.KourkoutasBeta"))
-    assert "kbeta_dotted" in list_optimizers()
-    optimizer = create_optimizer_v2(torch.nn.Linear(2, 2), opt="kbeta_dotted", lr=0.5, weight_decay=0.25, eps=1e-6)
+    default_registry.register(OptimInfo(name="kbetadotted", opt_class="kourkoutas.torch.KourkoutasBeta"))
+    assert "kbetadotted" in list_optimizers()
+    optimizer = create_optimizer_v2(torch.nn.Linear(2, 2), opt="kbetadotted", lr=0.5, weight_decay=0.25, eps=1e-6)
     assert isinstance(optimizer, KourkoutasBeta)
     assert {group["eps"] for group in optimizer.param_groups} == {1e-6}
 
