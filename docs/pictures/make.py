@@ -89,7 +89,7 @@ def spike(theme: str) -> Figure:
     axes[1].set_ylim(0, 1)
     axes[2].set_ylim(0.875, 1.004)
     axes[2].axhline(BETA2_MAX, color=THEMES[theme]["ink"], lw=1, ls="--")
-    axes[2].text(249, 0.978, "Adam: 0.999, always", ha="right", fontsize=9)
+    axes[2].text(246, 0.978, "Adam: 0.999, always", ha="right", fontsize=9)
     axes[2].set_xlabel("training step")
     before = norm[at - 10 : at].mean()
     notes = (
