@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.showing.drawing import Array, Drawing, Panel, band_path, element, line_path, log_suits
-from kourkoutas.lab.showing.looks import Look
+from kourkoutas.lab.specs.looks import Look
 
 MOST_POINTS = 160  # per drawn curve; longer ones are averaged in blocks
 MOST_PANELS = 24  # arms with a panel of their own

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from kourkoutas.lab.judging.fitting import NAME, Fitting
+from kourkoutas.lab.showing.fitting import NAME, Fitting
 from kourkoutas.lab.running.crew import Observer
 from kourkoutas.lab.running.study import Guard
 from kourkoutas.lab.showing.drawing import shorten

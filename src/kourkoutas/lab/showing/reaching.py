@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from kourkoutas.lab.judging.targets import Reached, until
 from kourkoutas.lab.results.store import StoredRun
 from kourkoutas.lab.showing.drawing import Drawing, Panel, element, line_path
-from kourkoutas.lab.showing.looks import Look
+from kourkoutas.lab.specs.looks import Look
 
 NOTE = (
     "Steps are those that were logged. A run that never got there counts behind all that did, and two that never did "
