@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kourkoutas.lab.running import hiring, study
-from kourkoutas.lab.specs import plan as planning
+from kourkoutas.lab import api
+from kourkoutas.lab.planning import plan as planning
+from kourkoutas.lab.running import hiring
 
 TASK = """
 import time
@@ -57,7 +58,7 @@ def main() -> None:
             f"{file}:train", seeds=seeds, optimizers=["kbeta"], options={"seconds": str(given.seconds)}
         )
         clock, start = Clock(), time.perf_counter()
-        out = study.execute(made, Path(folder) / "out", command="benchmark", hire=hire, retries=retries, observer=clock)
+        out = api.execute(made, Path(folder) / "out", command="benchmark", hire=hire, retries=retries, observer=clock)
         ends = [run.result.status for run in out.runs() if run.result is not None]
     took = clock.last - clock.ready
     overhead = clock.workers * took / given.runs - given.seconds

@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("scipy")
 
+from kourkoutas.lab import api
+from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import study as running
-from kourkoutas.lab.specs import plan as planning
-from kourkoutas.lab.specs import tuning as asking
+from kourkoutas.lab.specs import search_space as asking
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 FILE = Path(__file__).parents[1] / "benchmarks" / "memory_trial.py"
@@ -57,7 +57,9 @@ def made(levels, *, without=(), ends=None):
         **base,
         arms=[store.Arm(label=arm, optimizer=arm) for arm in labels],
         seeds=list(range(10)),
-        tuning=asking.tuning(asking.parse_tune(["lr=1e-3:4e-3"]), trials=3, seeds=[100, 101], test_seeds=[0], budget=1),
+        tuning=asking.search_space(
+            asking.parse_tune(["lr=1e-3:4e-3"]), trials=3, seeds=[100, 101], test_seeds=[0], budget=1
+        ),
         chosen={arm: {"lr": CHOSEN} for arm in labels},
         command="",
         created="",
@@ -218,11 +220,13 @@ class Counting:
 def test_a_study_goes_on_from_the_kept_archive_without_repeating_a_run(tmp_path):
     file = tmp_path / "task.py"
     file.write_text(TASK)
-    question = asking.tuning(asking.parse_tune(["lr=0.01:0.04"]), trials=3, seeds=[100], test_seeds=[0, 1], budget=0)
+    question = asking.search_space(
+        asking.parse_tune(["lr=0.01:0.04"]), trials=3, seeds=[100], test_seeds=[0, 1], budget=0
+    )
 
     def study(out, arms, observer):
         plan = planning.plan_own(f"{file}:train", optimizers=arms, seeds=[0, 1], tuning=question)
-        return running.execute(plan, out, command="…", workers=1, observer=observer)
+        return api.execute(plan, out, command="…", workers=1, observer=observer)
 
     first = study(tmp_path / "one" / "D", ["kbeta"], Counting())
     assert trial.keep(tmp_path / "one", "D", tmp_path / "kept") == 5

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results.files import row_of
 from kourkoutas.lab.running import study
-from kourkoutas.lab.specs import plan as planning
 from kourkoutas.torch import KourkoutasBeta
 from kourkoutas.trace import TensorBoardSink, Trace, WandbSink
 

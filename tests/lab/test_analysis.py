@@ -14,9 +14,9 @@ from scipy import stats as scipy_stats
 from statsmodels.stats.power import TTestPower
 
 from kourkoutas.lab.judging import analysis, attribution, endpoints, planned, power, stats, tables, verdicts
+from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
 from kourkoutas.lab.showing import report
-from kourkoutas.lab.specs import plan as planning
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 CODE = store.Code(file="task.py", function="train", sha256="0" * 64)

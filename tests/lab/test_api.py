@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import kourkoutas.lab as lab
-from kourkoutas.lab import shipping
+from kourkoutas.lab.planning import shipping
 
 ARMS = ["kbeta", "adam95"]
 TASK = """

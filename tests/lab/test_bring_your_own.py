@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kourkoutas.lab import api
+from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import study, trial, worker
-from kourkoutas.lab.showing import sinks
-from kourkoutas.lab.specs import plan as planning
+from kourkoutas.lab.running import sinks, study, trial, worker
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -242,7 +242,7 @@ def test_the_example_runs_as_a_study_and_every_arm_learns(tmp_path: Path, framew
     plan = planning.plan_own(
         f"{EXAMPLES / f'my_task_{framework}.py'}:train", optimizers=["kbeta", "adam95"], options={"steps": "60"}
     )
-    runs = study.execute(plan, tmp_path / "out", command="test", workers=1).runs()
+    runs = api.execute(plan, tmp_path / "out", command="test", workers=1).runs()
     assert [run.result.error for run in runs if run.result] == [None, None]
     for run in runs:
         assert run.result is not None

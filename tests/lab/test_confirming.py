@@ -12,7 +12,7 @@ import scipy.stats
 
 from kourkoutas.lab.judging import confirming, stats
 from kourkoutas.lab.judging.confirming import counted
-from kourkoutas.lab.judging.tuning import Tried
+from kourkoutas.lab.planning.search import Tried
 
 CHOSEN = {"a": {"lr": 1.0}, "b": {"lr": 1.0}}
 POINTS = 80  # of the quadrature in each of three directions; 200 move p by less than 0.001

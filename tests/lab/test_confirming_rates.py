@@ -11,11 +11,11 @@ import pytest
 
 from kourkoutas.lab.judging import stats, tuning
 from kourkoutas.lab.judging.confirming import counted
-from kourkoutas.lab.specs import tuning as asking
+from kourkoutas.lab.specs import search_space as asking
 
 STUDIES = 200
 BEST = {"a": -2.4, "b": -2.4}  # log10 of the best learning rate, between two values of the grid
-QUESTION = asking.tuning(
+QUESTION = asking.search_space(
     asking.parse_tune(["lr=1e-4:1e-1"]), trials=8, seeds=range(100, 103), test_seeds=range(10), budget=2
 )
 

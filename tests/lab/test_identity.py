@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from kourkoutas.lab.judging import analysis
+from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
 from kourkoutas.lab.running import study
 from kourkoutas.lab.showing import report
-from kourkoutas.lab.specs import plan as planning
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.lab.testbeds import rare_trigger
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from kourkoutas.lab import api
+from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import hiring, memory, pool, study
+from kourkoutas.lab.running import hiring, memory, pool
 from kourkoutas.lab.running.crew import Limits
-from kourkoutas.lab.specs import plan as planning
 
 measured = pytest.mark.skipif(not memory.measurable(), reason="the system does not tell the memory of a process")
 
@@ -25,7 +26,7 @@ def execute(folder: Path, source: str, seeds: str = "0-2", *, retries: int = 0, 
     file.write_text(source)
     made = planning.plan_own(f"{file}:train", seeds=planning.parse_seeds(seeds), optimizers=["kbeta"])
     hire = pool.hire(2, Limits(**limits))
-    return study.execute(made, folder / "out", command="test", hire=hire, retries=retries).runs()
+    return api.execute(made, folder / "out", command="test", hire=hire, retries=retries).runs()
 
 
 def ends(runs: list[store.StoredRun]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What crosses between machines: run folders, code, snapshots."""
+"""What crosses between machines: run folders, code, backups."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kourkoutas.lab.results import parcel
+from kourkoutas.lab.results.backups import Backups, resolved
 from kourkoutas.lab.results.files import read_json
-from kourkoutas.lab.results.snapshots import Snapshots, resolved
 from kourkoutas.lab.specs.spec import RunResult
 
 
@@ -81,12 +81,12 @@ def test_a_tar_that_leads_out_of_the_folder_is_refused() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
-def test_the_newest_whole_snapshot_is_found_and_only_two_are_kept(tmp_path: Path, scheme: str) -> None:
+def test_the_newest_whole_backup_is_found_and_only_two_are_kept(tmp_path: Path, scheme: str) -> None:
     pytest.importorskip("fsspec")
-    kept = Snapshots(f"{scheme}{tmp_path}", "study")
+    kept = Backups(f"{scheme}{tmp_path}", "study")
     assert not kept.seen()
     kept.prepare()
-    assert Snapshots(f"{scheme}{tmp_path}", "study").seen()
+    assert Backups(f"{scheme}{tmp_path}", "study").seen()
     assert kept.newest("run") is None
     for step in range(4):
         kept.save("run", {"checkpoint/step": b"%d" % step})

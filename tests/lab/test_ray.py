@@ -432,8 +432,9 @@ def test_errors_crashes_and_memory_on_a_node_are_recorded_as_they_are_here(clust
 # Prints the steps of a study's progress: what a resumed run is told by.
 DRIVER = """
 import sys
-from kourkoutas.lab.running import ray, study
-from kourkoutas.lab.specs import plan as planning
+from kourkoutas.lab import api
+from kourkoutas.lab.running import ray
+from kourkoutas.lab.planning import plan as planning
 
 class Watch:
     def planned(self, *counts): pass
@@ -444,7 +445,7 @@ class Watch:
 made = planning.plan_testbed("char_lm", preset="smoke", engine="torch", optimizers=["kbeta"], seeds=[3],
     options={"steps": sys.argv[3], "width": "16", "layers": "1", "characters": "30000", "eval_windows": "8",
              "evaluate_every": "100"})
-study.execute(made, sys.argv[2], command="test", hire=ray.hire(sys.argv[1], storage=sys.argv[4] or None), retries=2,
+api.execute(made, sys.argv[2], command="test", hire=ray.hire(sys.argv[1], storage=sys.argv[4] or None), retries=2,
               checkpoint_every=50, observer=Watch())
 """
 
@@ -521,13 +522,14 @@ def test_what_the_cluster_cannot_do_is_one_line_and_makes_no_run(
 OTHER = """
 import sys
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import ray, study
-from kourkoutas.lab.specs import plan as planning
+from kourkoutas.lab import api
+from kourkoutas.lab.running import ray
+from kourkoutas.lab.planning import plan as planning
 
 store.versions = lambda: {"numpy": "0.1"}
 made = planning.plan_own(sys.argv[3] + ":train", optimizers=["kbeta"], options={"witness": sys.argv[4]})
 try:
-    study.execute(made, sys.argv[2], command="test", hire=ray.hire(sys.argv[1]))
+    api.execute(made, sys.argv[2], command="test", hire=ray.hire(sys.argv[1]))
 except ValueError as error:
     sys.exit(str(error))
 """

@@ -8,9 +8,9 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from kourkoutas.lab.judging.sensitivity import Sensitivity, sensitivities
-from kourkoutas.lab.judging.tuning import Tried
+from kourkoutas.lab.planning.search import Tried
 from kourkoutas.lab.showing import sensitivity as drawing
-from kourkoutas.lab.showing.looks import looks_of
+from kourkoutas.lab.specs.looks import looks_of
 
 NAN = math.nan
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from kourkoutas.lab import api
 from kourkoutas.lab.judging.analysis import analyse, as_json
+from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
 from kourkoutas.lab.running import study, trial
-from kourkoutas.lab.specs import plan as planning
 from kourkoutas.lab.specs.spec import RunSpec
 
 README = """
@@ -39,7 +40,7 @@ def executed(tmp_path: Path, source: str, seeds: str = "0-1", **more: Any) -> st
     file.write_text(source)
     optimizers = more.pop("optimizers", ["kbeta", "adam95"])
     made = planning.plan_own(f"{file}:train", optimizers=optimizers, seeds=planning.parse_seeds(seeds), **more)
-    return study.execute(made, tmp_path / "out", command="test", workers=2)
+    return api.execute(made, tmp_path / "out", command="test", workers=2)
 
 
 def trial_of(folder: Path, **settings: Any) -> trial.Trial:

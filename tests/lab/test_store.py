@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from kourkoutas.lab.results import store
+from kourkoutas.lab.specs.search_space import Axis, SearchSpace
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
-from kourkoutas.lab.specs.tuning import Axis, Tuning
 
 SPEC = RunSpec(testbed="bowl", optimizer="kbeta", seed=0)
 RESULT = RunResult(
@@ -333,9 +333,9 @@ def test_a_tuned_study_compares_the_chosen_values_on_test_seeds_only(tmp_path: P
     assert study.record.arm("nobody") is None
 
 
-def tuned(**changes: Any) -> Tuning:
+def tuned(**changes: Any) -> SearchSpace:
     axes = (Axis(name="lr", low=0.1, high=0.2),)
-    return Tuning(**{"axes": axes, "trials": 2, "seeds": (100,), "budget": 0, **changes})
+    return SearchSpace(**{"axes": axes, "trials": 2, "seeds": (100,), "budget": 0, **changes})
 
 
 def test_another_tuning_is_another_study(tmp_path: Path) -> None:

@@ -19,15 +19,15 @@ from typer.testing import CliRunner
 from kourkoutas import bench
 from kourkoutas.cli import running as cli
 from kourkoutas.cli.app import app
+from kourkoutas.lab import api
 from kourkoutas.lab.judging import analysis, confirming, stats, tables, targets, tuned, tuning, verdicts
 from kourkoutas.lab.judging.across import compare_studies
 from kourkoutas.lab.judging.targets import Target
-from kourkoutas.lab.judging.tuning import Tried
+from kourkoutas.lab.planning.search import Tried
 from kourkoutas.lab.results import export, files, store
-from kourkoutas.lab.running import study as running
 from kourkoutas.lab.running import trial
 from kourkoutas.lab.showing import commands, curves, looks, progress, recorded, report, status
-from kourkoutas.lab.specs import tuning as asking
+from kourkoutas.lab.specs import search_space as asking
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from tests.lab import made_study
 from tests.lab.test_analysis import CODE, folder
@@ -179,7 +179,7 @@ def test_the_race_to_a_target_is_adjusted_for_planned_arms_without_runs(tmp_path
 # The luck of the tuning
 
 
-QUESTION = asking.tuning(
+QUESTION = asking.search_space(
     asking.parse_tune(["lr=1e-3:4e-3"]), trials=3, seeds=[100, 101, 102], test_seeds=range(8), budget=0
 )
 RATES = (1e-3, 2e-3, 4e-3)
@@ -269,7 +269,7 @@ def test_p_is_never_nought_and_the_luck_of_a_tuning_makes_nothing_surer() -> Non
 
 
 def test_a_tuning_in_which_everything_diverges_goes_on_downwards() -> None:
-    question = asking.tuning(asking.parse_tune(["lr=1e-1:1"]), trials=2, seeds=[100], test_seeds=[0], budget=9)
+    question = asking.search_space(asking.parse_tune(["lr=1e-1:1"]), trials=2, seeds=[100], test_seeds=[0], budget=9)
 
     def measure(requests: Sequence[tuple[str, Any]]) -> list[tuple[float, ...]]:
         return [(abs(math.log10(v["lr"]) + 5) if v["lr"] < 2e-5 else math.nan,) for _, v in requests]
@@ -429,7 +429,7 @@ def test_the_answer_is_printed_before_the_page_is_made(tmp_path: Path, monkeypat
     def breaks(*given: Any, **more: Any) -> Path:
         raise ValueError("no page")
 
-    monkeypatch.setattr(running, "execute", lambda *given, **more: made)
+    monkeypatch.setattr(api, "execute", lambda *given, **more: made)
     monkeypatch.setattr(cli, "write_report", breaks)
     for more in ([], ["--json"]):
         done = CliRunner().invoke(app, ["study", f"{tmp_path / 'task.py'}:train", "--out", str(made.path), *more])

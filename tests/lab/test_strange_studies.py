@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 import kourkoutas.lab as lab
-from kourkoutas.lab import shipping
+from kourkoutas.lab.planning import plan as planning
+from kourkoutas.lab.planning import shipping
 from kourkoutas.lab.results import store
 from kourkoutas.lab.running import study
 from kourkoutas.lab.running import trial as trial_module
-from kourkoutas.lab.specs import plan as planning
-from kourkoutas.lab.specs import tuning
+from kourkoutas.lab.specs import search_space
 from kourkoutas.lab.specs.spec import RunSpec
 
 
@@ -95,8 +95,8 @@ def test_values_of_globals_defaults_classes_and_objects_count(tmp_path: Path) ->
         textwrap.dedent(
             """
             import sys
-            from kourkoutas.lab import shipping
-            from kourkoutas.lab.specs import plan
+            from kourkoutas.lab.planning import shipping
+            from kourkoutas.lab.planning import plan
             A, B, C, D, unused = map(int, sys.argv[1])
             endless = [1]
             endless.append(endless)
@@ -271,25 +271,27 @@ def test_settings_of_python_are_kept_as_json_has_them_and_resumed(tmp_path: Path
 
 def test_the_same_seed_twice_is_one_seed(tmp_path: Path) -> None:
     assert planning.plan_own(own(tmp_path), seeds=[3, 0, 3, np.int64(0)]).seeds == [3, 0]
-    axes = tuning.parse_tune(["lr=1e-4:1e-1"])
-    assert tuning.tuning(axes, trials=4, seeds=[100, 100], test_seeds=[0], budget=0).seeds == (100,)
+    axes = search_space.parse_tune(["lr=1e-4:1e-1"])
+    assert search_space.search_space(axes, trials=4, seeds=[100, 100], test_seeds=[0], budget=0).seeds == (100,)
 
 
 def test_the_values_of_a_narrow_range_differ_and_stay_in_it(tmp_path: Path) -> None:
     def values(text: str, trials: int) -> list[float]:
-        (axis,) = tuning.parse_tune([text])
+        (axis,) = search_space.parse_tune([text])
         return [axis.value(index, trials) for index in range(trials)]
 
     assert values("mom=0.9999:0.99999:linear", 4) == [0.9999, 0.99993, 0.99996, 0.99999]
     assert values("lr=1e-4:1e-1", 8)[1:3] == [0.0002683, 0.0007197]  # four digits where they suffice
-    (axis,) = axes = tuning.parse_tune([f"x=1:{math.nextafter(1, 2)!r}"])
-    question = tuning.tuning(axes, trials=3, seeds=[100], test_seeds=[0], budget=0)
+    (axis,) = axes = search_space.parse_tune([f"x=1:{math.nextafter(1, 2)!r}"])
+    question = search_space.search_space(axes, trials=3, seeds=[100], test_seeds=[0], budget=0)
     with pytest.raises(
         ValueError, match=r"--tune x=1.0:1.0000000000000002 has fewer than --trials 3 different numbers"
     ):
         planning.plan_own(own(tmp_path), tuning=question)
     assert axis.high > 1
-    question = tuning.tuning(tuning.parse_tune(["steps=100:102"]), trials=8, seeds=[100], test_seeds=[0], budget=0)
+    question = search_space.search_space(
+        search_space.parse_tune(["steps=100:102"]), trials=8, seeds=[100], test_seeds=[0], budget=0
+    )
     with pytest.raises(ValueError, match="fewer than --trials 8 different whole numbers"):
         planning.plan_testbed("rare_trigger", preset="smoke", engine="torch", tuning=question)
 

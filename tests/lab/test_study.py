@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from kourkoutas.lab import api
 from kourkoutas.lab.judging import planned
+from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
 from kourkoutas.lab.running import pool, study
-from kourkoutas.lab.specs import plan as planning
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 ARMS = ["kbeta", "adam95"]
@@ -49,7 +50,7 @@ def plan(file: Path, seeds: str = "0-3", optimizers: list[str] = ARMS, **options
 
 
 def execute(made: planning.Plan, out: Path, **options: Any) -> list[store.StoredRun]:
-    return study.execute(made, out, command="test", workers=options.pop("workers", 2), **options).runs()
+    return api.execute(made, out, command="test", workers=options.pop("workers", 2), **options).runs()
 
 
 def facts(runs: list[store.StoredRun]) -> dict[str, Any]:

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from kourkoutas.lab import api
 from kourkoutas.lab.judging import targets
 from kourkoutas.lab.judging.analysis import analyse
 from kourkoutas.lab.judging.targets import Target
+from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results.store import StoredRun
-from kourkoutas.lab.running import study, train
+from kourkoutas.lab.running import train
 from kourkoutas.lab.running.clock import Clock
-from kourkoutas.lab.specs import plan as planning
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 
@@ -150,5 +151,5 @@ def test_every_arm_has_seconds_per_step_in_the_summary(tmp_path: Path) -> None:
     made = planning.plan_testbed(
         "rare_trigger", preset="smoke", engine="mlx", optimizers=["kbeta", "adam95"], seeds=[0], options={"steps": "50"}
     )
-    arms = analyse(study.execute(made, tmp_path / "out", command="test", workers=1)).arms
+    arms = analyse(api.execute(made, tmp_path / "out", command="test", workers=1)).arms
     assert all(arm.seconds_per_step is not None and arm.seconds_per_step > 0 for arm in arms)

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from kourkoutas.lab.judging import tuning as judging
+from kourkoutas.lab import api
 from kourkoutas.lab.judging.analysis import analyse
 from kourkoutas.lab.judging.tuned import tried
-from kourkoutas.lab.judging.tuning import Tried
+from kourkoutas.lab.planning import plan as planning
+from kourkoutas.lab.planning import search
+from kourkoutas.lab.planning.search import Tried
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import study
-from kourkoutas.lab.specs import plan as planning
-from kourkoutas.lab.specs import tuning as asking
+from kourkoutas.lab.specs import search_space as asking
 
 ARMS = ["kbeta", "adam95"]
 NAN = math.nan
@@ -55,8 +55,8 @@ def task(tmp_path: Path) -> Path:
 
 def question(
     *tune: str, trials: int = 5, seeds: str = "100-102", test: Sequence[int] = (0, 1), budget: int = 2
-) -> asking.Tuning:
-    return asking.tuning(
+) -> asking.SearchSpace:
+    return asking.search_space(
         asking.parse_tune(tune or ("lr=1e-4:1e-2",)),
         trials=trials,
         seeds=planning.parse_seeds(seeds),
@@ -79,15 +79,22 @@ def axis(low: float, high: float, **more: Any) -> asking.Axis:
     return asking.Axis(name="lr", low=low, high=high, **more)
 
 
-def tuned(objective: Callable[[str, float], Sequence[float]], asked: asking.Tuning, **more: Any) -> dict[str, Any]:
+def all_tried(
+    asked: asking.SearchSpace, objective: Callable[[str, Any], Sequence[float]], axes: Any = None, **more: Any
+) -> dict[str, list[Tried]]:
+    """{arm: everything that a tuning of two arms on an objective asks for}."""
+    tried: dict[str, list[Tried]] = {arm: [] for arm in ARMS}
+    while requests := search.next_requests(asked, axes or dict.fromkeys(ARMS, asked.axes), tried, **more):
+        for arm, values in requests:
+            tried[arm].append(Tried(values, tuple(objective(arm, values))))
+    return tried
+
+
+def tuned(objective: Callable[[str, float], Sequence[float]], asked: asking.SearchSpace, **more: Any) -> dict[str, Any]:
     """{arm: (chosen value, values tried)} of two arms on an objective."""
-
-    def measure(requests: Sequence[tuple[str, Any]]) -> list[tuple[float, ...]]:
-        return [tuple(objective(arm, values["lr"])) for arm, values in requests]
-
-    tried = judging.tune(asked, dict.fromkeys(ARMS, asked.axes), measure, **more)
+    tried = all_tried(asked, lambda arm, values: objective(arm, values["lr"]), **more)
     return {
-        arm: (judging.best(own, more.get("maximize", False)).values["lr"], [one.values["lr"] for one in own])
+        arm: (search.best(own, more.get("maximize", False)).values["lr"], sorted(one.values["lr"] for one in own))
         for arm, own in tried.items()
     }
 
@@ -137,13 +144,13 @@ def test_an_option_is_tuned_once() -> None:
 
 def test_the_best_median_is_chosen_and_diverged_runs_rank_last() -> None:
     one, two, three = Tried({"lr": 1}, (0.1, NAN, NAN)), Tried({"lr": 2}, (5, 6, NAN)), Tried({"lr": 3}, (7, 7, 1))
-    assert judging.best([one, two, three]).values == {"lr": 2}
-    assert judging.best([one, two, three], maximize=True).values == {"lr": 3}
-    assert judging.best([one]).values == {"lr": 1}
+    assert search.best([one, two, three]).values == {"lr": 2}
+    assert search.best([one, two, three], maximize=True).values == {"lr": 3}
+    assert search.best([one]).values == {"lr": 1}
 
 
 def test_of_two_runs_one_that_diverged_makes_the_median_the_worst() -> None:
-    assert judging.best([Tried({"lr": 1}, (0.1, NAN)), Tried({"lr": 2}, (9, 9))]).values == {"lr": 2}
+    assert search.best([Tried({"lr": 1}, (0.1, NAN)), Tried({"lr": 2}, (9, 9))]).values == {"lr": 2}
 
 
 def test_every_arm_tries_the_same_values_also_when_only_one_of_them_is_at_the_edge() -> None:
@@ -172,7 +179,7 @@ def test_the_range_ends_where_the_option_ends() -> None:
 
 def test_a_best_value_at_the_edge_is_named() -> None:
     tried = [Tried({"lr": lr}, (lr,)) for lr in (1, 2, 3)]
-    assert [judging.edge(question(), tried, {"lr": lr}) for lr in (1, 2, 3)] == ["lowest", None, "highest"]
+    assert [search.edge(question(), tried, {"lr": lr}) for lr in (1, 2, 3)] == ["lowest", None, "highest"]
 
 
 def bowl(values: Any) -> float:
@@ -184,25 +191,25 @@ def test_several_options_are_sampled_with_the_same_number_of_trials_and_the_same
     asked = question("lr=1e-4:1", "kbeta.alpha=0.5:0.99:linear", trials=12, seeds="9")
     axes = {"kbeta": asked.axes, "adam95": asked.axes[:1]}
 
-    def measure(requests: Sequence[tuple[str, Any]]) -> list[tuple[float, ...]]:
-        return [(bowl({"kbeta.alpha": 0.9, **values}) if values["lr"] < 0.5 else NAN,) for _, values in requests]
+    def measure(arm: str, values: Any) -> tuple[float]:
+        return (bowl({"kbeta.alpha": 0.9, **values}) if values["lr"] < 0.5 else NAN,)
 
-    whole = judging.tune(asked, axes, measure)
+    whole = all_tried(asked, measure, axes)
     assert {arm: len(own) for arm, own in whole.items()} == {"kbeta": 12, "adam95": 12}
     assert all(1e-4 <= one.values["lr"] <= 1 for own in whole.values() for one in own)
     assert len({one.values["lr"] for one in whole["kbeta"]}) == 12
     for stopped in (0, 3, 7, 11):
-        again = judging.propose(asked, asked.axes, whole["kbeta"][:stopped])
+        again = search.propose(asked, asked.axes, whole["kbeta"][:stopped])
         assert again == whole["kbeta"][stopped].values
     # Better than the same number of draws that do not learn: their best of twelve is above 0.3 every other time.
-    assert judging.best(whole["kbeta"]).loss(False) < 0.5
+    assert search.best(whole["kbeta"]).loss(False) < 0.5
 
 
 def test_a_missing_optuna_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     asked = question("lr=1e-4:1", "kbeta.alpha=0.5:0.99:linear")
     with pytest.raises(ImportError, match=r"needs optuna.*pip install 'kourkoutas-beta\[tune\]'"):
-        judging.propose(asked, asked.axes, [])
+        search.propose(asked, asked.axes, [])
 
 
 def test_an_arm_with_nothing_to_tune_is_refused(task: Path) -> None:
@@ -261,7 +268,7 @@ def test_the_learning_rate_of_every_testbed_can_be_tuned(name: str) -> None:
 
 
 def execute(made: Any, out: Path, **more: Any) -> store.Study:
-    return study.execute(made, out, command="test", workers=2, **more)
+    return api.execute(made, out, command="test", workers=2, **more)
 
 
 def stamps(out: Path) -> dict[str, int]:

@@ -273,17 +273,17 @@ def test_a_clock_that_goes_back_changes_no_number(whole, tmp_path, monkeypatch):
     assert resumed(path) == whole[0]
 
 
-def test_snapshots_are_kept_in_order_when_the_clock_goes_back(tmp_path, monkeypatch):
+def test_backups_are_kept_in_order_when_the_clock_goes_back(tmp_path, monkeypatch):
     pytest.importorskip("fsspec")
-    from kourkoutas.lab.results.snapshots import Snapshots
+    from kourkoutas.lab.results.backups import Backups
 
     times = iter([10**18, 9 * 10**17, 8 * 10**17])
     monkeypatch.setattr(time, "time_ns", lambda: next(times))
-    snapshots = Snapshots(str(tmp_path), "study")
-    snapshots.prepare()
+    backups = Backups(str(tmp_path), "study")
+    backups.prepare()
     for text in (b"1", b"2", b"3"):
-        snapshots.save("run", {"file": text})
-    assert snapshots.newest("run") == {"file": b"3"}
+        backups.save("run", {"file": text})
+    assert backups.newest("run") == {"file": b"3"}
 
 
 # Damage
@@ -429,19 +429,19 @@ def test_a_damaged_checkpoint_makes_way_for_the_one_before(tmp_path):
 
 
 @pytest.mark.parametrize("every", EVERY)
-def test_every_byte_of_a_snapshot(every, tmp_path):
+def test_every_byte_of_a_backup(every, tmp_path):
     pytest.importorskip("fsspec")
-    from kourkoutas.lab.results.snapshots import Snapshots
+    from kourkoutas.lab.results.backups import Backups
 
-    snapshots = Snapshots(str(tmp_path), "study")
-    snapshots.prepare()
-    snapshots.save("run", {"metrics.jsonl": b"{}\n", "checkpoint/step.npz": bytes(range(64))})
+    backups = Backups(str(tmp_path), "study")
+    backups.prepare()
+    backups.save("run", {"metrics.jsonl": b"{}\n", "checkpoint/step.npz": bytes(range(64))})
     (file,) = (tmp_path / "study" / "run").iterdir()
     data, rng = file.read_bytes(), np.random.default_rng(4)
-    print(f"snapshot: {len(data)} bytes")
+    print(f"backup: {len(data)} bytes")
     for at in range(0, len(data), every):
         file.write_bytes(flipped(data, at, rng))
-        assert snapshots.newest("run") is None, at
+        assert backups.newest("run") is None, at
 
 
 def test_files_without_checksums_are_read_as_before(tmp_path):

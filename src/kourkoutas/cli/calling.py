@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kourkoutas.lab.judging.analysis import Analysis
     from kourkoutas.lab.judging.targets import Target as Aim
-    from kourkoutas.lab.results.store import Study
-    from kourkoutas.lab.specs.plan import Plan
-    from kourkoutas.lab.specs.tuning import Tuning
+    from kourkoutas.lab.planning.plan import Plan
+    from kourkoutas.lab.specs.search_space import SearchSpace
 
 
 def with_text(sets: list[str] | None, text: str | None) -> list[str]:
@@ -36,9 +35,9 @@ def make_plan(
     endpoint: str | None,
     log: bool = False,
     higher_is_better: bool = False,
-    tuning: Tuning | None = None,
+    tuning: SearchSpace | None = None,
 ) -> Plan:
-    from kourkoutas.lab.specs import plan as planning
+    from kourkoutas.lab.planning import plan as planning
 
     options, grids = planning.parse_assignments("--set", sets or []), planning.parse_assignments("--grid", grid or [])
     if ".py" in target:
@@ -74,17 +73,17 @@ def make_plan(
 
 def make_tuning(
     tune: list[str] | None, trials: int | None, tune_seeds: str | None, budget: int | None, test_seeds: Sequence[int]
-) -> Tuning | None:
-    from kourkoutas.lab.specs import plan as planning
-    from kourkoutas.lab.specs import tuning
+) -> SearchSpace | None:
+    from kourkoutas.lab.planning import plan as planning
+    from kourkoutas.lab.specs import search_space
 
     if not tune:
         for name, given in (("--trials", trials), ("--tune-seeds", tune_seeds), ("--tune-budget", budget)):
             if given is not None:
                 raise ValueError(f"{name} {given} needs something to tune: add --tune lr=1e-4:1e-1, for example")
         return None
-    return tuning.tuning(
-        tuning.parse_tune(tune),
+    return search_space.search_space(
+        search_space.parse_tune(tune),
         trials=8 if trials is None else trials,
         seeds=planning.parse_seeds(tune_seeds or "100-102", "--tune-seeds"),
         test_seeds=test_seeds,
@@ -105,14 +104,10 @@ def called_as() -> str:
     return shlex.join([*program, *sys.argv[1:]])
 
 
-def analyse_folder(folder: Path, endpoints: Sequence[str] | None, baseline: str | None = None) -> Analysis:
-    from kourkoutas.lab.judging import analysis
-    from kourkoutas.lab.results.store import Study
+def analyse_folder(
+    folder: Path, endpoints: Sequence[str] | None = None, baseline: str | None = None, aim: Aim | None = None
+) -> Analysis:
+    from kourkoutas.lab.judging import analysis  # scipy takes a second, which the workers of a study need not wait for
+    from kourkoutas.lab.results.snapshot import Snapshot
 
-    return analysis.analyse(Study.open(folder), endpoints=endpoints or (), baseline=baseline)
-
-
-def write_report(done: Study, endpoints: Sequence[str] = (), aim: Aim | None = None) -> Path:
-    from kourkoutas.lab.showing import report as lab
-
-    return lab.build(done, endpoints=endpoints, target=aim)
+    return analysis.analyse(Snapshot.read(folder), endpoints=endpoints or (), baseline=baseline, target=aim)

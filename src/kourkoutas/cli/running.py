@@ -27,8 +27,8 @@ from kourkoutas.cli.arguments import (
     _optimizer,
     _optimizer_list,
 )
-from kourkoutas.cli.calling import aim_of, called_as, make_plan, make_tuning, with_text, write_report
-from kourkoutas.cli.printing import print_json, print_run, print_study, print_target, run_status, say
+from kourkoutas.cli.calling import aim_of, analyse_folder, called_as, make_plan, make_tuning, with_text
+from kourkoutas.cli.printing import print_json, print_run, run_status, say
 
 
 @app.command()
@@ -54,8 +54,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Make one run and print its result."""
-    from kourkoutas.lab.running import study
-    from kourkoutas.lab.showing import sinks
+    from kourkoutas.lab.running import sinks, study
 
     plan = make_plan(target, engine, preset, [optimizer], [seed], with_text(set_, text), None, endpoint)
     sinks.check(sink)
@@ -162,15 +161,15 @@ def study(
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Make failed runs again.")] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Do not write report.html.")] = False,
     watched: Annotated[
-        bool, typer.Option("--watch", help="Serve the report on this machine while the study goes on.")
+        bool, typer.Option("--watch", help="Write the report again and again while the study goes on.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare optimizers over matched seeds; the same command again resumes after anything."""
-    from kourkoutas.lab.running import hiring
-    from kourkoutas.lab.running import study as lab
-    from kourkoutas.lab.showing import progress, sinks
-    from kourkoutas.lab.specs import plan as planning
+    from kourkoutas.lab import api
+    from kourkoutas.lab.planning import plan as planning
+    from kourkoutas.lab.running import hiring, sinks
+    from kourkoutas.lab.showing import progress
 
     names = optimizers.split(",") if optimizers is not None else []
     sets, chosen = with_text(set_, text), planning.parse_seeds(seeds)
@@ -195,7 +194,7 @@ def study(
         watching(folder) if watched else contextlib.nullcontext(),
         progress.showing(err, plan.tuning) as observer,
     ):
-        done = lab.execute(
+        done = api.execute(
             plan,
             folder,
             command=called_as(),
@@ -206,23 +205,19 @@ def study(
             sink=sink,
             observer=observer if aim is None else progress.Aiming(observer, aim),
         )
-    from kourkoutas.lab.judging import analysis as judging  # scipy takes a second, which the workers need not wait for
+    judged = analyse_folder(done.path, aim=aim)
+    from kourkoutas.lab.judging.analysis import as_json as to_json
+    from kourkoutas.lab.showing import console, report
 
-    runs = done.runs()
-    judged = judging.analyse(done, runs=runs)
+    page = None if no_report else done.path / "report.html"
     # The answer comes first: whatever happens to the page, it has been printed.
     if as_json:
-        page = None if no_report else str(done.path / "report.html")
-        print_json(judging.as_json(done, judged, runs, aim) | {"report": page})
+        print_json(to_json(judged) | {"report": None if page is None else str(page)})
     else:
-        print_study(runs, judged)
-        if aim is not None:
-            print_target(done, runs, aim)
-    if not no_report:
-        written = write_report(done, aim=aim)
-        if not as_json:
-            out.print(f"Report: {written}", markup=False, highlight=False, soft_wrap=True)
-    every = [*done.tuning_runs(), *runs]
+        out.print(console.answer(judged, page))
+    if page is not None:
+        report.write(judged, page)
+    every = [*judged.snapshot.tuning_runs, *judged.snapshot.runs]
     failed = [stored for stored in every if stored.result is not None and stored.result.status == "failed"]
     if failed:
         again = called_as() if retry_failed else f"{called_as()} --retry-failed"
@@ -246,6 +241,6 @@ def resumable(kept: bool) -> Iterator[None]:
 def watching(folder: Path) -> Iterator[None]:
     from kourkoutas.lab.showing import watch as lab
 
-    with lab.serving(folder) as address:
-        say(f"{address} shows the study as it goes on.")
+    with lab.following(folder) as page:
+        say(f"{page} shows the study as it goes on.")
         yield

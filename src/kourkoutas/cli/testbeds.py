@@ -22,7 +22,7 @@ def data(
     from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
     from kourkoutas.lab import corpus
-    from kourkoutas.lab.specs.spec import unknown
+    from kourkoutas.lab.errors import unknown
 
     if name != "enwik8":
         raise unknown("data", name, ("enwik8",))
@@ -42,7 +42,7 @@ def list_testbeds(as_json: AsJson = False) -> None:
     import dataclasses
 
     from kourkoutas.lab import testbeds
-    from kourkoutas.lab.judging.fitting import Fitting
+    from kourkoutas.lab.showing.fitting import Fitting
 
     every = testbeds.every()
     if as_json:

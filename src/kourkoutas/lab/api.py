@@ -1,4 +1,6 @@
-"""The laboratory in Python: `study` makes one, `load` opens one, and both give a `Result`.
+"""The conductor: plans, runs, tunes, judges, shows. The command line calls it, and so do notebooks.
+
+`execute` makes the runs of a plan. `study` makes a study, `load` opens one, and both give a `Result`.
 
 from kourkoutas.lab import study
 
@@ -10,23 +12,34 @@ result.curves()              # one row per logged point
 
 from __future__ import annotations
 
+import functools
 import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from kourkoutas.lab import shipping
-from kourkoutas.lab.judging import tables, targets, tuned
-from kourkoutas.lab.judging.analysis import ENDS, Analysis, ArmSummary, analyse
-from kourkoutas.lab.judging.sensitivity import Sensitivity
+from kourkoutas.lab.judging import endpoints
+from kourkoutas.lab.planning import plan as planning
+from kourkoutas.lab.planning import search, shipping
+from kourkoutas.lab.planning.plan import Plan
+from kourkoutas.lab.planning.search import Tried, Values
+from kourkoutas.lab.results import store
+from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, Study
+from kourkoutas.lab.running import crew, pool
 from kourkoutas.lab.running import study as running
-from kourkoutas.lab.specs import plan as planning
-from kourkoutas.lab.specs import tuning
+from kourkoutas.lab.specs import search_space
+from kourkoutas.lab.specs.search_space import Value
+from kourkoutas.lab.specs.spec import Endpoint, RunResult, RunSpec
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # scipy takes a second, which the workers need not wait for
     import pandas as pd
 
+    from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, ToTarget
+    from kourkoutas.lab.judging.sensitivity import Sensitivity
+
+Make = Callable[[Sequence[RunSpec]], None]
 Range = tuple[float, float] | tuple[float, float, Literal["log", "linear"]]
 
 
@@ -79,9 +92,9 @@ def study(
         for name, limits in tune.items():
             if not isinstance(limits, tuple | list):
                 raise ValueError(f"`tune` must give {name} a range, for example (1e-4, 1e-1); got {limits!r}")
-        axes = tuning.parse_tune([f"{name}={':'.join(map(str, limits))}" for name, limits in tune.items()])
+        axes = search_space.parse_tune([f"{name}={':'.join(map(str, limits))}" for name, limits in tune.items()])
         own = planning.whole_seeds(tune_seeds, "--tune-seeds")
-        question = tuning.tuning(axes, trials=trials, seeds=own, test_seeds=chosen, budget=tune_budget)
+        question = search_space.search_space(axes, trials=trials, seeds=own, test_seeds=chosen, budget=tune_budget)
     shared: dict[str, Any] = {
         "optimizers": optimizers.split(",") if isinstance(optimizers, str) else list(optimizers),
         "seeds": chosen,
@@ -111,18 +124,118 @@ def load(out: str | Path) -> Result:
     return Result(Study.open(out))
 
 
-def _executed(plan: planning.Plan, folder: Path, workers: int | None, retry_failed: bool, progress: bool) -> Study:
+def execute(
+    plan: Plan,
+    out: str | Path,
+    *,
+    command: str,
+    workers: int | None = None,
+    retry_failed: bool = False,
+    checkpoint_every: int | None = None,
+    sink: str | None = None,
+    observer: crew.Observer | None = None,
+    hire: crew.Hire | None = None,
+    retries: int = 0,
+) -> Study:
+    """Tune what is to be tuned, make every run of `plan` that the folder `out` does not hold yet; returns the folder.
+
+    `hire` gets those who make the runs: by default `workers` processes here. A lost run is made again up to `retries`
+    times.
+
+    Raises:
+      StoreError: `out` holds another configuration, is in use, or is broken; nothing was changed.
+      KeyboardInterrupt: on Ctrl-C, after the workers have ended; finished runs are kept.
+    """
+    plan = _with_tuned_arms(plan, Path(out))
+    if plan.code is not None:
+        observer = running.Guard(observer)
+    with running.holding(plan, out, command) as study:
+        make = functools.partial(
+            running.make_runs,
+            study,
+            code=plan.code,
+            hire=hire or pool.hire(workers),
+            retries=retries,
+            retry_failed=retry_failed,
+            checkpoint_every=checkpoint_every,
+            sink=sink,
+            observer=observer,
+        )
+        if plan.tuning is not None:
+            chosen = tune(plan, study, make, endpoint=endpoints.declared(study.record)[0])
+            study.choose(chosen)
+            plan = plan.chosen(chosen)
+        make(plan.specs())
+        return Study(study.path, study.record)
+
+
+def _with_tuned_arms(plan: Plan, out: Path) -> Plan:
+    """The plan with the arms that the folder has tuned before: arms are tuned alike only if they are tuned together."""
+    if plan.tuning is None or not (out / "study.json").exists():
+        return plan
+    record, named = Study.open(out).record, {arm.label for arm in plan.arms}
+    kept = [arm for arm in record.arms if arm.label in record.chosen and arm.label not in named]
+    return replace(plan, arms=[*plan.arms, *(arm.model_copy(update={"resolved": None}) for arm in kept)])
+
+
+def tune(plan: Plan, study: store.Writer, make: Make, *, endpoint: Endpoint) -> dict[str, dict[str, Value]]:
+    """{arm: its best values}; `make` makes those of the runs that are not there yet.
+
+    NOTE: nothing but runs is kept. After a kill the decisions are taken again from the runs that have finished; they
+    are the same, so that only what is missing is made.
+
+    Raises:
+      ValueError: every tuning run of an arm failed.
+    """
+    space = plan.tuning
+    if space is None:
+        raise ValueError("the plan has no tuning: give it one, for example --tune lr=1e-4:1e-1")
+    arms = {arm.label: arm for arm in plan.arms}
+    tried: dict[str, list[Tried]] = {label: [] for label in arms}
+    ended: dict[str, list[RunResult | None]] = {label: [] for label in arms}
+
+    def takes(label: str, values: Values) -> bool:
+        try:
+            plan.valued(arms[label], values)
+        except (ValueError, TypeError):
+            return False
+        return True
+
+    while requests := search.next_requests(
+        space, plan.axes(), tried, takes, maximize=endpoint.maximize, log=endpoint.log
+    ):
+        valued = [plan.valued(arms[label], values) for label, values in requests]
+        make([plan.spec(arm, seed) for seed in space.seeds for arm in valued])
+        for (label, values), arm in zip(requests, valued, strict=True):
+            runs = [study.run(plan.spec(arm, seed)) for seed in space.seeds]
+            tried[label].append(Tried(values, tuple(endpoints.score(run, endpoint) for run in runs)))
+            ended[label] += [run.result for run in runs]
+    for label, results in ended.items():
+        _check_some_value(label, results)
+    return {label: dict(search.best(own, endpoint.maximize, endpoint.log).values) for label, own in tried.items()}
+
+
+def _check_some_value(label: str, results: Sequence[RunResult | None]) -> None:
+    """Divergence everywhere is a result; an error everywhere is not."""
+    errors = [result.error for result in results if result is not None and result.status == "failed"]
+    if results and len(errors) == len(results):
+        lines = (errors[0] or "no reason recorded").strip().splitlines()
+        raise ValueError(
+            f"all {len(results)} tuning runs of {label} failed, so that nothing can be chosen for it; the first one: "
+            f"{lines[-1].strip()}. Correct that and use --retry-failed"
+        )
+
+
+def _executed(plan: Plan, folder: Path, workers: int | None, retry_failed: bool, progress: bool) -> Study:
     command = f"kourkoutas.lab.study({plan.testbed!r}, ...)"
     if not progress:
-        return running.execute(plan, folder, command=command, workers=workers, retry_failed=retry_failed)
+        return execute(plan, folder, command=command, workers=workers, retry_failed=retry_failed)
     from rich.console import Console
 
     from kourkoutas.lab.showing.progress import showing
 
     with showing(Console(stderr=True), plan.tuning) as observer:
-        return running.execute(
-            plan, folder, command=command, workers=workers, retry_failed=retry_failed, observer=observer
-        )
+        return execute(plan, folder, command=command, workers=workers, retry_failed=retry_failed, observer=observer)
 
 
 class Result:
@@ -169,23 +282,33 @@ class Result:
 
         return pd.DataFrame([_arm_row(arm) for arm in self.compare().arms]).set_index("optimizer")
 
-    def compare(self, *endpoints: str) -> Analysis:
-        """What the study shows by its primary endpoint, and by others: METRIC[:last|best|tail][:min|max][:log]."""
-        return analyse(self.study, endpoints=endpoints)
+    def compare(self, *endpoints: str, target: str | None = None) -> Analysis:
+        """What the study shows by its primary endpoint, and by others: METRIC[:last|best|tail][:min|max][:log].
+
+        A `target`, "val_loss<=0.5" for example, adds how soon each arm reached it.
+        """
+        from kourkoutas.lab.judging import targets
+        from kourkoutas.lab.judging.analysis import analyse
+
+        aim = None if target is None else targets.parse_target(target)
+        return analyse(Snapshot.read(self.path), endpoints=endpoints, target=aim)
 
     def sensitivity(self) -> dict[str, Sensitivity]:
         """{arm: how much it depends on the tuned option}."""
-        return {one.arm: one for one in tuned.sensitivity(self.study, tuned.tried(self.study))}
+        return {one.arm: one for one in self.compare().sensitivity}
 
-    def to_target(self, target: str) -> tuple[dict[str, targets.Reached], list[targets.Race]]:
+    def to_target(self, target: str) -> ToTarget:
         """Steps and seconds until, for example, "val_loss<=0.5", and who was first."""
-        return tuned.to_target(self.study, self.study.runs(), targets.parse_target(target))
+        found = self.compare(target=target).target
+        if found is None:
+            raise ValueError(f"`target` must look like METRIC<=VALUE, for example 'val_loss<=0.5'; got {target!r}")
+        return found
 
     def report(self, *, target: str | None = None) -> Path:
         """Write report.html into the folder, and say where; with how soon a `target` as of `to_target` was reached."""
         from kourkoutas.lab.showing import report
 
-        return report.build(self.study, target=None if target is None else targets.parse_target(target))
+        return report.write(self.compare(target=target))
 
     def _name(self, run: StoredRun) -> dict[str, Any]:
         question = self.study.record.tuning
@@ -203,11 +326,11 @@ class Result:
     def __repr__(self) -> str:
         found = self.compare()
         rows = [", ".join(f"{name} {_shown(cell)}" for name, cell in _arm_row(arm).items()) for arm in found.arms]
-        lines = [*found.fairness, *rows, *found.headline]
+        lines = [found.headline, *rows, *found.answers, *found.fairness]
         return "\n".join([f"Study of {self.study.record.testbed} in {self.path}", *lines])
 
     def _repr_html_(self) -> str:
-        """For notebooks: how the arms came by their values, one row per arm, the answers."""
+        """For notebooks: the answer, one row per arm, the numbers, how the arms came by their values."""
         found = self.compare()
         rows = [_arm_row(arm) for arm in found.arms]
         head = "".join(f"<th>{html.escape(name)}</th>" for name in (rows[0] if rows else ()))
@@ -215,15 +338,20 @@ class Result:
             "<tr>" + "".join(f"<td>{html.escape(_shown(cell))}</td>" for cell in row.values()) + "</tr>" for row in rows
         )
         lines = [f"<p>{html.escape(line)}</p>" for line in found.fairness]
-        answers = [f"<p><b>{html.escape(line)}</b></p>" for line in found.headline]
+        answers = [f"<p>{html.escape(line)}</p>" for line in found.answers]
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return f"<div>{''.join(lines)}{table}{''.join(answers)}</div>"
+        first = f"<p><b>{html.escape(found.headline)}</b></p>"
+        return f"<div>{first}{table}{''.join(answers)}{''.join(lines)}</div>"
 
 
 def _arm_row(arm: ArmSummary) -> dict[str, Any]:
+    from kourkoutas.lab.judging.analysis import ENDS
+
     numbers = {name: getattr(arm, name) for name in ("runs", *ENDS, "median", "mean", "seconds", "seconds_per_step")}
     return {"optimizer": arm.label, **arm.chosen, **numbers}
 
 
 def _shown(cell: Any) -> str:
-    return tables.show(cell) if isinstance(cell, float) else str(cell)
+    from kourkoutas.lab.judging.statistics import show
+
+    return show(cell) if isinstance(cell, float) else str(cell)

@@ -34,10 +34,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from kourkoutas.lab.specs.spec import unknown
+from kourkoutas.lab.errors import unknown
 
 if TYPE_CHECKING:
-    from kourkoutas.lab.specs.optimizers import Recipe
     from kourkoutas.trace import Trace
 
 Array = Any
@@ -50,6 +49,36 @@ Axis = int | tuple[int, ...] | None
 Squares = tuple[NDArray[Any], ...]
 
 NAMES = ("torch", "jax", "mlx")
+
+
+class Optimizer(Protocol):
+    """What a trainer needs to know of an optimizer: how to build it, and what it records.
+
+    Attributes:
+      recorded: whether it keeps sun and β2 of every step (K-β).
+      buckets: how it groups parameters, of a recorded one.
+      step: the same optimizer without its name and learning rate. Hashable: a compiled step is kept under it.
+    """
+
+    @property
+    def recorded(self) -> bool: ...
+    @property
+    def buckets(self) -> Any: ...
+    @property
+    def step(self) -> Optimizer: ...
+    def __hash__(self) -> int: ...
+
+    def torch(self, named: Sequence[tuple[str, Any]], diagnostics: bool) -> Any:
+        """A torch optimizer of named leaf tensors; its learning rate is set per step through its param groups."""
+        ...
+
+    def optax(self, diagnostics: bool) -> Callable[[Any], Any]:
+        """A function from the learning rate of a step, maybe traced, to the gradient transformation of that step."""
+        ...
+
+    def mlx(self, diagnostics: bool) -> Any:
+        """An MLX optimizer; its learning rate is set per step through `learning_rate`."""
+        ...
 
 
 class Trainer(Protocol):
@@ -250,22 +279,29 @@ class Engine(Protocol):
         self,
         loss: Loss,
         params: Mapping[str, NDArray[Any]],
-        recipe: Recipe,
+        optimizer: Optimizer,
         *,
         constants: Mapping[str, NDArray[Any]] | None = None,
         trace_every: int = 0,
         compile: bool = False,
     ) -> Trainer:
-        """A `Trainer` of `loss(E, params, batch)` from `params` with the optimizer of `recipe`.
+        """A `Trainer` of `loss(E, params, batch)` from `params` with `optimizer`.
 
         `constants` are moved to the device once and are part of every batch. `trace_every=k` records sun and β2 of
         every k-th step (K-β arms; others have no trace); call `run` with at most `kourkoutas.trace.WINDOW` steps then.
         `compile` asks PyTorch for torch.compile of the loss and its gradient; JAX and MLX always compile their step.
 
-        NOTE: compiled steps are kept per process under (loss, recipe). A `loss` that is a module-level function, or a
-        frozen dataclass with `__call__`, is compiled once for all seeds; a bound method or lambda once per run.
+        NOTE: compiled steps are kept per process under (loss, optimizer). A `loss` that is a module-level function, or
+        a frozen dataclass with `__call__`, is compiled once for all seeds; a bound method or lambda once per run.
         """
         ...
+
+
+def training(optimizer: Any, on: bool) -> None:
+    """Tell an optimizer that keeps an average of the parameters, as schedule-free ones do, which of the two to show."""
+    switch = getattr(optimizer, "train" if on else "eval", None)
+    if callable(switch):
+        switch()
 
 
 def get(name: str) -> Engine:

@@ -18,9 +18,8 @@ import optax
 from jax import lax
 from numpy.typing import NDArray
 
-from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Params, Squares, Trainer
+from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Optimizer, Params, Squares, Trainer
 from kourkoutas.lab.engines.taylor import taylor_silu
-from kourkoutas.lab.specs.optimizers import Recipe, build_optax
 from kourkoutas.trace import HISTORY, Trace, with_norms
 
 
@@ -45,18 +44,18 @@ class JaxTrainer:
         self,
         loss: Loss,
         params: Mapping[str, NDArray[Any]],
-        recipe: Recipe,
+        optimizer: Optimizer,
         constants: Mapping[str, NDArray[Any]],
         trace_every: int,
     ) -> None:
-        traced = trace_every > 0 and recipe.family == "kbeta"
-        self._chunk, self._step, init = _compiled(loss, recipe.family, recipe.items, traced)
+        traced = trace_every > 0 and optimizer.recorded
+        self._chunk, self._step, init = _compiled(loss, optimizer.step, traced)
         self._params: Params = {name: jnp.array(p, copy=True) for name, p in params.items()}
         self._state = init(self._params)
         self._constants = {name: jnp.asarray(x) for name, x in constants.items()}
         self._length = 0
         self._trace_every = trace_every if traced else 0
-        self._buckets = recipe.options.get("buckets", "parameter")
+        self._buckets = optimizer.buckets
         self.trace = self._new_trace()
 
     def _new_trace(self) -> Trace | None:
@@ -130,10 +129,10 @@ def _upgraded(state: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 @functools.lru_cache(maxsize=64)
 def _compiled(
-    loss: Loss, family: str, items: tuple[tuple[str, Any], ...], traced: bool
+    loss: Loss, optimizer: Optimizer, traced: bool
 ) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """(chunk of stacked steps, one step, initial optimizer state), compiled once per loss and recipe."""
-    build = build_optax(Recipe(family, family, items), diagnostics=traced)
+    """(chunk of stacked steps, one step, initial optimizer state), compiled once per loss and optimizer."""
+    build = optimizer.optax(traced)
 
     def update(params: Params, state: Any, batch: Params, lr: Array) -> tuple[Params, Any, Array]:
         value, grads = jax.value_and_grad(lambda p: loss(ENGINE, p, batch))(params)
@@ -357,13 +356,13 @@ class JaxEngine:
         self,
         loss: Loss,
         params: Mapping[str, NDArray[Any]],
-        recipe: Recipe,
+        optimizer: Optimizer,
         *,
         constants: Mapping[str, NDArray[Any]] | None = None,
         trace_every: int = 0,
         compile: bool = False,
     ) -> Trainer:
-        return JaxTrainer(loss, params, recipe, constants or {}, trace_every)
+        return JaxTrainer(loss, params, optimizer, constants or {}, trace_every)
 
 
 ENGINE = JaxEngine()

@@ -12,9 +12,8 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
 from numpy.typing import NDArray
 
-from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Params, Squares, Trainer
+from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Optimizer, Params, Squares, Trainer
 from kourkoutas.lab.engines.taylor import taylor_silu
-from kourkoutas.lab.specs.optimizers import Recipe, build_mlx
 from kourkoutas.trace import HISTORY, Trace, with_norms
 
 _DTYPES = {
@@ -54,14 +53,14 @@ class MlxTrainer:
         self,
         loss: Loss,
         params: Mapping[str, NDArray[Any]],
-        recipe: Recipe,
+        optimizer: Optimizer,
         constants: Mapping[str, NDArray[Any]],
         trace_every: int,
     ) -> None:
-        traced = trace_every > 0 and recipe.family == "kbeta"
+        traced = trace_every > 0 and optimizer.recorded
         self._params: Params = {name: _array(p) for name, p in params.items()}
         self._constants = {name: _array(x) for name, x in constants.items()}
-        self._optimizer = build_mlx(recipe, diagnostics=traced)
+        self._optimizer = optimizer.mlx(traced)
         self._optimizer.init(self._params)
         gradient = mx.value_and_grad(lambda p, batch: loss(ENGINE, p, batch))
 
@@ -308,13 +307,13 @@ class MlxEngine:
         self,
         loss: Loss,
         params: Mapping[str, NDArray[Any]],
-        recipe: Recipe,
+        optimizer: Optimizer,
         *,
         constants: Mapping[str, NDArray[Any]] | None = None,
         trace_every: int = 0,
         compile: bool = False,
     ) -> Trainer:
-        return MlxTrainer(loss, params, recipe, constants or {}, trace_every)
+        return MlxTrainer(loss, params, optimizer, constants or {}, trace_every)
 
 
 ENGINE = MlxEngine()

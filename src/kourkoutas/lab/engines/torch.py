@@ -13,10 +13,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from kourkoutas import _native
-from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Params, Squares, Trainer
+from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Optimizer, Params, Squares, Trainer, training
 from kourkoutas.lab.engines.torch_taylor import TaylorLayer, TaylorSquares, compiled, suits
-from kourkoutas.lab.specs.groups import training
-from kourkoutas.lab.specs.optimizers import Recipe, build_torch
 from kourkoutas.trace import HISTORY, Trace
 
 _DTYPES = {
@@ -102,17 +100,17 @@ class TorchTrainer:
         self,
         loss: Loss,
         params: Mapping[str, NDArray[Any]],
-        recipe: Recipe,
+        optimizer: Optimizer,
         constants: Mapping[str, NDArray[Any]],
         trace_every: int,
         compile: bool,
     ) -> None:
-        traced = trace_every > 0 and recipe.family == "kbeta"
+        traced = trace_every > 0 and optimizer.recorded
         self._loss = _compiled(loss) if compile else functools.partial(loss, ENGINE)
         self._params = {name: torch.tensor(p).requires_grad_() for name, p in params.items()}
         self._leaves = list(self._params.values())
         self._constants = {name: _tensor(x) for name, x in constants.items()}
-        self._optimizer = build_torch(recipe, list(self._params.items()), diagnostics=traced)
+        self._optimizer = optimizer.torch(list(self._params.items()), traced)
         # Finds its own step length, for which it evaluates the loss at several points.
         self._searches = isinstance(self._optimizer, torch.optim.LBFGS)
         self._taken = self._offset = 0
@@ -372,13 +370,13 @@ class TorchEngine:
         self,
         loss: Loss,
         params: Mapping[str, NDArray[Any]],
-        recipe: Recipe,
+        optimizer: Optimizer,
         *,
         constants: Mapping[str, NDArray[Any]] | None = None,
         trace_every: int = 0,
         compile: bool = False,
     ) -> Trainer:
-        return TorchTrainer(loss, params, recipe, constants or {}, trace_every, compile)
+        return TorchTrainer(loss, params, optimizer, constants or {}, trace_every, compile)
 
 
 ENGINE = TorchEngine()

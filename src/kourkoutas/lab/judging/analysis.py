@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,6 @@ from kourkoutas.lab.judging.sensitivity import Sensitivity
 from kourkoutas.lab.judging.suspects import suspects
 from kourkoutas.lab.judging.targets import Race, Reached, Target, races, reached
 from kourkoutas.lab.judging.values import Seed, check_known, listed, to_json
-from kourkoutas.lab.planning.search import Tried
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun
 from kourkoutas.lab.specs import optimizers as recipes
@@ -232,14 +230,14 @@ def _compared(
     )
 
 
-def _to_target(
-    runs: Sequence[StoredRun], target: Target, pairs: Sequence[tuple[str, str]], family: int
-) -> ToTarget:
+def _to_target(runs: Sequence[StoredRun], target: Target, pairs: Sequence[tuple[str, str]], family: int) -> ToTarget:
     found = reached(runs, target)
     return ToTarget(str(target), found, tuple(races(found, pairs, family)))
 
 
-def _arms(record: Any, runs: Sequence[StoredRun], gone: Mapping[str, Sequence[int]], primary: Comparison) -> list[ArmSummary]:
+def _arms(
+    record: Any, runs: Sequence[StoredRun], gone: Mapping[str, Sequence[int]], primary: Comparison
+) -> list[ArmSummary]:
     """One row per arm, in the order of the study."""
     by_arm: dict[str, list[StoredRun]] = {}
     for run in runs:

@@ -68,9 +68,10 @@ class Attribution:
 class Judged(Protocol):
     """What is asked of a contrast."""
 
-    treatment: str
-    baseline: str
-
+    @property
+    def treatment(self) -> str: ...
+    @property
+    def baseline(self) -> str: ...
     @property
     def verdict(self) -> str: ...
 
@@ -97,7 +98,9 @@ def attribute(
     found = []
     for baseline in BASELINES:
         paths = _paths(baseline, values)
-        one = _shares(values, paths, log=log, higher_is_better=higher_is_better, confidence=confidence) if paths else None
+        one = (
+            _shares(values, paths, log=log, higher_is_better=higher_is_better, confidence=confidence) if paths else None
+        )
         if one is None:
             continue
         verdict, why = _verdict(contrasts, baseline), ""
@@ -180,7 +183,7 @@ def _shares(
 def _sentence(baseline: str, parts: Sequence[Part], n: int, confidence: float, log: bool) -> str:
     who = f"{label(TREATMENT)} against {label(baseline)}"
     if not parts:
-        return f"{who}: no clear difference on the {n} seeds that all controls finished, so there is nothing to take apart."
+        return f"{who}: no clear difference on the {n} seeds that all controls finished, so nothing to take apart."
     shares = ", ".join(
         f"{part.cause} {100 * part.share:.0f} % [{100 * part.ci.low:.0f}, {100 * part.ci.high:.0f}]" for part in parts
     )

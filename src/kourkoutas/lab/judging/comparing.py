@@ -271,17 +271,18 @@ def compare_pairs(
     decided = []
     for a, b in possible:
         common = in_order(seed for seed in clean[b] if seed in clean[a])
-        paired = _paired(*(np.array([clean[arm][seed] for seed in common]) for arm in (a, b)), scale, resamples)
+        x, y = (np.array([clean[arm][seed] for seed in common]) for arm in (a, b))
+        paired = _paired(x, y, scale, resamples)
         of_tuning = [(lost or {}).get(arm, nothing_lost) for arm in (a, b)]
         decided.append((a, b, common, paired, decide(paired.d, paired.t, paired.wilcoxon, *of_tuning)))
     family = max(family, len(pairs))
     adjusted = holm([decision.p for *_, decision in decided], family)
-    results = [{s.name: found for s in OF_CONTRASTS if (found := s.compute(paired))} for *_, paired, _ in decided]
+    results = [{one.name: r for one in OF_CONTRASTS if (r := one.compute(paired))} for *_, paired, _ in decided]
     for one in OF_CONTRASTS:
-        p_holm = holm([found[one.name].p if one.name in found else None for found in results], family)
-        for found, p in zip(results, p_holm, strict=True):
-            if one.name in found:
-                found[one.name] = dataclasses.replace(found[one.name], p_holm=p)
+        p_holm = holm([own[one.name].p if one.name in own else None for own in results], family)
+        for own, p in zip(results, p_holm, strict=True):
+            if one.name in own:
+                own[one.name] = dataclasses.replace(own[one.name], p_holm=p)
     contrasts = tuple(
         _contrast(a, b, common, paired, decision, p_holm, family, found, clean, failed or {})
         for (a, b, common, paired, decision), p_holm, found in zip(decided, adjusted, results, strict=True)
@@ -364,7 +365,8 @@ def _contrast(
         treatment=treatment,
         baseline=baseline,
         pairs=tuple(
-            Pair(s, float(x), float(y), float(d)) for s, x, y, d in zip(seeds, paired.x, paired.y, paired.d, strict=True)
+            Pair(s, float(x), float(y), float(d))
+            for s, x, y, d in zip(seeds, paired.x, paired.y, paired.d, strict=True)
         ),
         wins=paired.wins,
         ties=len(seeds) - paired.wins - paired.losses,

@@ -5,24 +5,23 @@ test decides; where one diverged or failed, its d is infinite and Wilcoxon's sig
 
 The winners of a tuning are compared on fresh seeds, so the choice does not flatter them. But a choice on a few tuning
 seeds may miss an optimizer's best value, and then two equal optimizers differ because one was tuned with less luck. So
-each of them gets the benefit of the doubt. With n pairs, s the standard deviation of the finite ones, and y(v, seed) the
-scores of a tuning, less being better:
+the one behind gets the benefit of the doubt. With n pairs, s the standard deviation of the finite ones, k tuning seeds
+and m(v) the mean over them of y(v) - y(chosen), less being better:
 
-    s* ~ s·√((n-1)/χ²)                         what the standard deviation may be
-    y*(v, seed) = y(v, seed) + s*/√2·z          the scores of another tuning: a pair's variance is that of two runs
-    r = median y*(chosen) - min_v median y*(v)  what the optimizer may have lost by its choice, by the rule of the choice
+    s* ~ s·√((n-1)/χ²)               what the standard deviation may be
+    μ(v) ~ m(v) + s*/√(2k)·z         each value of an optimizer; a pair's variance is that of two runs
+    r = μ(chosen) - min μ            what the optimizer may have lost by its choice, which is by means too
+    p = 2·E[P(d - r has no advantage)]   r of the optimizer behind
 
-    p = 2·E[P(no advantage | differences less r)]   r of the optimizer that is behind
-
-where P is Φ((r - |mean d|)/(s*/√n)) for means, and the exact tail of the signed ranks of d - r for ranks. The interval is
-p's own: its low end counts what the baseline may have lost, its high end what the treatment may have lost, and it holds
-0 exactly where p ≥ 1 - level. Without a tuning r = 0, and both are those of the t or the Wilcoxon test.
+P is Φ((r - |mean d|)/(s*/√n)) for means, and for ranks the exact tail of the signed ranks of d - r. The interval is
+p's own: its low end counts what the baseline may have lost, its high end what the treatment may have lost, and it
+holds 0 exactly where p ≥ 1 - level. Without a tuning r = 0, and both are those of the t or the Wilcoxon test.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,7 +89,11 @@ class Decision:
 
 
 def decide(
-    d: Array, t: PairedT, w: Wilcoxon, lost_treatment: Lost | None = nothing_lost, lost_baseline: Lost | None = nothing_lost
+    d: Array,
+    t: PairedT,
+    w: Wilcoxon,
+    lost_treatment: Lost | None = nothing_lost,
+    lost_baseline: Lost | None = nothing_lost,
 ) -> Decision:
     """The decision about differences d; `lost_…` give what each side may have lost by its tuning, None if unknown."""
     finite = d[np.isfinite(d)]

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kourkoutas.lab import testbeds
+from kourkoutas.lab.errors import unknown
 from kourkoutas.lab.judging.values import in_order, is_number, listed
 from kourkoutas.lab.results import store
-from kourkoutas.lab.specs.spec import unknown
-from kourkoutas.lab.testbeds import Endpoint
+from kourkoutas.lab.specs.spec import Endpoint
 
 PRIMARY = "endpoint"  # the metric's name of what a run's `endpoint` holds
 TAIL = 0.1
@@ -148,6 +148,14 @@ def value_of(run: store.StoredRun, endpoint: Endpoint, reduction: Reduction = "l
         return max(finite) if endpoint.maximize else min(finite)
     last = logged[-max(1, math.ceil(TAIL * len(logged))) :]
     return sum(x / len(last) for x in last)
+
+
+def score(run: store.StoredRun, endpoint: Endpoint) -> float:
+    """What a tuning run counts for, NaN when it diverged, failed or has not ended."""
+    if run.result is None or run.result.status != "ok":
+        return math.nan
+    value = value_of(run, endpoint)
+    return math.nan if value is None else value
 
 
 def course(run: store.StoredRun, metric: str) -> list[float]:

@@ -206,7 +206,11 @@ def interval_text(c: Contrast) -> str:
         side = "better" if percent.value > 0 else "worse"
         text = percent_text(percent.value, c.higher_is_better)
         shown = f"{text} ({side})" if "×" in text else f"{text} {side}"
-        return shown if percent.interval is None else f"{shown}, interval {_between(percent.interval.low, percent.interval.high)}"
+        return (
+            shown
+            if percent.interval is None
+            else f"{shown}, interval {_between(percent.interval.low, percent.interval.high)}"
+        )
     if effect is not None and effect.value is not None and math.isfinite(effect.value):
         shown = f"{'factor ' if c.log else 'by '}{effect.value:.4g}"
         ends = effect.interval

@@ -13,14 +13,13 @@ the values tried, evenly spaced in ratio for a tuning on a log scale; compare on
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kourkoutas.lab.planning.search import Tried
 from kourkoutas.lab.judging.values import to_json
+from kourkoutas.lab.planning.search import Tried
 from kourkoutas.lab.specs.search_space import Value
 
 MARGIN = 0.05

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kourkoutas.lab.judging import hypothesis_tests as tests
 from kourkoutas.lab.judging.intervals import (
@@ -51,10 +52,10 @@ class Paired:
     @cached_property
     def both(self) -> Array:
         """d of the pairs in which both runs have a value."""
-        return self.d[self.whole]
+        return np.asarray(self.d[self.whole])
 
     @cached_property
-    def whole(self) -> Array:
+    def whole(self) -> NDArray[np.bool_]:
         return np.isfinite(self.x) & np.isfinite(self.y)
 
     @cached_property
@@ -190,7 +191,7 @@ def _better(pairs: Paired) -> Result | None:
     if not n:
         return None
     ties = len(pairs.d) - n
-    told = f"{pairs.wins} of {n} seeds" + (f", equal on {ties} more" if ties else "")
+    told = f"{pairs.wins} of {n} seeds" + (f", {ties} equal" if ties else "")
     return Result(pairs.wins / n, clopper_pearson(pairs.wins, n, pairs.confidence), detail=told)
 
 
@@ -227,15 +228,15 @@ def _mcnemar(pairs: Paired) -> Result | None:
     if pairs.threshold is None:
         return None
     m = tests.mcnemar(pairs.x, pairs.y, pairs.threshold, pairs.higher_is_better)
-    told = f"{m.only_treatment} succeed only with the first named, {m.only_baseline} only with the other"
+    told = f"only the first {m.only_treatment}, only the other {m.only_baseline}"
     return Result(m.rate_difference, p=m.p, detail=told)
 
 
 OF_CONTRASTS: Sequence[Statistic[Paired]] = (
-    Statistic("mean", "mean difference, or geometric-mean ratio [t]", _mean, with_interval),
-    Statistic("bootstrap", "the same [BCa]", _bootstrap, with_interval),
+    Statistic("mean", "mean [t]", _mean, with_interval),
+    Statistic("bootstrap", "mean [BCa]", _bootstrap, with_interval),
     Statistic("median", "median [quartiles]", _median, _show_median),
-    Statistic("better", "P(better) [Clopper–Pearson]", _better, lambda r: f"{with_interval(r, 2)} ({r.detail})"),
+    Statistic("better", "P(better) [Clopper–Pearson]", _better, lambda r: f"{with_interval(r, 2)}: {r.detail}"),
     Statistic("d_z", "d_z", _d_z, with_interval),
     Statistic("r", "r", _r, with_interval),
     Statistic("rank_biserial", "rank-biserial r", _rank_biserial, with_interval),

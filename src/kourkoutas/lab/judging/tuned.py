@@ -11,6 +11,7 @@ from kourkoutas.lab.planning.search import Tried, edge
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StudyRecord
 from kourkoutas.lab.specs.search_space import Value
+from kourkoutas.lab.specs.spec import Endpoint
 
 AllTried = Mapping[str, Sequence[Tried]]
 
@@ -51,7 +52,7 @@ def lost(record: StudyRecord, found: AllTried) -> dict[str, Lost | None]:
     return {arm: _lost(found.get(arm, ()), values, primary) for arm, values in record.chosen.items()}
 
 
-def _lost(found: Sequence[Tried], chosen: Mapping[str, Value], endpoint: endpoints.Endpoint) -> Lost | None:
+def _lost(found: Sequence[Tried], chosen: Mapping[str, Value], endpoint: Endpoint) -> Lost | None:
     at = next((k for k, one in enumerate(found) if dict(one.values) == dict(chosen)), None)
     if at is None or any(one.missing for one in found):
         return None

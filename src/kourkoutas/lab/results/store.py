@@ -34,8 +34,8 @@ from pydantic import BaseModel, ConfigDict
 from kourkoutas.lab.machine import environment
 from kourkoutas.lab.results import files
 from kourkoutas.lab.results.files import StoreError as StoreError
-from kourkoutas.lab.specs.spec import RunResult, RunSpec
-from kourkoutas.lab.specs.tuning import Tuning, Value
+from kourkoutas.lab.specs.search_space import SearchSpace, Value
+from kourkoutas.lab.specs.spec import Arm, Code, RunResult, RunSpec
 
 SECONDS_OF_DOUBT = 60  # between the clocks of the file system and of the processes
 VERSIONED = ("kourkoutas-beta", "numpy", "torch", "jax", "jaxlib", "optax", "mlx", "scipy")
@@ -56,35 +56,6 @@ class DiskFull(StoreError):
 def is_full(error: BaseException) -> bool:
     """Whether the disk, a quota or the allowed size of a file has come to its end."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class Arm(BaseModel):
-    """One column of a study: an optimizer, its options that differ from the recipe, and settings of its own (grids).
-
-    `resolved` is what that comes down to: the testbed's version, all settings and all options. Version 0.1 did not
-    record it.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    label: str
-    optimizer: str
-    options: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
-    resolved: dict[str, Any] | None = None
-
-
-class Code(BaseModel):
-    """The user's training function, for a study of one, and how its endpoint is to be read."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    file: str
-    function: str
-    sha256: str
-    endpoint: str | None = None
-    log: bool = False
-    higher_is_better: bool = False
 
 
 class Call(BaseModel):
@@ -116,7 +87,7 @@ class StudyRecord(BaseModel):
     arms: list[Arm]
     seeds: list[int]
     primary: str | None = None
-    tuning: Tuning | None = None
+    tuning: SearchSpace | None = None
     chosen: dict[str, dict[str, Value]] = {}
     command: str
     created: str
@@ -253,23 +224,25 @@ class Study:
         return self._runs(lambda spec: True)
 
     def _runs(self, wanted: Callable[[RunSpec], bool]) -> list[StoredRun]:
-        self.damage = []
-        found = []
+        found, self.damage = self.scan()
+        return [run for run in found if wanted(run.spec)]
+
+    def scan(self) -> tuple[list[StoredRun], list[str]]:
+        """(every run, in the order of the arms and then of the seeds; what could not be read and is left out)."""
+        found, damage = [], []
         with contextlib.suppress(FileNotFoundError):
             for entry in os.scandir(self.path / "runs"):
                 folder = Path(entry.path)
                 if not entry.is_dir():
                     continue
                 try:
-                    spec = _read_spec(folder)
-                    if wanted(spec):
-                        found.append(StoredRun(spec, _read_result(folder), folder))
+                    found.append(StoredRun(_read_spec(folder), _read_result(folder), folder))
                 except StoreError as error:
                     if any(_kept(folder)):  # an empty one was left by a kill while the study was being planned
-                        self.damage.append(str(error))
-        self.damage.sort()
+                        damage.append(str(error))
         order = {arm.label: i for i, arm in enumerate(self.record.arms)}
-        return sorted(found, key=lambda run: (order.get(run.spec.optimizer, len(order)), run.spec.seed, run.id))
+        found.sort(key=lambda run: (order.get(run.spec.optimizer, len(order)), run.spec.seed, run.id))
+        return found, sorted(damage)
 
 
 class Writer(Study):
@@ -317,7 +290,7 @@ def writing(
     seeds: Sequence[int],
     command: str,
     code: Code | None = None,
-    tuning: Tuning | None = None,
+    tuning: SearchSpace | None = None,
     primary: str | None = None,
 ) -> Iterator[Writer]:
     """Hold the folder at `path` for writing runs of this configuration.
@@ -530,7 +503,7 @@ def _tuning_differs(old: StudyRecord, new: StudyRecord) -> list[str]:
     if old.tuning is None or new.tuning is None:
         return [] if old.tuning == new.tuning else [f"arms are {_tuned(old)} there and {_tuned(new)} here"]
     differs = []
-    for field in Tuning.model_fields:
+    for field in SearchSpace.model_fields:
         there, here = getattr(old.tuning, field), getattr(new.tuning, field)
         if there != here:
             differs.append(f"{field} of the tuning: {there} there and {here} here")

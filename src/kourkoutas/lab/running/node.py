@@ -24,7 +24,7 @@ from pathlib import Path
 
 from kourkoutas.lab import locks
 from kourkoutas.lab.results import parcel, store
-from kourkoutas.lab.results.snapshots import Snapshots
+from kourkoutas.lab.results.backups import Backups
 from kourkoutas.lab.running.crew import Ended, Limits, Progress, Started
 from kourkoutas.lab.running.process import Process, worker_environment
 from kourkoutas.lab.running.worker import Task
@@ -40,7 +40,7 @@ class Order:
     Attributes:
       task: its folder and the user's file are those of the driver, and are replaced by copies here.
       files: what the run's folder holds of an earlier attempt.
-      storage: address and study of the snapshots.
+      storage: address and study of the backups.
       versions: of the driver's packages.
     """
 
@@ -68,27 +68,27 @@ class NodeError(RuntimeError):
 def make(order: Order, code: parcel.Files | None) -> Iterator[Started | Progress | Home]:
     """Make the run of `order`, with the user's `code`."""
     run = order.task.spec.id
-    snapshots = _checked(order)
+    backups = _checked(order)
     scratch = _scratch()
     folder = scratch / "runs" / run
     folder.mkdir(parents=True)
     try:
         yield Started(run)
-        parcel.unpack_run((snapshots.newest(run) if snapshots is not None else None) or order.files, folder)
+        parcel.unpack_run((backups.newest(run) if backups is not None else None) or order.files, folder)
         task = order.task.model_copy(update={"folder": folder})
         if task.code is not None and code is not None:
             file = _unpacked_code(scratch, code) / Path(task.code.file).name
             task = task.model_copy(update={"code": task.code.model_copy(update={"file": str(file)})})
         process = _worker(order, code)
         process.give(task)
-        yield from _watch(process, folder, snapshots)
+        yield from _watch(process, folder, backups)
         if order.gpus:
             _let_go()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _watch(process: Process, folder: Path, snapshots: Snapshots | None) -> Iterator[Progress | Home]:
+def _watch(process: Process, folder: Path, backups: Backups | None) -> Iterator[Progress | Home]:
     told = 0.0
     saved, next_save = parcel.state_of_run(folder), 0.0
     while True:
@@ -100,18 +100,18 @@ def _watch(process: Process, folder: Path, snapshots: Snapshots | None) -> Itera
             elif isinstance(event, Ended):
                 yield Home(event, {} if event.lost else parcel.of_run(folder))
                 return
-        if snapshots is not None and time.monotonic() >= next_save:
+        if backups is not None and time.monotonic() >= next_save:
             state = parcel.state_of_run(folder)
             if state and state != saved:
                 start, saved = time.monotonic(), state
-                # A snapshot that cannot be saved costs at most the way back to the last one, not the run.
+                # A backup that cannot be saved costs at most the way back to the last one, not the run.
                 with contextlib.suppress(Exception):
-                    snapshots.save(folder.name, parcel.of_run(folder))
+                    backups.save(folder.name, parcel.of_run(folder))
                 next_save = time.monotonic() + 9 * (time.monotonic() - start)  # a tenth of the time at most
 
 
-def _checked(order: Order) -> Snapshots | None:
-    """The snapshots of the study; raises if this node cannot make the study's runs."""
+def _checked(order: Order) -> Backups | None:
+    """The backups of the study; raises if this node cannot make the study's runs."""
     here, node = _versions(), platform.node()
     differ = [
         f"{name} {here[name]}, not {there}" for name, there in order.versions.items() if here.get(name, there) != there
@@ -120,12 +120,10 @@ def _checked(order: Order) -> Snapshots | None:
         raise NodeError(f"node {node} has {'; '.join(differ)}: install the versions that the study is started with")
     if order.storage is None:
         return None
-    snapshots = Snapshots(*order.storage)
-    if not snapshots.seen():
-        raise NodeError(
-            f"--storage {snapshots.address} is not shared with node {node}: name a place that every node has"
-        )
-    return snapshots
+    backups = Backups(*order.storage)
+    if not backups.seen():
+        raise NodeError(f"--storage {backups.address} is not shared with node {node}: name a place that every node has")
+    return backups
 
 
 # What this Ray worker keeps from run to run.

@@ -23,7 +23,7 @@ from typing import Any
 
 from kourkoutas.lab import machine
 from kourkoutas.lab.results import parcel, store
-from kourkoutas.lab.results.snapshots import Snapshots, resolved
+from kourkoutas.lab.results.backups import Backups, resolved
 from kourkoutas.lab.running import node
 from kourkoutas.lab.running.crew import GIB, Crew, Ended, Event, Hire, Limits
 from kourkoutas.lab.running.worker import Task
@@ -39,7 +39,7 @@ class RayCrew:
     Args:
       cpus, gpus: that Ray sets aside for each run.
       code: the user's files.
-      storage: address and study of the snapshots from which runs of lost nodes go on.
+      storage: address and study of the backups from which runs of lost nodes go on.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RayCrew:
 
         self._ray = ray
         self._limits, self._gpus, self._storage = limits, gpus, storage
-        self._snapshots = Snapshots(*storage) if storage is not None else None
+        self._backups = Backups(*storage) if storage is not None else None
         self._versions = store.versions()
         self._streams: dict[Any, tuple[Task, float]] = {}
         self.threads = max(1, int(cpus))
@@ -117,17 +117,17 @@ class RayCrew:
         return told
 
     def _forget(self, run: str) -> None:
-        if self._snapshots is not None:
+        if self._backups is not None:
             with contextlib.suppress(Exception):  # what stays there is of no use to anybody, and no reason to stop
-                self._snapshots.clear(run)
+                self._backups.clear(run)
 
     def close(self) -> None:
         for stream in self._streams:
             with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
                 self._ray.cancel(stream, force=True)
-        if self._snapshots is not None and not self._streams:
+        if self._backups is not None and not self._streams:
             with contextlib.suppress(Exception):
-                self._snapshots.close()
+                self._backups.close()
         self._streams.clear()
         self._connection.close()
 
@@ -195,14 +195,14 @@ def _connected(address: str) -> Iterator[None]:
 
 
 def _prepared(address: str, study: store.Study) -> tuple[str, str]:
-    """Address and name of the study's snapshots, checked to be writable.
+    """Address and name of the study's backups, checked to be writable.
 
     NOTE: the name is the same whenever the same results folder is continued, and another for any other folder.
     """
     own = hashlib.sha256(f"{study.path.resolve()} {study.record.created}".encode()).hexdigest()[:12]
     found = (resolved(address), f"{study.path.resolve().name}-{own}")
     try:
-        Snapshots(*found).prepare()
+        Backups(*found).prepare()
     except Exception as error:  # every file system of fsspec has errors of its own
         raise ValueError(f"--storage {address} cannot be written: {type(error).__name__}: {error}") from None
     return found

@@ -1,80 +1,23 @@
-"""Many runs: make what is planned and resume after anything. What came out is judged in `kourkoutas.lab.judging`.
+"""Many runs: make what is planned and resume after anything.
 
-execute   the runs of a plan by a crew; the same call again resumes: finished runs are kept, unfinished ones continue,
-          failed ones wait for `retry_failed`
-single    one run in this process
+make_runs   those of a list of runs that the folder does not hold, by a crew; the same call again resumes: finished runs
+            are kept, unfinished ones continue, failed ones wait for `retry_failed`
+single      one run in this process
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kourkoutas.lab.judging import endpoints
+from kourkoutas.lab.planning.plan import Plan
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import crew, pool, tuning, worker
+from kourkoutas.lab.running import crew, worker
 from kourkoutas.lab.running.trial import UNREAD
-from kourkoutas.lab.specs.plan import Plan
-from kourkoutas.lab.specs.spec import RunResult, RunSpec
-
-
-def execute(
-    plan: Plan,
-    out: str | Path,
-    *,
-    command: str,
-    workers: int | None = None,
-    retry_failed: bool = False,
-    checkpoint_every: int | None = None,
-    sink: str | None = None,
-    observer: crew.Observer | None = None,
-    hire: crew.Hire | None = None,
-    retries: int = 0,
-) -> store.Study:
-    """Make every run of `plan` that the folder `out` does not hold yet, and return the folder.
-
-    `hire` gets those who make the runs: by default `workers` processes here. A lost run is made again up to `retries`
-    times.
-
-    Raises:
-      StoreError: `out` holds another configuration, is in use, or is broken; nothing was changed.
-      KeyboardInterrupt: on Ctrl-C, after the workers have ended; finished runs are kept.
-    """
-    hire = hire or pool.hire(workers)
-    plan = _with_tuned_arms(plan, Path(out))
-    if plan.code is not None:
-        observer = Guard(observer)
-    with holding(plan, out, command) as study:
-        make = functools.partial(
-            _make,
-            study,
-            code=plan.code,
-            hire=hire,
-            retries=retries,
-            retry_failed=retry_failed,
-            checkpoint_every=checkpoint_every,
-            sink=sink,
-            observer=observer,
-        )
-        if plan.tuning is not None:
-            chosen = tuning.tune(plan, study, make, endpoint=endpoints.declared(study)[0])
-            study.choose(chosen)
-            plan = plan.chosen(chosen)
-        make(plan.specs())
-        return store.Study(study.path, study.record)
-
-
-def _with_tuned_arms(plan: Plan, out: Path) -> Plan:
-    """The plan with the arms that the folder has tuned before: arms are tuned alike only if they are tuned together."""
-    if plan.tuning is None or not (out / "study.json").exists():
-        return plan
-    record, named = store.Study.open(out).record, {arm.label for arm in plan.arms}
-    kept = [arm for arm in record.arms if arm.label in record.chosen and arm.label not in named]
-    return replace(plan, arms=[*plan.arms, *(arm.model_copy(update={"resolved": None}) for arm in kept)])
+from kourkoutas.lab.specs.spec import Code, RunResult, RunSpec
 
 
 class Guard:
@@ -103,19 +46,22 @@ class Guard:
             raise ValueError(f"stopped after the first run: {last.removeprefix(UNREAD)}")
 
 
-def _make(
+def make_runs(
     study: store.Writer,
     specs: Sequence[RunSpec],
     *,
-    code: store.Code | None,
+    code: Code | None,
     hire: crew.Hire,
-    retries: int,
-    retry_failed: bool,
-    checkpoint_every: int | None,
-    sink: str | None,
-    observer: crew.Observer | None,
+    retries: int = 0,
+    retry_failed: bool = False,
+    checkpoint_every: int | None = None,
+    sink: str | None = None,
+    observer: crew.Observer | None = None,
 ) -> None:
-    """Make those of the runs that the folder does not hold."""
+    """Make those of the runs that the folder does not hold.
+
+    `hire` gets those who make them. A lost run is made again up to `retries` times.
+    """
     pending, kept, failed = [], 0, 0
     for spec in specs:
         result = study.result(spec)

@@ -29,16 +29,15 @@ from typing import Any
 
 import numpy as np
 
-from kourkoutas.lab.results import files, store
+from kourkoutas.lab.results import files
 from kourkoutas.lab.specs import optimizers
 from kourkoutas.lab.specs.optimizers import Recipe
-from kourkoutas.lab.specs.spec import RunResult, RunSpec
+from kourkoutas.lab.specs.spec import OWN_SETTINGS, Code, RunResult, RunSpec
 from kourkoutas.trace import HISTORY, KEYS, WINDOW, Trace
 
 CURVE_POINTS = 2000
 # What the last line of a failed run's traceback begins with, where it is the study that has to be corrected.
 UNREAD = "kourkoutas.lab.running.trial.UnreadSettingError: "
-OWN_SETTINGS = ("code", "endpoint")  # what a plan adds to the settings of a run of a user's function
 Progress = Callable[[int, int | None, float | None], None]
 
 
@@ -214,7 +213,7 @@ class Trial:
 def run(
     spec: RunSpec,
     folder: Path,
-    code: store.Code,
+    code: Code,
     *,
     on_progress: Progress | None = None,
     on_trace: Callable[[Mapping[str, Any]], None] | None = None,
@@ -244,7 +243,7 @@ def run(
     )
 
 
-def _check_read(code: store.Code, trial: Trial) -> None:
+def _check_read(code: Code, trial: Trial) -> None:
     unread = [name for name in trial.settings if name not in trial.settings.read]
     if unread:
         name = unread[0]
@@ -255,7 +254,7 @@ def _check_read(code: store.Code, trial: Trial) -> None:
         )
 
 
-def load(code: store.Code) -> Callable[[Trial], Any]:
+def load(code: Code) -> Callable[[Trial], Any]:
     """The function from its file, which must still be the one that was planned.
 
     NOTE: the module is loaded once per worker process, as a module of its own that imports its neighbours, like a
@@ -349,7 +348,7 @@ def _number(name: str, value: Any) -> float:
         raise TypeError(f"trial.log({name}=...) takes a number; got {type(value).__name__} {value!r}") from None
 
 
-def _endpoint(code: store.Code, returned: Any, rows: list[dict[str, float]]) -> float:
+def _endpoint(code: Code, returned: Any, rows: list[dict[str, float]]) -> float:
     """What `--endpoint` names, else the returned number, else the last logged `loss`."""
     last = _last(rows)
     if code.endpoint is not None:

@@ -29,7 +29,7 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from kourkoutas.lab.results import files, store
-from kourkoutas.lab.specs.spec import RunResult, RunSpec
+from kourkoutas.lab.specs.spec import Code, RunResult, RunSpec
 
 Report = Callable[[int, int | None, float | None], None]
 SECONDS_BETWEEN_EVENTS = 0.2
@@ -40,7 +40,7 @@ class Task(BaseModel):
 
     spec: RunSpec
     folder: Path
-    code: store.Code | None = None
+    code: Code | None = None
     checkpoint_every: int | None = None
     sink: str | None = None
 
@@ -51,7 +51,7 @@ def make(task: Task, report: Report) -> RunResult:
     Raises:
       DiskFull: the run has no result; it is made again when the study is resumed.
     """
-    from kourkoutas.lab.showing.sinks import following
+    from kourkoutas.lab.running.sinks import following
 
     start = time.perf_counter()
     try:

@@ -55,36 +55,35 @@ def effects(endpoint: Comparison, *, heading: bool = True) -> Text:
     one = len(treatments) == 1
     if heading:
         who = f"{label(next(iter(treatments)))} against" if one else "against"
-        lines.insert(0, f"\n{who:<{NAME + 2}} {'worse ◂──0──▸ better':^{PLOT}} {'':<22}seeds won")
-    most = max((abs(x) for c in endpoint.contrasts for x in _shown(c)), default=1.0) or 1.0
+        lines.insert(0, f"\n{who:<{NAME + 2}} {'worse ◂──0──▸ better':^{PLOT}} {'':<21}seeds won")
+    percent = all(c.percent is not None for c in endpoint.contrasts if c.effect is not None)
+    ends = {c.name: _ends(c, percent) for c in endpoint.contrasts}
+    most = max((abs(x) for own in ends.values() for x in own or () if math.isfinite(x)), default=1.0) or 1.0
     for c in endpoint.contrasts[:SHORT]:
         name = label(c.baseline) if one else f"{label(c.treatment)} – {label(c.baseline)}"
         won = f"{c.wins}/{c.n}"
-        lines.append(f"  {shorten(name, NAME):<{NAME}} {_bar(c, most)} {_numbers(c):<22} {won:>8}")
+        lines.append(
+            f"  {shorten(name, NAME):<{NAME}} {_bar(ends[c.name], most)} {_numbers(c, ends[c.name], percent):<24} {won:>6}"
+        )
     if len(endpoint.contrasts) > SHORT:
         lines.append(f"  … and {len(endpoint.contrasts) - SHORT} more")
     return Text("\n".join(lines))
 
 
-def _ends(c: Contrast) -> tuple[float, float, float] | None:
-    """(low, estimate, high), in percent or in the endpoint's unit; infinite where there is no end."""
-    of = c.percent or (c.effect if not c.log else None)
-    if of is None or of.value is None:
+def _ends(c: Contrast, percent: bool) -> tuple[float, float, float] | None:
+    """(low, estimate, high) in percent, as a difference, or as a ratio less 1; infinite where there is no end."""
+    of = c.percent if percent else c.effect
+    if of is None or of.value is None or not math.isfinite(of.value):
         return None
-    if of.interval is None:
-        return of.value, of.value, of.value
-    return of.interval.low, of.value, of.interval.high
+    ends = (of.value, of.value) if of.interval is None else (of.interval.low, of.interval.high)
+    found = (ends[0], of.value, ends[1])
+    return found if percent or not c.log else (found[0] - 1, found[1] - 1, found[2] - 1)
 
 
-def _shown(c: Contrast) -> list[float]:
-    return [x for x in _ends(c) or () if math.isfinite(x)]
-
-
-def _bar(c: Contrast, most: float) -> str:
+def _bar(ends: tuple[float, float, float] | None, most: float) -> str:
     half = PLOT // 2
     cells = [" "] * PLOT
     cells[half] = "│"
-    ends = _ends(c)
     if ends is None:
         return "".join(cells)
     low, middle, high = (half + round(max(-1.0, min(1.0, x / most)) * half) for x in ends)
@@ -101,13 +100,12 @@ def _signed(value: float) -> str:
     return f"{'−' if value < 0 else '+'}{digits(value)}"
 
 
-def _numbers(c: Contrast) -> str:
-    ends = _ends(c)
+def _numbers(c: Contrast, ends: tuple[float, float, float] | None, percent: bool) -> str:
     if ends is None:
         return "no finite effect"
     low, value, high = ends
-    if c.percent is None:
-        return f"{value:+.3g} [{low:+.3g}, {high:+.3g}]"
+    if not percent:
+        return f"{value:+.2g} [{low:+.2g}, {high:+.2g}]"
     text = headline.percent_text(value, c.higher_is_better)
     middle = f"{_signed(value)} %" if text.endswith("%") else text
     return f"{middle} [{_signed(low)}, {_signed(high)}]"
@@ -167,11 +165,9 @@ def comparison(found: Comparison) -> RenderableType:
         arms.add_row(arm, *(one.show(own[one.name]) if one.name in own else "–" for one in shown))
     parts.append(arms)
     if found.contrasts:
-        rows = Fitting(statistics_title(found), ["", "statistic", "value", "p", "Holm p"], words=["statistic", "value"])
+        parts.append(Text(statistics_title(found)))
         for c in found.contrasts[:MOST_ROWS]:
-            for k, row in enumerate(c.rows()):
-                rows.add_row(c.name if k == 0 else "", *row)
-        parts.append(rows)
+            parts.append(table(c.name, ["statistic", "value", "p", "Holm p"], c.rows()))
     parts.extend(Text(f"Note: {note}") for note in (*found.notes, *_left_out(found)))
     return Group(*parts)
 
@@ -208,7 +204,9 @@ def _left_out(found: Comparison) -> list[str]:
     """What was not printed because there is so much of it."""
     notes = []
     if len(found.values) > MOST_COLUMNS:
-        notes.append(f"every seed of the first {MOST_COLUMNS} of {len(found.values)} optimizers is shown; --json has all")
+        notes.append(
+            f"every seed of the first {MOST_COLUMNS} of {len(found.values)} optimizers is shown; --json has all"
+        )
     if len(found.contrasts) > MOST_ROWS:
         notes.append(f"the first {MOST_ROWS} of {len(found.contrasts)} contrasts are shown; --json has all")
     return notes

@@ -74,11 +74,12 @@ def rows_of(endpoint: Comparison, places: Mapping[str, int]) -> tuple[list[Row],
 def _row(c: Contrast, primary: bool, places: Mapping[str, int], percent: bool) -> Row:
     of = c.percent if percent else c.effect
     ends = None if of is None else of.interval
-    numbers = (None if of is None else of.value, *((None, None) if ends is None else (ends.low, ends.high)))
-    words = percent_words(*numbers, c.higher_is_better) if percent else own_words(*numbers, c.log)
+    value = None if of is None else of.value
+    low, high = (None, None) if ends is None else (ends.low, ends.high)
+    words = percent_words(value, low, high, c.higher_is_better) if percent else own_words(value, low, high, c.log)
     if c.lost:
         words += ", by ranks"
-    return Row(c.name, c.baseline, *numbers, words, c.verdict, primary, places.get(c.baseline, 0))
+    return Row(c.name, c.baseline, value, low, high, words, c.verdict, primary, places.get(c.baseline, 0))
 
 
 def plots(endpoints: Sequence[Comparison], places: Mapping[str, int]) -> list[Drawing]:

@@ -10,21 +10,21 @@ from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from kourkoutas.lab.showing.fitting import NAME, Fitting
 from kourkoutas.lab.running.crew import Observer
 from kourkoutas.lab.running.study import Guard
 from kourkoutas.lab.showing.drawing import shorten
+from kourkoutas.lab.showing.fitting import NAME, Fitting
 from kourkoutas.lab.showing.status import Status, words
 from kourkoutas.lab.showing.status import name_of as status_name
+from kourkoutas.lab.specs.search_space import SearchSpace
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
-from kourkoutas.lab.specs.tuning import Tuning
 
 if TYPE_CHECKING:
     from kourkoutas.lab.judging.targets import Target
 
 
 @contextlib.contextmanager
-def showing(console: Console, tuning: Tuning | None = None) -> Iterator[Observer]:
+def showing(console: Console, tuning: SearchSpace | None = None) -> Iterator[Observer]:
     """An observer that writes to `console`; of tuning runs it shows the values."""
     if not console.is_terminal:
         yield Lines(console, tuning)
@@ -34,7 +34,7 @@ def showing(console: Console, tuning: Tuning | None = None) -> Iterator[Observer
         yield bars
 
 
-def name_of(spec: RunSpec, tuning: Tuning | None) -> str:
+def name_of(spec: RunSpec, tuning: SearchSpace | None) -> str:
     """A run in a few words: "kbeta lr=0.001 seed 100"."""
     values = {} if tuning is None else tuning.values(spec)
     return " ".join([spec.optimizer, *(f"{name}={value:g}" for name, value in values.items()), f"seed {spec.seed}"])
@@ -90,7 +90,7 @@ class Aiming(Guard):
 class Lines:
     """One line per finished run."""
 
-    def __init__(self, console: Console, tuning: Tuning | None = None) -> None:
+    def __init__(self, console: Console, tuning: SearchSpace | None = None) -> None:
         self._console, self._tuning = console, tuning
         self._done = self._total = 0
 
@@ -116,7 +116,7 @@ class Lines:
 class Bars:
     """A bar for the study and one for each run under way."""
 
-    def __init__(self, console: Console, tuning: Tuning | None = None) -> None:
+    def __init__(self, console: Console, tuning: SearchSpace | None = None) -> None:
         self._tuning = tuning
         self.bars = Progress(
             TextColumn("{task.description}", markup=False),

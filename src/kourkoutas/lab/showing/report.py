@@ -169,7 +169,7 @@ def _sections(analysis: Analysis, arms: Mapping[str, looks.Look], courses: curve
     drawn = curves.panels(courses, arms)
     rate = recorded.rate(runs)
     found = [Section("curves", "Learning curves", "curves", [*drawn, *([rate] if rate else [])], open=True)]
-    ends = [one for j in analysis.endpoints if (one := distributions.violins(j, arms, anchor))]
+    ends = [violins for one in analysis.endpoints if (violins := distributions.violins(one, arms, anchor))]
     if ends:
         found.append(Section("ends", "Where the runs end", "ends", ends, open=True))
     by_run = {(run.spec.optimizer, run.spec.seed): run for run in runs}

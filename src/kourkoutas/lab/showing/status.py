@@ -166,9 +166,7 @@ def _going(record: StudyRecord, run: StoredRun) -> Going:
         run.id,
         run.spec.optimizer,
         run.spec.seed,
-        {}
-        if record.tuning is None or run.spec.seed in record.seeds
-        else record.tuning.values(run.spec),
+        {} if record.tuning is None or run.spec.seed in record.seeds else record.tuning.values(run.spec),
         int(last["step"]) if last else None,
         _steps(record, run),
         float(losses[-1]) if losses else None,

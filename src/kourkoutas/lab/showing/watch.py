@@ -42,7 +42,9 @@ def follow(path: Path, stop: threading.Event | None = None) -> Path:
 
 def _write(path: Path, page: Path) -> bool:
     """Write the page; whether the study still goes on."""
-    from kourkoutas.lab.judging.analysis import analyse  # scipy and matplotlib take seconds, which a study need not wait
+    from kourkoutas.lab.judging.analysis import (
+        analyse,
+    )  # scipy and matplotlib take seconds, which a study need not wait
     from kourkoutas.lab.showing import report
 
     analysis = analyse(Snapshot.read(path), resamples=RESAMPLES)

@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from kourkoutas.lab.engines import training
+
 MATRICES, VECTORS = "matrices", "vectors"
 Taker = Callable[[str, int], bool]
 
@@ -44,13 +46,6 @@ def parted(names: Sequence[tuple[str, int]], takes: str, label: str) -> list[boo
             f"set {label}.takes, or use one of the two alone"
         )
     return taken
-
-
-def training(optimizer: Any, on: bool) -> None:
-    """Tell an optimizer that keeps an average of the parameters, as schedule-free ones do, which of the two to show."""
-    switch = getattr(optimizer, "train" if on else "eval", None)
-    if callable(switch):
-        switch()
 
 
 def torch_pair(first: Any, rest: Any, scales: tuple[float, float]) -> Any:

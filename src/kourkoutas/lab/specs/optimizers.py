@@ -45,8 +45,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kourkoutas.buckets import check_buckets
-from kourkoutas.lab.specs.groups import MATRICES, optax_pair, parted, taker, torch_pair, training
-from kourkoutas.lab.specs.spec import coerce, guess, unknown
+from kourkoutas.lab.engines import training
+from kourkoutas.lab.errors import unknown
+from kourkoutas.lab.specs.groups import MATRICES, optax_pair, parted, taker, torch_pair
+from kourkoutas.lab.specs.spec import coerce, guess
 from kourkoutas.rule import HYPER_NAMES, Hyper
 
 WARM = 0.999
@@ -184,10 +186,28 @@ class Recipe:
     def options(self) -> dict[str, Any]:
         return dict(self.items)
 
+    # What an engine asks of it: see `kourkoutas.lab.engines.Optimizer`.
+
     @property
-    def key(self) -> tuple[Any, ...]:
-        """What decides the compiled step: everything but the label and the learning rate."""
-        return (self.family, self.items)
+    def recorded(self) -> bool:
+        return self.family == "kbeta"
+
+    @property
+    def buckets(self) -> Any:
+        return self.options.get("buckets", "parameter")
+
+    @property
+    def step(self) -> Recipe:
+        return Recipe(self.family, self.family, self.items)
+
+    def torch(self, named: Sequence[tuple[str, Any]], diagnostics: bool = False) -> Any:
+        return build_torch(self, named, diagnostics)
+
+    def optax(self, diagnostics: bool = False) -> Callable[[Any], Any]:
+        return build_optax(self, diagnostics)
+
+    def mlx(self, diagnostics: bool = False) -> Any:
+        return build_mlx(self, diagnostics)
 
     @property
     def described(self) -> dict[str, Any]:

@@ -1,23 +1,15 @@
-"""What a run is and what it gives: `RunSpec` in, `RunResult` out. Both are plain JSON."""
+"""What a run is and what it gives: `RunSpec` in, `RunResult` out; the arm, the code and the endpoint of a study. Plain
+data, most of it JSON."""
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-
-
-def unknown(what: str, name: object, choices: Sequence[str]) -> ValueError:
-    """The error for a name that is not among `choices`, with the near ones first."""
-    near = difflib.get_close_matches(str(name), choices, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
-    return ValueError(f"unknown {what} {name!r}: {hint}choose from {', '.join(choices) or 'nothing'}")
-
 
 _WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 
@@ -136,3 +128,54 @@ class RunResult(BaseModel):
     def seconds_per_step(self) -> float | None:
         """The median pace of a training step; None where it was not recorded."""
         return self.times.get("per_step")
+
+
+class Arm(BaseModel):
+    """One column of a study: an optimizer, its options that differ from the recipe, and settings of its own (grids).
+
+    `resolved` is what that comes down to: the testbed's version, all settings and all options. Version 0.1 did not
+    record it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    label: str
+    optimizer: str
+    options: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    resolved: dict[str, Any] | None = None
+
+
+class Code(BaseModel):
+    """The user's training function, for a study of one, and how its endpoint is to be read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    file: str
+    function: str
+    sha256: str
+    endpoint: str | None = None
+    log: bool = False
+    higher_is_better: bool = False
+
+
+OWN_SETTINGS = ("code", "endpoint")  # what a plan adds to the settings of a run of a user's function
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One number that a run is judged by.
+
+    Attributes:
+      metric: its name among the metrics of a result.
+      title: for tables and axes.
+      log: compared on a log10 scale, as ratios.
+      threshold: a run succeeds when its value is at most this; None when success is not defined.
+      maximize: whether more is better.
+    """
+
+    metric: str
+    title: str
+    log: bool = False
+    threshold: float | None = None
+    maximize: bool = False

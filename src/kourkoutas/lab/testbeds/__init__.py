@@ -15,30 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kourkoutas.lab.engines import Batches, Engine, Loss, Params
-from kourkoutas.lab.specs.spec import coerce, unknown
+from kourkoutas.lab.errors import unknown
+from kourkoutas.lab.specs.spec import Endpoint as Endpoint
+from kourkoutas.lab.specs.spec import coerce
 
 PRESETS = ("smoke", "laptop", "paper")
 
 S = TypeVar("S")
-
-
-@dataclasses.dataclass(frozen=True)
-class Endpoint:
-    """One number that a run is judged by.
-
-    Attributes:
-      metric: its name among the metrics of a result.
-      title: for tables and axes.
-      log: compared on a log10 scale, as ratios.
-      threshold: a run succeeds when its value is at most this; None when success is not defined.
-      maximize: whether more is better.
-    """
-
-    metric: str
-    title: str
-    log: bool = False
-    threshold: float | None = None
-    maximize: bool = False
 
 
 class Problem(Protocol):

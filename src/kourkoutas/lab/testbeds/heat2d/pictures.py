@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from kourkoutas.lab.engines import Array, Engine, Params
-from kourkoutas.lab.showing.looks import looks
+from kourkoutas.lab.specs.looks import looks
 from kourkoutas.lab.testbeds.heat2d import evaluate
 from kourkoutas.lab.testbeds.heat2d.data import cases
 from kourkoutas.lab.testbeds.heat2d.settings import Settings

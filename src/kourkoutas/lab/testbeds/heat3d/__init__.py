@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kourkoutas.lab.engines import Batches, Engine, Loss, Params
-from kourkoutas.lab.specs.spec import unknown
+from kourkoutas.lab.errors import unknown
 from kourkoutas.lab.testbeds import PAPER, Endpoint, Plain, Problem, Testbed
 from kourkoutas.lab.testbeds.heat3d import geometry, network, reference
 from kourkoutas.lab.testbeds.heat3d.geometry import Points

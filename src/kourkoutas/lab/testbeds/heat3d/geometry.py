@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kourkoutas.lab.engines.taylor import Counts
-from kourkoutas.lab.specs.spec import unknown
+from kourkoutas.lab.errors import unknown
 
 Array = NDArray[np.float64]
 

@@ -1,7 +1,10 @@
-"""The decisions of a tuning: which values to try next, and which one to keep. Nothing here runs or reads anything.
+"""The decisions of a tuning: which values to try next, and which one to keep.
+
+They are pure functions of the scores so far; `kourkoutas.lab.api` makes the runs that they ask for.
 
 One option: a grid. Every arm tries the same values, evenly spaced over the range. An arm's choice is the value with the
-best median endpoint over the tuning seeds; a run that diverged or failed ranks as the worst. While the best value of
+best mean endpoint over the tuning seeds, on logarithms where the endpoint is compared as ratios; a value with fewer runs
+that diverged or failed is the better one. While the best value of
 *any* arm is the outermost on a side, *every* arm tries `STEPS` more values there, `budget` times at most.
 
 Several options: Optuna's TPE sampler. Every arm gets the same number of trials; trial k of an arm follows from k and
@@ -15,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kourkoutas.lab.specs.tuning import Axis, Tuning, Value
+from kourkoutas.lab.specs.search_space import Axis, SearchSpace, Value
 
 STEPS = 2  # grid steps by which a range is widened
 SAMPLER_SEED = 0
@@ -37,27 +40,33 @@ class Tried:
     scores: tuple[float, ...]
     missing: int = 0
 
-    def loss(self, maximize: bool) -> float:
-        """The median with the sign that makes less better; infinite when the middle run diverged.
+    def standing(self, maximize: bool, log: bool = False) -> tuple[int, float]:
+        """(runs without a score, mean of the others with the sign that makes less better): less is better.
 
-        Of an even number of runs the mean of the two middle ones: infinite if one of them diverged.
+        NOTE: the mean is that of the comparison on the test seeds, geometric where `log`. Seeds that are hard for every
+        value move all means alike, and so do not blur the choice as they would blur one by medians.
         """
-        ranked = sorted((-x if maximize else x) if math.isfinite(x) else math.inf for x in self.scores)
-        half = len(ranked) // 2
-        if len(ranked) % 2:
-            return ranked[half]
-        return math.inf if math.isinf(ranked[half]) else (ranked[half - 1] + ranked[half]) / 2
+        fine = [x for x in self.scores if math.isfinite(x) and not (log and x <= 0)]
+        if not fine:
+            return len(self.scores), math.inf
+        mean = 10 ** (sum(map(math.log10, fine)) / len(fine)) if log else sum(x / len(fine) for x in fine)
+        return len(self.scores) - len(fine), -mean if maximize else mean
+
+    def loss(self, maximize: bool, log: bool = False) -> float:
+        """The mean with the sign that makes less better; infinite when a run diverged or failed."""
+        lost, mean = self.standing(maximize, log)
+        return math.inf if lost else mean
 
 
-def best(tried: Sequence[Tried], maximize: bool = False) -> Tried:
-    """The one with the best median; of equal ones that with the smallest values, in whatever order they were tried.
+def best(tried: Sequence[Tried], maximize: bool = False, log: bool = False) -> Tried:
+    """The one with the fewest lost runs, and of those the best mean; of equal ones that with the smallest values, in whatever order they were tried.
 
     >>> best([Tried({"lr": 0.1}, (3.0, math.nan, math.nan)), Tried({"lr": 0.2}, (9.0, 7.0, math.nan))]).values
     {'lr': 0.2}
     """
     if not tried:
         raise ValueError("nothing was tried, so nothing can be chosen")
-    return min(tried, key=lambda one: (one.loss(maximize), *one.values.values()))
+    return min(tried, key=lambda one: (*one.standing(maximize, log), *one.values.values()))
 
 
 @dataclass(frozen=True)
@@ -72,9 +81,9 @@ class Grid:
     closed_above: bool = False
 
     @classmethod
-    def of(cls, tuning: Tuning) -> Grid:
-        (axis,) = tuning.axes
-        return cls(axis, tuning.trials, 0, tuning.trials - 1)
+    def of(cls, space: SearchSpace) -> Grid:
+        (axis,) = space.axes
+        return cls(axis, space.trials, 0, space.trials - 1)
 
     @property
     def values(self) -> list[Value]:
@@ -109,73 +118,71 @@ def _goes_on(grid: Grid, index: int, before: int, takes: Callable[[Value], bool]
     return (grid.axis.scale == "linear" or value > 0) and takes(value)
 
 
-# Makes runs and gives, for each (arm, values) asked for, the endpoints of the tuning seeds; NaN where there is none.
-Measure = Callable[[Sequence[tuple[str, Values]]], Sequence[tuple[float, ...]]]
-Takes = Callable[[str, Values], bool]
+Request = tuple[str, Values]
+"""An arm, and the values that it is to try."""
 
 
-def tune(
-    tuning: Tuning,
+def next_requests(
+    space: SearchSpace,
     axes: Mapping[str, Sequence[Axis]],
-    measure: Measure,
-    takes: Takes = lambda arm, values: True,
+    tried: Mapping[str, Sequence[Tried]],
+    takes: Callable[[str, Values], bool] = lambda arm, values: True,
     *,
     maximize: bool = False,
-) -> dict[str, list[Tried]]:
-    """{arm: everything tried}, from which `best` takes the choice.
+    log: bool = False,
+) -> list[Request]:
+    """What every arm tries next, given all that was tried; nothing when the tuning has come to its end.
+
+    The same for the same scores: a tuning that was stopped goes on where it was.
 
     Args:
-      tuning: the question.
       axes: {arm: the options that it tunes}.
-      measure: makes the runs that are asked for.
       takes: whether an arm can have these values at all.
       maximize: whether more is better.
+      log: whether scores are compared as ratios.
     """
-    tried: dict[str, list[Tried]] = {arm: [] for arm in axes}
-
-    def ask(requests: Sequence[tuple[str, Values]]) -> None:
-        for (arm, values), scores in zip(requests, measure(requests), strict=True):
-            tried[arm].append(Tried(values, tuple(scores)))
-
-    if len(tuning.axes) > 1:
-        for _ in range(tuning.trials):
-            ask([(arm, propose(tuning, own, tried[arm], maximize)) for arm, own in axes.items()])
-        return tried
-
-    grid = Grid.of(tuning)
+    if len(space.axes) > 1:
+        done = min(len(own) for own in tried.values())
+        if done >= space.trials:
+            return []
+        return [(arm, propose(space, own, tried[arm][:done], maximize, log)) for arm, own in axes.items()]
+    grid = Grid.of(space)
     name = grid.axis.name
-    ask([(arm, {name: value}) for arm in axes for value in grid.values])
-    for _ in range(tuning.budget):
-        chosen = [best(own, maximize).values[name] for own in tried.values()]
-        wider = widened(grid, chosen, lambda value: all(takes(arm, {name: value}) for arm in axes))
-        if (wider.first, wider.last) == (grid.first, grid.last):
-            break
-        new = [value for value in wider.values if value not in grid.values]
-        ask([(arm, {name: value}) for arm in axes for value in new])
-        grid = wider
-    return {arm: sorted(own, key=lambda one: one.values[name]) for arm, own in tried.items()}
+    for _ in range(space.budget + 1):
+        known = {arm: [one for one in own if one.values[name] in grid.values] for arm, own in tried.items()}
+        have = {arm: [one.values[name] for one in own] for arm, own in known.items()}
+        missing: list[Request] = [
+            (arm, {name: value}) for arm in axes for value in grid.values if value not in have[arm]
+        ]
+        if missing:
+            return missing
+        chosen = [best(own, maximize, log).values[name] for own in known.values()]
+        grid = widened(grid, chosen, lambda value: all(takes(arm, {name: value}) for arm in axes))
+    return []
 
 
-def edge(tuning: Tuning, tried: Sequence[Tried], chosen: Values) -> str | None:
+def edge(space: SearchSpace, tried: Sequence[Tried], chosen: Values) -> str | None:
     """ "lowest" or "highest" when the chosen value of a one-option tuning is the outermost one tried, else None."""
-    if len(tuning.axes) > 1:
+    if len(space.axes) > 1:
         return None
-    name = tuning.axes[0].name
+    name = space.axes[0].name
     values = [one.values[name] for one in tried]
     return None if not values else {min(values): "lowest", max(values): "highest"}.get(chosen[name])
 
 
-def propose(tuning: Tuning, axes: Sequence[Axis], tried: Sequence[Tried], maximize: bool = False) -> dict[str, Value]:
+def propose(
+    space: SearchSpace, axes: Sequence[Axis], tried: Sequence[Tried], maximize: bool = False, log: bool = False
+) -> dict[str, Value]:
     """The values of an arm's next trial, given its earlier ones.
 
-    NOTE: the sampler sees ranks instead of medians. TPE only asks which trials are the better ones, and a rank can
+    NOTE: the sampler sees ranks instead of means. TPE only asks which trials are the better ones, and a rank can
     stand for a diverged run, which has no number.
     """
     optuna = _optuna()
-    sampler = optuna.samplers.TPESampler(seed=SAMPLER_SEED + len(tried), n_startup_trials=max(4, tuning.trials // 3))
+    sampler = optuna.samplers.TPESampler(seed=SAMPLER_SEED + len(tried), n_startup_trials=max(4, space.trials // 3))
     study = optuna.create_study(sampler=sampler)
     distributions = {axis.name: _distribution(optuna, axis) for axis in axes}
-    losses = [one.loss(maximize) for one in tried]
+    losses = [one.standing(maximize, log) for one in tried]
     for one, loss in zip(tried, losses, strict=True):
         study.add_trial(
             optuna.trial.create_trial(

@@ -70,7 +70,7 @@ def _digits(axis: Axis, points: int) -> int:
     return MOST_DIGITS
 
 
-class Tuning(BaseModel):
+class SearchSpace(BaseModel):
     """How every arm is tuned, before its best values are compared on seeds that the tuning has not seen.
 
     Attributes:
@@ -92,9 +92,9 @@ class Tuning(BaseModel):
         return {axis.name: own[axis.name] for axis in self.axes if axis.name in own}
 
 
-def tuning(
+def search_space(
     axes: Sequence[Axis], *, trials: int, seeds: Sequence[int], test_seeds: Sequence[int], budget: int
-) -> Tuning:
+) -> SearchSpace:
     """The question, checked."""
     names = [axis.name for axis in axes]
     if len(set(names)) < len(names):
@@ -111,15 +111,15 @@ def tuning(
             f"--tune-seeds and --seeds share {', '.join(map(str, both[:5]))}{', …' if len(both) > 5 else ''}: a "
             "value chosen on a seed is not tested by it; use other seeds for tuning, for example --tune-seeds 100-102"
         )
-    return Tuning(axes=tuple(axes), trials=trials, seeds=tuple(dict.fromkeys(seeds)), budget=budget)
+    return SearchSpace(axes=tuple(axes), trials=trials, seeds=tuple(dict.fromkeys(seeds)), budget=budget)
 
 
-def check_distinct(tuning: Tuning) -> None:
+def check_distinct(space: SearchSpace) -> None:
     """Refuse a grid that would try a value twice; several options are sampled, not taken from a grid."""
-    axis, *others = tuning.axes
-    if not others and len({axis.value(index, tuning.trials) for index in range(tuning.trials)}) < tuning.trials:
+    axis, *others = space.axes
+    if not others and len({axis.value(index, space.trials) for index in range(space.trials)}) < space.trials:
         raise ValueError(
-            f"--tune {axis.name}={axis.low!r}:{axis.high!r} has fewer than --trials {tuning.trials} different "
+            f"--tune {axis.name}={axis.low!r}:{axis.high!r} has fewer than --trials {space.trials} different "
             f"{'whole ' if axis.whole else ''}numbers, {axis.scale}-spaced: widen the range or lower --trials"
         )
 

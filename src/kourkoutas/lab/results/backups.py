@@ -1,9 +1,9 @@
-"""Snapshots of runs in a place that every machine reaches: where a run goes on when its machine is lost.
+"""Backups of runs in a place that every machine reaches: where a run goes on when its machine is lost.
 
     ADDRESS/STUDY/seen                 tells a node that it looks at the same place as the study
     ADDRESS/STUDY/RUN/<time>-<pid>.tar the run's folder at that time: SHA-256 of a tar file, then the tar file
 
-ADDRESS is a shared folder or anything that fsspec knows (s3://..., gs://..., sftp://...). A snapshot is written under a
+ADDRESS is a shared folder or anything that fsspec knows (s3://..., gs://..., sftp://...). A backup is written under a
 temporary name and renamed, so that a kill leaves no half of one; a damaged one is passed over for an older one.
 """
 
@@ -25,8 +25,8 @@ def resolved(address: str) -> str:
     return address if "://" in address else str(Path(address).expanduser().resolve())
 
 
-class Snapshots:
-    """The snapshots of one study; `study` names it."""
+class Backups:
+    """The backups of one study; `study` names it."""
 
     def __init__(self, address: str, study: str) -> None:
         import fsspec
@@ -56,7 +56,7 @@ class Snapshots:
             self._remove(old)
 
     def newest(self, run: str) -> parcel.Files | None:
-        """The newest snapshot that can be read, or None."""
+        """The newest backup that can be read, or None."""
         for name in reversed(self._names(run)):
             try:
                 return parcel.from_tar(_unsealed(self._files.cat_file(name)))
@@ -70,7 +70,7 @@ class Snapshots:
             self._files.rm(f"{self._root}/{run}", recursive=True)
 
     def close(self) -> None:
-        """Remove the place when no run has a snapshot left."""
+        """Remove the place when no run has a backup left."""
         self._files.invalidate_cache()
         if {name.rpartition("/")[2] for name in self._files.ls(self._root, detail=False)} <= {"seen", ""}:
             self._files.rm(self._root, recursive=True)

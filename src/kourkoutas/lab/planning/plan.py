@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 
 from kourkoutas.lab import engines, testbeds
-from kourkoutas.lab.results import store
-from kourkoutas.lab.running.trial import OWN_SETTINGS
+from kourkoutas.lab.errors import unknown
 from kourkoutas.lab.specs import optimizers as recipes
-from kourkoutas.lab.specs.spec import RunSpec, digest_of, guess, unknown
-from kourkoutas.lab.specs.tuning import Axis, Tuning, Value, check_distinct
+from kourkoutas.lab.specs.search_space import Axis, SearchSpace, Value, check_distinct
+from kourkoutas.lab.specs.spec import OWN_SETTINGS, Arm, Code, RunSpec, digest_of, guess
 from kourkoutas.rule import Hyper
 
 MOST_RUNS = 1_000_000
@@ -41,16 +40,16 @@ class Plan:
     preset: str
     engine: str
     settings: Mapping[str, Any]
-    arms: Sequence[store.Arm]
+    arms: Sequence[Arm]
     seeds: Sequence[int]
-    code: store.Code | None = None
-    tuning: Tuning | None = None
+    code: Code | None = None
+    tuning: SearchSpace | None = None
     primary: str | None = None  # the endpoint of a testbed that decides, if not its first
 
     def __post_init__(self) -> None:
         check_size(len(self.arms), len(self.seeds))
 
-    def resolved(self, arm: store.Arm) -> dict[str, Any]:
+    def resolved(self, arm: Arm) -> dict[str, Any]:
         """Everything that an arm comes down to: the testbed's version, its settings, and the optimizer's options."""
         if self.code is not None:
             return {"optimizer": recipes.recipe(arm.label, {}, arm.options).resolved}
@@ -69,17 +68,17 @@ class Plan:
         """What `_digest` has worked out: an arm has one for all its seeds."""
         return {}
 
-    def _digest(self, arm: store.Arm) -> str:
+    def _digest(self, arm: Arm) -> str:
         content = arm.model_dump_json()
         if content not in self._digests:
             self._digests[content] = digest_of(self.resolved(arm))[:16]
         return self._digests[content]
 
-    def recorded_arms(self) -> list[store.Arm]:
+    def recorded_arms(self) -> list[Arm]:
         """The arms as they are written to study.json: with what they come down to."""
         return [arm.model_copy(update={"resolved": self.resolved(arm)}) for arm in self.arms]
 
-    def spec(self, arm: store.Arm, seed: int) -> RunSpec:
+    def spec(self, arm: Arm, seed: int) -> RunSpec:
         settings = {**self.settings, **arm.settings}
         if self.code is not None:
             # Part of the run's id: a result of other code, or another endpoint, is another run.
@@ -108,7 +107,7 @@ class Plan:
             for arm in self.arms
         }
 
-    def valued(self, arm: store.Arm, values: Mapping[str, Value]) -> store.Arm:
+    def valued(self, arm: Arm, values: Mapping[str, Value]) -> Arm:
         """The arm with these values of what it tunes, checked."""
         own = {name.removeprefix(f"{arm.optimizer}."): value for name, value in values.items() if "." in name}
         settings = {name: value for name, value in values.items() if "." not in name}
@@ -120,7 +119,7 @@ class Plan:
         """The plan of the runs that are compared: every arm with its values."""
         return replace(self, arms=[self.valued(arm, values[arm.label]) for arm in self.arms], tuning=None)
 
-    def checked(self, arm: store.Arm) -> store.Arm:
+    def checked(self, arm: Arm) -> Arm:
         """The arm with its settings and options as they were understood, so that 1e2 and 100 are the same run."""
         if self.code is not None:
             return _checked(arm, recipes.recipe(arm.label, {}, arm.options))
@@ -199,7 +198,7 @@ def parse_assignments(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 def arms_of(
     optimizers: Sequence[str], options: Mapping[str, Any], grids: Mapping[str, str | Iterable[Any]]
-) -> tuple[dict[str, Any], list[store.Arm]]:
+) -> tuple[dict[str, Any], list[Arm]]:
     """(settings of the testbed, arms) from `--optimizers`, `--set` and `--grid`.
 
     `NAME=VALUE` sets the testbed for every arm, `OPTIMIZER.NAME=VALUE` one optimizer. A grid splits the
@@ -226,7 +225,7 @@ def arms_of(
             raise ValueError(f"--grid {name}: --set gives it the value {given[name]}, too; leave out one")
     points = {name: _points(name, values) for name, values in grids.items()}
 
-    arms: list[store.Arm] = []
+    arms: list[Arm] = []
     for optimizer in names:
         axes = {key: values for key, values in points.items() if "." not in key or _split(key, names)[0] == optimizer}
         check_size(len(arms) + math.prod(len(values) for values in axes.values()), 1)
@@ -234,7 +233,7 @@ def arms_of(
             values = dict(zip(axes, point, strict=True))
             label = ",".join(f"{key.rpartition('.')[2]}={_word(value)}" for key, value in values.items())
             arms.append(
-                store.Arm(
+                Arm(
                     label=f"{optimizer}[{label}]" if label else optimizer,
                     optimizer=optimizer,
                     options=own[optimizer] | {_split(k, names)[1]: v for k, v in values.items() if "." in k},
@@ -301,7 +300,7 @@ def plan_testbed(
     options: Mapping[str, Any] | None = None,
     grids: Mapping[str, str | Iterable[Any]] | None = None,
     endpoint: str | None = None,
-    tuning: Tuning | None = None,
+    tuning: SearchSpace | None = None,
 ) -> Plan:
     """A study of a testbed, with every name and value checked before anything is run or written."""
     testbed = testbeds.get(name)
@@ -344,7 +343,7 @@ def plan_own(
     endpoint: str | None = None,
     log: bool = False,
     higher_is_better: bool = False,
-    tuning: Tuning | None = None,
+    tuning: SearchSpace | None = None,
 ) -> Plan:
     """A study of the user's function FILE.py:FUNC; the framework shows when it is run."""
     code = code_of(target, endpoint, log=log, higher_is_better=higher_is_better)
@@ -361,7 +360,7 @@ def plan_own(
     return plan if tuning is None else _tuned(plan, tuning)
 
 
-def _distinct(arms: list[store.Arm]) -> list[store.Arm]:
+def _distinct(arms: list[Arm]) -> list[Arm]:
     """The arms, unless two values of a grid were understood as the same, as `on` and `true` are."""
     seen: dict[str, str] = {}
     for arm in arms:
@@ -372,7 +371,7 @@ def _distinct(arms: list[store.Arm]) -> list[store.Arm]:
     return arms
 
 
-def _tuned(plan: Plan, tuning: Tuning) -> Plan:
+def _tuned(plan: Plan, tuning: SearchSpace) -> Plan:
     """The plan with its tuning, once every arm has something to tune and takes every value of the ranges."""
     for axis in tuning.axes:
         holders = {**plan.settings, **{k: v for arm in plan.arms for k, v in _named(arm).items()}}
@@ -394,7 +393,7 @@ def _tuned(plan: Plan, tuning: Tuning) -> Plan:
     return plan
 
 
-def _named(arm: store.Arm) -> dict[str, Any]:
+def _named(arm: Arm) -> dict[str, Any]:
     """Settings and options of an arm by the names that a command line has for them."""
     return {**arm.settings, **{f"{arm.optimizer}.{name}": value for name, value in arm.options.items()}}
 
@@ -418,7 +417,7 @@ def _typed(plan: Plan, axis: Axis) -> Axis:
     return axis.model_copy(update={"whole": isinstance(like, int)})
 
 
-def _checked(arm: store.Arm, recipe: recipes.Recipe) -> store.Arm:
+def _checked(arm: Arm, recipe: recipes.Recipe) -> Arm:
     """The arm with its options as the recipe understood them."""
     known = {**recipe.options, "lr_scale": recipe.lr_scale}
     return arm.model_copy(update={"options": _canonical({k: known.get(k, v) for k, v in arm.options.items()})})
@@ -439,9 +438,7 @@ def check_installed(engine: str) -> None:
             )
 
 
-def code_of(
-    target: str, endpoint: str | None = None, *, log: bool = False, higher_is_better: bool = False
-) -> store.Code:
+def code_of(target: str, endpoint: str | None = None, *, log: bool = False, higher_is_better: bool = False) -> Code:
     """The user's function named by FILE.py:FUNC; only its text is read here."""
     file, colon, function = target.rpartition(":")
     if not colon:
@@ -460,7 +457,7 @@ def code_of(
     if not _may_have(path, function):
         own = functions_of(path)
         raise ValueError(f"{target!r}: {file} has no function {function!r}; it has {', '.join(own) or 'none'}")
-    return store.Code(
+    return Code(
         file=str(path.resolve()),
         function=function,
         sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
