@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from kourkoutas.lab import api
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import sinks, study, trial, worker
+from kourkoutas.lab.running import trial, worker
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -31,7 +30,8 @@ def made(tmp_path: Path, source: str, endpoint: str | None = None, **options: st
     file = tmp_path / f"task_{abs(hash(source))}.py"
     file.write_text(source)
     plan = planning.plan_own(f"{file}:train", optimizers=["kbeta"], options=options, endpoint=endpoint)
-    return study.single(plan, None, command="test")
+    task = worker.Task(spec=plan.specs()[0], folder=tmp_path, code=plan.code)
+    return worker.make(task, lambda step, steps, loss: None)
 
 
 def test_torch_arms_are_the_optimizers_they_are_named_after(tmp_path: Path) -> None:
@@ -208,32 +208,6 @@ def test_a_target_that_names_no_function_of_a_file_is_refused(tmp_path: Path, ta
     (tmp_path / "task.py").write_text("")
     with pytest.raises(ValueError, match=r"FILE\.py:FUNC|is not a function name|there is no file"):
         planning.plan_own(target.format(file=tmp_path / "task.py"))
-
-
-def test_metrics_go_to_a_sink_while_the_run_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    logged: list[dict[str, float]] = []
-    ended: list[bool] = []
-    run = types.SimpleNamespace(
-        log=logged.append, define_metric=lambda name, step_metric: None, finish=lambda: ended.append(True)
-    )
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **options: run))
-    file = tmp_path / "task.py"
-    file.write_text("def train(trial):\n    for step in (1, 2):\n        trial.log(step, loss=1.0 / step)\n")
-    code = planning.code_of(f"{file}:train")
-    task = worker.Task(spec=RunSpec(testbed="own"), folder=tmp_path, code=code, sink="wandb")
-    seen: list[int] = []
-    assert worker.make(task, lambda *_: seen.append(len(logged))).status == "ok"
-    assert logged == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
-    assert seen == [1, 2]
-    assert ended == [True]
-
-
-def test_an_unknown_or_uninstalled_sink_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="--sink must be one of tensorboard, wandb; got 'mlflow'"):
-        sinks.check("mlflow")
-    monkeypatch.setattr(sinks.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="--sink wandb needs wandb: pip install wandb"):
-        sinks.check("wandb")
 
 
 @pytest.mark.parametrize("framework", ["torch", pytest.param("jax", marks=pytest.mark.slow), "mlx"])

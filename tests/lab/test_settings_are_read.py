@@ -14,7 +14,7 @@ from kourkoutas.lab import api
 from kourkoutas.lab.judging.analysis import analyse, as_json
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import study, trial
+from kourkoutas.lab.running import trial
 from kourkoutas.lab.specs.spec import RunSpec
 
 README = """
@@ -112,15 +112,6 @@ def test_a_setting_that_nobody_reads_stops_the_study_after_the_first_run(tmp_pat
     assert "stopped after the first run: nothing in train reads lr or passes it to trial.optimizer" in said
     assert "Traceback" not in done.stderr
     assert len(list(out.glob("runs/*/result.json"))) <= 2
-
-
-def test_a_setting_that_nobody_reads_fails_a_single_run(tmp_path: Path) -> None:
-    file = tmp_path / "task.py"
-    file.write_text("def train(trial):\n    return 1.0\n")
-    made = planning.plan_own(f"{file}:train", optimizers=["kbeta"], options={"widht": "3"})
-    result = study.single(made, None, command="test")
-    assert result.status == "failed"
-    assert "nothing in train reads widht" in (result.error or "")
 
 
 def test_a_diverged_run_may_end_before_it_has_read_everything(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from kourkoutas.lab import api
 from kourkoutas.lab.judging import planned
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import pool, study
+from kourkoutas.lab.running import pool
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 ARMS = ["kbeta", "adam95"]
@@ -371,15 +371,6 @@ def test_code_that_changes_while_the_study_runs_makes_no_result(task: Path, tmp_
     assert run.result is not None
     assert run.result.status == "failed"
     assert "changed while the study was running" in (run.result.error or "")
-
-
-def test_a_single_run_is_kept_in_its_folder_and_not_made_twice(task: Path, tmp_path: Path) -> None:
-    made = plan(task, seeds="3", optimizers=["kbeta"])
-    first = study.single(made, tmp_path / "out", command="test")
-    stamps = finished(tmp_path / "out")
-    assert study.single(made, tmp_path / "out", command="test") == first
-    assert finished(tmp_path / "out") == stamps
-    assert len(execute(plan(task, seeds="3-4", optimizers=["kbeta"]), tmp_path / "out")) == 2
 
 
 class Watch:

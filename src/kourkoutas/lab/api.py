@@ -132,7 +132,6 @@ def execute(
     workers: int | None = None,
     retry_failed: bool = False,
     checkpoint_every: int | None = None,
-    sink: str | None = None,
     observer: crew.Observer | None = None,
     hire: crew.Hire | None = None,
     retries: int = 0,
@@ -158,7 +157,6 @@ def execute(
             retries=retries,
             retry_failed=retry_failed,
             checkpoint_every=checkpoint_every,
-            sink=sink,
             observer=observer,
         )
         if plan.tuning is not None:

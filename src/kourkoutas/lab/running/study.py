@@ -1,16 +1,12 @@
 """Many runs: make what is planned and resume after anything.
 
-make_runs   those of a list of runs that the folder does not hold, by a crew; the same call again resumes: finished runs
-            are kept, unfinished ones continue, failed ones wait for `retry_failed`
-single      one run in this process
+The same call again resumes: finished runs are kept, unfinished ones continue, failed ones wait for `retry_failed`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from kourkoutas.lab.planning.plan import Plan
@@ -55,7 +51,6 @@ def make_runs(
     retries: int = 0,
     retry_failed: bool = False,
     checkpoint_every: int | None = None,
-    sink: str | None = None,
     observer: crew.Observer | None = None,
 ) -> None:
     """Make those of the runs that the folder does not hold.
@@ -84,7 +79,6 @@ def make_runs(
             folder=study.folder(spec).resolve(),
             code=code,
             checkpoint_every=checkpoint_every,
-            sink=sink,
         )
         for spec in pending
     ]
@@ -92,50 +86,6 @@ def make_runs(
         if observer is not None:
             observer.planned(len(specs), kept, failed, hired.size, hired.threads)
         crew.make(tasks, hired, study, observer, retries)
-
-
-def single(
-    plan: Plan,
-    out: str | Path | None,
-    *,
-    command: str,
-    checkpoint_every: int | None = None,
-    sink: str | None = None,
-    on_progress: worker.Report = lambda step, steps, loss: None,
-) -> RunResult:
-    """Make the one run of `plan` in this process; without `out` nothing is kept."""
-    (spec,) = plan.specs()
-    task = worker.Task(spec=spec, folder=Path(), code=plan.code, checkpoint_every=checkpoint_every, sink=sink)
-    if out is None:
-        with tempfile.TemporaryDirectory(prefix="kbeta-") as folder:
-            return worker.make(task.model_copy(update={"folder": Path(folder)}), on_progress)
-    with holding(_read_as_before(plan, Path(out)), out, command) as study:
-        study.plan([spec])
-        kept = study.result(spec)
-        if kept is not None and kept.status != "failed":
-            return kept
-        return worker.make(task.model_copy(update={"folder": study.folder(spec).resolve()}), on_progress)
-
-
-def _read_as_before(plan: Plan, out: Path) -> Plan:
-    """The plan of one run, its endpoint read as in the study of `out`, since it compares nothing itself."""
-    if plan.code is None or not (out / "study.json").exists():
-        return plan
-    there = store.Study.open(out).record.code
-    if there is None:
-        return plan
-    how = {"log": there.log, "higher_is_better": there.higher_is_better}
-    return replace(plan, code=plan.code.model_copy(update=how))
-
-
-def finished(plan: Plan, out: str | Path) -> bool:
-    """Whether `out` has the one run of `plan` already, so that `single` would only read it."""
-    (spec,) = plan.specs()
-    try:
-        kept = store.Study.open(out).result(spec)
-    except store.StoreError:
-        return False
-    return kept is not None and kept.status != "failed"
 
 
 def holding(plan: Plan, out: str | Path, command: str) -> contextlib.AbstractContextManager[store.Writer]:

@@ -82,13 +82,7 @@ class Trial:
       folder: the run's folder, for files of your own.
     """
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        folder: Path,
-        on_progress: Progress | None = None,
-        on_trace: Callable[[Mapping[str, Any]], None] | None = None,
-    ) -> None:
+    def __init__(self, spec: RunSpec, folder: Path, on_progress: Progress | None = None) -> None:
         self.seed = spec.seed
         self.used: set[str] = set()
         self._arm = spec.optimizer
@@ -98,7 +92,6 @@ class Trial:
         self.described: dict[str, Any] = {}
         self._options = spec.options
         self._on_progress = on_progress
-        self._on_trace = on_trace
         self._traced: Any = None
         self._trace: Trace | None = None
         self._pulled = 0
@@ -159,11 +152,9 @@ class Trial:
         if self._file is None:
             self._file = files.Lines(self.folder / "metrics.jsonl")
         self._file.write({"step": int(step), **row})
-        if self._on_trace is not None or int(step) - self._pulled >= WINDOW // 2:
+        if int(step) - self._pulled >= WINDOW // 2:
             self._pulled = int(step)
             self._pull()
-        if self._on_trace is not None and self._trace is not None:
-            self._on_trace(self._rows(slice(-1, None)))  # the newest row, beside what was logged
         if self._on_progress is not None:
             self._on_progress(int(step), None, row.get("loss", next(iter(row.values()), None)))
 
@@ -216,12 +207,11 @@ def run(
     code: Code,
     *,
     on_progress: Progress | None = None,
-    on_trace: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> RunResult:
     """One run of the user's function."""
     function = load(code)
     start = time.perf_counter()  # of the training: the file's imports are paid once per worker, not per run
-    trial = Trial(spec, folder, on_progress, on_trace)
+    trial = Trial(spec, folder, on_progress)
     try:
         returned = function(trial)
     finally:
