@@ -246,3 +246,25 @@ def test_the_exact_command_in_the_readme_form_prints_machine_readable_results(tm
     (contrast,) = found["comparisons"]["value of train"]["contrasts"]
     assert (contrast["treatment"], contrast["baseline"], contrast["wins"]) == ("kbeta", "adam95", 3)
     assert store.Study.open(tmp_path / "out").record.command.endswith("--no-report --json")
+
+
+@pytest.mark.parametrize("label", ["kbeta", "adam95", "adam95-nobc", "adafactor-beta2", "radam", "muon"])
+def test_param_groups_are_taken_as_torch_optimizers_take_them(tmp_path: Path, label: str) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+    groups = [{"params": model[0].parameters(), "lr": 0.5}, {"params": list(model[1].named_parameters())}]
+    optimizer = trial_of(tmp_path, label).optimizer(groups, lr=0.1)
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert [rates[id(p)] for p in model.parameters()] == [0.5, 0.5, 0.1, 0.1]
+    before = [p.detach().clone() for p in model.parameters()]
+    model(torch.ones(2, 3)).square().sum().backward()
+    optimizer.step()
+    assert all((p != old).any() for p, old in zip(model.parameters(), before, strict=True))
+
+
+def test_a_learning_rate_of_the_study_that_no_param_group_would_take_is_refused(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(2, 1)
+    it = trial.Trial(RunSpec(testbed="own", settings={"lr": 0.3}), tmp_path)
+    with pytest.raises(TypeError, match=r"sets lr=0.3, but every param group brings its own: make them from trial"):
+        it.optimizer([{"params": model.parameters(), "lr": 0.5}])
