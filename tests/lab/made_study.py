@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kourkoutas.lab.judging import tables
+from kourkoutas.lab.judging import table_file as tables
 from kourkoutas.lab.results import store
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.trace import Trace

@@ -27,8 +27,8 @@ from kourkoutas.cli.arguments import (
     _optimizer,
     _optimizer_list,
 )
-from kourkoutas.cli.calling import aim_of, called_as, make_plan, make_tuning, with_text, write_report
-from kourkoutas.cli.printing import print_json, print_run, print_study, print_target, say
+from kourkoutas.cli.calling import aim_of, analyse_folder, called_as, make_plan, make_tuning, with_text
+from kourkoutas.cli.printing import print_json, print_run, say
 
 
 @app.command()
@@ -163,7 +163,7 @@ def study(
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Make failed runs again.")] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Do not write report.html.")] = False,
     watched: Annotated[
-        bool, typer.Option("--watch", help="Serve the report on this machine while the study goes on.")
+        bool, typer.Option("--watch", help="Write the report again and again while the study goes on.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -205,23 +205,19 @@ def study(
             checkpoint_every=checkpoint_every,
             observer=observer if aim is None else progress.Aiming(observer, aim),
         )
-    from kourkoutas.lab.judging import analysis as judging  # scipy takes a second, which the workers need not wait for
+    judged = analyse_folder(done.path, aim=aim)
+    from kourkoutas.lab.judging.analysis import as_json as to_json
+    from kourkoutas.lab.showing import console, report
 
-    runs = done.runs()
-    judged = judging.analyse(done, runs=runs)
+    page = None if no_report else done.path / "report.html"
     # The answer comes first: whatever happens to the page, it has been printed.
     if as_json:
-        page = None if no_report else str(done.path / "report.html")
-        print_json(judging.as_json(done, judged, runs, aim) | {"report": page})
+        print_json(to_json(judged) | {"report": None if page is None else str(page)})
     else:
-        print_study(runs, judged)
-        if aim is not None:
-            print_target(done, runs, aim)
-    if not no_report:
-        written = write_report(done, aim=aim)
-        if not as_json:
-            out.print(f"Report: {written}", markup=False, highlight=False, soft_wrap=True)
-    every = [*done.tuning_runs(), *runs]
+        out.print(console.answer(judged, page))
+    if page is not None:
+        report.write(judged, page)
+    every = [*judged.snapshot.tuning_runs, *judged.snapshot.runs]
     failed = [stored for stored in every if stored.result is not None and stored.result.status == "failed"]
     if failed:
         again = called_as() if retry_failed else f"{called_as()} --retry-failed"
@@ -245,6 +241,6 @@ def resumable(kept: bool) -> Iterator[None]:
 def watching(folder: Path) -> Iterator[None]:
     from kourkoutas.lab.showing import watch as lab
 
-    with lab.serving(folder) as address:
-        say(f"{address} shows the study as it goes on.")
+    with lab.following(folder) as page:
+        say(f"{page} shows the study as it goes on.")
         yield

@@ -25,6 +25,7 @@ from kourkoutas.lab.planning import search, shipping
 from kourkoutas.lab.planning.plan import Plan
 from kourkoutas.lab.planning.search import Tried, Values
 from kourkoutas.lab.results import store
+from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, Study
 from kourkoutas.lab.running import crew, pool
 from kourkoutas.lab.running import study as running
@@ -35,8 +36,7 @@ from kourkoutas.lab.specs.spec import Endpoint, RunResult, RunSpec
 if TYPE_CHECKING:  # scipy takes a second, which the workers need not wait for
     import pandas as pd
 
-    from kourkoutas.lab.judging import targets
-    from kourkoutas.lab.judging.analysis import Analysis, ArmSummary
+    from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, ToTarget
     from kourkoutas.lab.judging.sensitivity import Sensitivity
 
 Make = Callable[[Sequence[RunSpec]], None]
@@ -160,7 +160,7 @@ def execute(
             observer=observer,
         )
         if plan.tuning is not None:
-            chosen = tune(plan, study, make, endpoint=endpoints.declared(study)[0])
+            chosen = tune(plan, study, make, endpoint=endpoints.declared(study.record)[0])
             study.choose(chosen)
             plan = plan.chosen(chosen)
         make(plan.specs())
@@ -199,7 +199,9 @@ def tune(plan: Plan, study: store.Writer, make: Make, *, endpoint: Endpoint) -> 
             return False
         return True
 
-    while requests := search.next_requests(space, plan.axes(), tried, takes, maximize=endpoint.maximize):
+    while requests := search.next_requests(
+        space, plan.axes(), tried, takes, maximize=endpoint.maximize, log=endpoint.log
+    ):
         valued = [plan.valued(arms[label], values) for label, values in requests]
         make([plan.spec(arm, seed) for seed in space.seeds for arm in valued])
         for (label, values), arm in zip(requests, valued, strict=True):
@@ -208,7 +210,7 @@ def tune(plan: Plan, study: store.Writer, make: Make, *, endpoint: Endpoint) -> 
             ended[label] += [run.result for run in runs]
     for label, results in ended.items():
         _check_some_value(label, results)
-    return {label: dict(search.best(own, endpoint.maximize).values) for label, own in tried.items()}
+    return {label: dict(search.best(own, endpoint.maximize, endpoint.log).values) for label, own in tried.items()}
 
 
 def _check_some_value(label: str, results: Sequence[RunResult | None]) -> None:
@@ -278,30 +280,33 @@ class Result:
 
         return pd.DataFrame([_arm_row(arm) for arm in self.compare().arms]).set_index("optimizer")
 
-    def compare(self, *endpoints: str) -> Analysis:
-        """What the study shows by its primary endpoint, and by others: METRIC[:last|best|tail][:min|max][:log]."""
+    def compare(self, *endpoints: str, target: str | None = None) -> Analysis:
+        """What the study shows by its primary endpoint, and by others: METRIC[:last|best|tail][:min|max][:log].
+
+        A `target`, "val_loss<=0.5" for example, adds how soon each arm reached it.
+        """
+        from kourkoutas.lab.judging import targets
         from kourkoutas.lab.judging.analysis import analyse
 
-        return analyse(self.study, endpoints=endpoints)
+        aim = None if target is None else targets.parse_target(target)
+        return analyse(Snapshot.read(self.path), endpoints=endpoints, target=aim)
 
     def sensitivity(self) -> dict[str, Sensitivity]:
         """{arm: how much it depends on the tuned option}."""
-        from kourkoutas.lab.judging import tuned
+        return {one.arm: one for one in self.compare().sensitivity}
 
-        return {one.arm: one for one in tuned.sensitivity(self.study, tuned.tried(self.study))}
-
-    def to_target(self, target: str) -> tuple[dict[str, targets.Reached], list[targets.Race]]:
+    def to_target(self, target: str) -> ToTarget:
         """Steps and seconds until, for example, "val_loss<=0.5", and who was first."""
-        from kourkoutas.lab.judging import targets, tuned
-
-        return tuned.to_target(self.study, self.study.runs(), targets.parse_target(target))
+        found = self.compare(target=target).target
+        if found is None:
+            raise ValueError(f"`target` must look like METRIC<=VALUE, for example 'val_loss<=0.5'; got {target!r}")
+        return found
 
     def report(self, *, target: str | None = None) -> Path:
         """Write report.html into the folder, and say where; with how soon a `target` as of `to_target` was reached."""
-        from kourkoutas.lab.judging import targets
         from kourkoutas.lab.showing import report
 
-        return report.build(self.study, target=None if target is None else targets.parse_target(target))
+        return report.write(self.compare(target=target))
 
     def _name(self, run: StoredRun) -> dict[str, Any]:
         question = self.study.record.tuning
@@ -319,11 +324,11 @@ class Result:
     def __repr__(self) -> str:
         found = self.compare()
         rows = [", ".join(f"{name} {_shown(cell)}" for name, cell in _arm_row(arm).items()) for arm in found.arms]
-        lines = [*found.fairness, *rows, *found.headline]
+        lines = [found.headline, *rows, *found.answers, *found.fairness]
         return "\n".join([f"Study of {self.study.record.testbed} in {self.path}", *lines])
 
     def _repr_html_(self) -> str:
-        """For notebooks: how the arms came by their values, one row per arm, the answers."""
+        """For notebooks: the answer, one row per arm, the numbers, how the arms came by their values."""
         found = self.compare()
         rows = [_arm_row(arm) for arm in found.arms]
         head = "".join(f"<th>{html.escape(name)}</th>" for name in (rows[0] if rows else ()))
@@ -331,9 +336,10 @@ class Result:
             "<tr>" + "".join(f"<td>{html.escape(_shown(cell))}</td>" for cell in row.values()) + "</tr>" for row in rows
         )
         lines = [f"<p>{html.escape(line)}</p>" for line in found.fairness]
-        answers = [f"<p><b>{html.escape(line)}</b></p>" for line in found.headline]
+        answers = [f"<p>{html.escape(line)}</p>" for line in found.answers]
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return f"<div>{''.join(lines)}{table}{''.join(answers)}</div>"
+        first = f"<p><b>{html.escape(found.headline)}</b></p>"
+        return f"<div>{first}{table}{''.join(answers)}{''.join(lines)}</div>"
 
 
 def _arm_row(arm: ArmSummary) -> dict[str, Any]:
@@ -344,6 +350,6 @@ def _arm_row(arm: ArmSummary) -> dict[str, Any]:
 
 
 def _shown(cell: Any) -> str:
-    from kourkoutas.lab.judging import tables
+    from kourkoutas.lab.judging.statistics import show
 
-    return tables.show(cell) if isinstance(cell, float) else str(cell)
+    return show(cell) if isinstance(cell, float) else str(cell)

@@ -1,12 +1,10 @@
-"""Where a number may lie: quantiles, means and confidence intervals, of anything up to the largest double."""
+"""Quantiles and confidence intervals."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy import special, stats
@@ -16,7 +14,6 @@ from kourkoutas.lab.judging.values import Array
 RESAMPLES = 9_999
 # Values beyond which no bootstrap is made: it takes n·RESAMPLES numbers, and t intervals agree with it by then.
 BOOTSTRAP_UP_TO = 2_000
-PLAIN = (1e-100, 1e100)  # sizes whose squares, and sums of very many of them, are doubles
 
 
 @dataclass(frozen=True)
@@ -31,36 +28,6 @@ class Interval:
         return self.low <= value <= self.high
 
 
-@dataclass(frozen=True)
-class Effect:
-    """A size with its t interval and its BCa bootstrap interval."""
-
-    value: float
-    ci: Interval | None
-    bootstrap_ci: Interval | None
-
-
-def unit_of(*values: Array) -> float:
-    """A power of two by which to divide the values, so that their squares and differences are doubles; often 1.
-
-    >>> unit_of(np.array([0.1, 3.0])), unit_of(np.array([1e308, np.nan])) > 1e307
-    (1.0, True)
-    """
-    sizes = [np.abs(x[np.isfinite(x)]) for x in values]
-    largest = max((float(size.max()) for size in sizes if size.size), default=0.0)
-    if largest == 0 or PLAIN[0] <= largest <= PLAIN[1]:
-        return 1.0
-    return math.ldexp(1.0, max(math.frexp(largest)[1] - 1, -1000))
-
-
-def interval_times(ci: Interval | None, unit: float) -> Interval | None:
-    return None if ci is None else Interval(ci.low * unit, ci.high * unit, ci.method)
-
-
-def effect_times(effect: Effect, unit: float) -> Effect:
-    return Effect(effect.value * unit, interval_times(effect.ci, unit), interval_times(effect.bootstrap_ci, unit))
-
-
 def antilog(exponent: float) -> float:
     """10^exponent, infinite where that is beyond a double."""
     try:
@@ -69,12 +36,8 @@ def antilog(exponent: float) -> float:
         return math.inf
 
 
-def antilog_interval(ci: Interval | None) -> Interval | None:
-    return None if ci is None else Interval(antilog(ci.low), antilog(ci.high), ci.method)
-
-
-def clopper_pearson(successes: float, n: int, confidence: float = 0.95) -> Interval:
-    """Exact interval of a rate, by beta quantiles; half successes (ties) are let through to the same quantiles."""
+def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Interval:
+    """Exact interval of a rate, by beta quantiles."""
     tail = (1 - confidence) / 2
     low = float(special.betaincinv(successes, n - successes + 1, tail)) if successes > 0 else 0.0
     high = float(special.betaincinv(successes + 1, n - successes, 1 - tail)) if successes < n else 1.0
@@ -91,21 +54,7 @@ def quantile(values: Array, q: float) -> float:
     ends = np.isinf(ordered[low : low + 2])
     if ends.any():
         return 0.0 if ends.all() else float(ordered[low + int(ends[1])])
-    unit = unit_of(ordered[low : low + 2])
-    a, b = ordered[low] / unit, ordered[low + 1] / unit
-    return float(a + part * (b - a)) * unit
-
-
-def iqm(values: Array) -> float:
-    """Interquartile mean: the mean without the lowest and highest ⌊n/4⌋ values."""
-    return float(trimmed(values))
-
-
-def trimmed(values: Any, axis: int = -1) -> Any:
-    """The same along an axis. (scipy's `trim_mean` gives the same numbers; its checks take a millisecond a call.)"""
-    n = np.shape(values)[axis]
-    kept = np.moveaxis(np.sort(values, axis=axis), axis, -1)[..., n // 4 : n - n // 4]
-    return kept.mean(axis=-1)
+    return float(ordered[low] + part * (ordered[low + 1] - ordered[low]))
 
 
 def t_interval(d: Array, confidence: float = 0.95) -> Interval:
@@ -114,16 +63,27 @@ def t_interval(d: Array, confidence: float = 0.95) -> Interval:
     return Interval(float(d.mean()) - half, float(d.mean()) + half, "t")
 
 
-def bootstrap_ci(
-    values: Array, statistic: Callable[..., Any], confidence: float = 0.95, resamples: int = RESAMPLES
-) -> Interval | None:
-    """BCa bootstrap interval (seeded), a percentile one where BCa is undefined, None where resamples cannot differ.
+def fieller(part: Array, whole: Array, confidence: float = 0.95) -> Interval | None:
+    """The interval of mean(part)/mean(whole): all ρ with |mean(part - ρ·whole)| ≤ t·sd(part - ρ·whole)/√n.
 
-    None too for more than `BOOTSTRAP_UP_TO` values, and with `resamples=0`.
+    Squared, that is a quadratic in ρ; it is bounded when mean(whole) differs from 0 by its own t interval, else None.
     """
-    if resamples == 0 or not 2 <= len(values) <= BOOTSTRAP_UP_TO:
+    n = len(whole)
+    a, w = float(part.mean()), float(whole.mean())
+    (s_aa, s_aw), (_, s_ww) = (np.cov(part, whole) / n).tolist()
+    t2 = float(special.stdtrit(n - 1, (1 + confidence) / 2)) ** 2
+    # (w² - t²·s_ww)·ρ² - 2·(a·w - t²·s_aw)·ρ + (a² - t²·s_aa) ≤ 0
+    square, half, rest = w * w - t2 * s_ww, a * w - t2 * s_aw, a * a - t2 * s_aa
+    if not square > 0:
         return None
-    if not np.isfinite(values).all() or np.ptp(values) == 0:
+    root = math.sqrt(max(half * half - square * rest, 0.0))
+    return Interval((half - root) / square, (half + root) / square, "Fieller")
+
+
+def bootstrap_mean(values: Array, confidence: float = 0.95, resamples: int = RESAMPLES) -> Interval | None:
+    """BCa bootstrap interval of the mean (seeded), a percentile one where BCa is undefined, None where resamples cannot
+    differ, for more than `BOOTSTRAP_UP_TO` values, and with `resamples=0`."""
+    if resamples == 0 or not 2 <= len(values) <= BOOTSTRAP_UP_TO or np.ptp(values) == 0:
         return None
     for method, name in (("BCa", "BCa bootstrap"), ("percentile", "percentile bootstrap")):
         with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -131,7 +91,7 @@ def bootstrap_ci(
             warnings.simplefilter("ignore")
             found = stats.bootstrap(
                 (values,),
-                statistic,
+                np.mean,
                 confidence_level=confidence,
                 n_resamples=resamples,
                 method=method,

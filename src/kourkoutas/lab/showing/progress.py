@@ -10,10 +10,10 @@ from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from kourkoutas.lab.judging.fitting import NAME, Fitting
 from kourkoutas.lab.running.crew import Observer
 from kourkoutas.lab.running.study import Guard
 from kourkoutas.lab.showing.drawing import shorten
+from kourkoutas.lab.showing.fitting import NAME, Fitting
 from kourkoutas.lab.showing.status import Status, words
 from kourkoutas.lab.showing.status import name_of as status_name
 from kourkoutas.lab.specs.search_space import SearchSpace
