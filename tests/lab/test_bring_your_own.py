@@ -216,7 +216,7 @@ def test_the_example_runs_as_a_study_and_every_arm_learns(tmp_path: Path, framew
     plan = planning.plan_own(
         f"{EXAMPLES / f'my_task_{framework}.py'}:train", optimizers=["kbeta", "adam95"], options={"steps": "60"}
     )
-    runs = api.execute(plan, tmp_path / "out", command="test", workers=1).runs()
+    runs = api.execute(plan, tmp_path / "out", command="test", workers=1).runs
     assert [run.result.error for run in runs if run.result] == [None, None]
     for run in runs:
         assert run.result is not None

@@ -27,7 +27,7 @@ from kourkoutas.cli.arguments import (
     _optimizer,
     _optimizer_list,
 )
-from kourkoutas.cli.calling import aim_of, analyse_folder, called_as, make_plan, make_tuning, with_text
+from kourkoutas.cli.calling import aim_of, called_as, make_plan, make_tuning, with_text
 from kourkoutas.cli.printing import print_json, print_run, say
 
 
@@ -68,9 +68,7 @@ def run(
             checkpoint_every=checkpoint_every,
             observer=observer,
         )
-        result = done.run(spec).result
-    if result is None:
-        raise RuntimeError(f"the run {spec.id} has ended without a result")
+    (result,) = [run.result for run in done.runs if run.spec == spec and run.result is not None]
     if as_json:
         print_json({"id": spec.id, **json.loads(result.model_dump_json())})
     else:
@@ -170,7 +168,7 @@ def study(
     """Compare optimizers over matched seeds; the same command again resumes after anything."""
     from kourkoutas.lab import api
     from kourkoutas.lab.planning import plan as planning
-    from kourkoutas.lab.running import hiring
+    from kourkoutas.lab.running.study import choose_executor
     from kourkoutas.lab.showing import progress
 
     names = optimizers.split(",") if optimizers is not None else []
@@ -178,7 +176,7 @@ def study(
     question = make_tuning(tune, trials, tune_seeds, tune_budget, chosen)
     aim = aim_of(target_)
     plan = make_plan(target, engine, preset, names, chosen, sets, grid, endpoint, log, higher_is_better, question)
-    hire, attempts = hiring.choose(
+    start, attempts = choose_executor(
         ray=ray,
         workers=workers,
         cpus_per_run=cpus_per_run,
@@ -199,16 +197,17 @@ def study(
             plan,
             folder,
             command=called_as(),
-            hire=hire,
+            start=start,
             retries=attempts,
             retry_failed=retry_failed,
             checkpoint_every=checkpoint_every,
             observer=observer if aim is None else progress.Aiming(observer, aim),
         )
-    judged = analyse_folder(done.path, aim=aim)
+    from kourkoutas.lab.judging.analysis import analyse  # scipy takes a second, which the workers need not wait for
     from kourkoutas.lab.judging.analysis import as_json as to_json
     from kourkoutas.lab.showing import console, report
 
+    judged = analyse(done, target=aim)
     page = None if no_report else done.path / "report.html"
     # The answer comes first: whatever happens to the page, it has been printed.
     if as_json:
