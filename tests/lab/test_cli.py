@@ -64,7 +64,6 @@ def test_help_names_every_command_and_imports_no_framework_and_no_laboratory() -
         (["run", "rare_trigger", "--set", "adam95.eps=1"], "unknown optimizer in `adam95.eps` 'adam95'"),
         (["run", "rare_trigger", "--seed", "-1"], "Invalid value for '--seed'"),
         (["run", "rare_trigger", "--seed", "first"], "'first'"),
-        (["run", "rare_trigger", "--sink", "mlflow"], "--sink must be one of tensorboard, wandb"),
         (["run", "no_task.py:train"], "there is no file no_task.py"),
         (["study", "rare_trigger", "--seeds", "all"], "--seeds must be numbers and ranges"),
         (["study", "rare_trigger", "--optimizers", ","], "--optimizers must name at least one"),
@@ -244,23 +243,19 @@ def test_doctor_tells_what_is_installed_and_which_front_ends_import() -> None:
     assert {name: state.startswith("built") for name, state in found["kernels"].items()} == built
 
 
-def test_a_run_with_a_sink_is_kept_though_no_folder_was_named(tmp_path: Path) -> None:
-    calls = "'log': ignore, 'define_metric': ignore, 'finish': ignore"
-    fake = f"def ignore(*a, **k): pass\ndef init(**options): return type('Run', (), {{{calls}}})()\n"
-    (tmp_path / "wandb.py").write_text(fake)
-    path = {"PYTHONPATH": str(tmp_path)}
-    done = kbeta("run", "sanity1", *TESTBED, "--sink", "wandb", cwd=tmp_path, env=path)
-    assert done.returncode == 0, done.stderr
-    (kept,) = (tmp_path / "results").iterdir()
-    assert f"Kept in results/{kept.name}" in done.stderr
-    assert [file.name for file in kept.glob("runs/*/metrics.jsonl")] == ["metrics.jsonl"]
-    assert not list(kept.parent.glob("*.tmp"))
-    assert "nothing was sent" not in done.stderr
-    again = kbeta("run", "sanity1", *TESTBED, "--sink", "wandb", cwd=tmp_path, env=path)
-    assert again.returncode == 0, again.stderr
-    assert "The run had finished before: nothing was sent to wandb." in again.stderr
-    plain = kbeta("run", "sanity1", *TESTBED, cwd=tmp_path)
-    assert "Kept" not in plain.stderr
+def test_a_run_is_a_study_of_one_seed_kept_only_where_it_is_told_to(tmp_path: Path) -> None:
+    call = ("run", "sanity1", *TESTBED, "--json")
+    alone = kbeta(*call, cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    assert list(tmp_path.iterdir()) == []
+    kept = kbeta(*call, "--out", "out", cwd=tmp_path)
+    ran = json.loads(kept.stdout)
+    assert {"seconds": 0, "times": 0, **ran} | {"seconds": 0, "times": 0} == {
+        **json.loads(alone.stdout), "seconds": 0, "times": 0
+    }  # fmt: skip
+    again = kbeta(*call, "--out", "out", cwd=tmp_path)
+    assert json.loads(again.stdout) == ran  # read, not made again
+    assert [file.name for file in (tmp_path / "out").glob("runs/*/result.json")] == ["result.json"]
 
 
 def test_testbeds_are_listed_with_their_presets() -> None:

@@ -39,22 +39,17 @@ def layer_norm(x, gain, bias):
 
 CALLS = {
     "exp": (lambda E, x: E.exp(x), np.exp, (X,)),
-    "log": (lambda E, x: E.log(x), np.log, (POSITIVE,)),
     "sqrt": (lambda E, x: E.sqrt(x), np.sqrt, (POSITIVE,)),
-    "rsqrt": (lambda E, x: E.rsqrt(x), lambda x: 1 / np.sqrt(x), (POSITIVE,)),
     "sin": (lambda E, x: E.sin(x), np.sin, (X,)),
     "cos": (lambda E, x: E.cos(x), np.cos, (X,)),
     "tanh": (lambda E, x: E.tanh(x), np.tanh, (X,)),
     "abs": (lambda E, x: E.abs(x), np.abs, (X,)),
     "square": (lambda E, x: E.square(x), np.square, (X,)),
-    "sign": (lambda E, x: E.sign(x), np.sign, (X,)),
     "round": (lambda E, x: E.round(x), np.round, (np.array([0.5, 1.5, -2.5, 0.2], np.float32),)),
-    "floor": (lambda E, x: E.floor(x), np.floor, (X,)),
     "logaddexp": (lambda E, x, y: E.logaddexp(x, y), np.logaddexp, (X, Y)),
     "logaddexp of zero": (lambda E, x: E.logaddexp(x, 0.0), lambda x: np.logaddexp(x, 0), (50 * X,)),
     "maximum": (lambda E, x, y: E.maximum(x, y), np.maximum, (X, Y)),
     "maximum of a number": (lambda E, x: E.maximum(x, 0.1), lambda x: np.maximum(x, 0.1), (X,)),
-    "minimum": (lambda E, x, y: E.minimum(x, y), np.minimum, (X, Y)),
     "clip": (lambda E, x: E.clip(x, -0.5, 0.5), lambda x: np.clip(x, -0.5, 0.5), (X,)),
     "where": (lambda E, x, y: E.where(x > y, x, 0.0), lambda x, y: np.where(x > y, x, 0), (X, Y)),
     "sum": (lambda E, x: E.sum(x), np.sum, (X,)),
@@ -62,20 +57,12 @@ CALLS = {
     "mean": (lambda E, x: E.mean(x, axis=-1, keepdims=True), lambda x: x.mean(-1, keepdims=True), (X,)),
     "max": (lambda E, x: E.max(x), np.max, (X,)),
     "max of an axis": (lambda E, x: E.max(x, axis=0, keepdims=True), lambda x: x.max(0, keepdims=True), (X,)),
-    "min": (lambda E, x: E.min(x, axis=1), lambda x: x.min(1), (X,)),
-    "argmax": (lambda E, x: E.argmax(x, axis=1), lambda x: x.argmax(1), (X,)),
-    "reshape": (lambda E, x: E.reshape(x, (2, 6)), lambda x: x.reshape(2, 6), (X,)),
     "transpose": (lambda E, x: E.transpose(x, (1, 0)), np.transpose, (X,)),
     "concat": (lambda E, x, y: E.concat([x, y], axis=-1), lambda x, y: np.concatenate([x, y], -1), (X, Y)),
-    "stack": (lambda E, x, y: E.stack([x, y], axis=1), lambda x, y: np.stack([x, y], 1), (X, Y)),
     "split": (lambda E, x: E.split(x, 2)[1], lambda x: x[:, 2:], (X,)),
     "expand": (lambda E, x: E.expand(x, -1), lambda x: x[..., None], (X,)),
     "broadcast": (lambda E, x: E.broadcast(x, (2, 3, 4)), lambda x: np.broadcast_to(x, (2, 3, 4)), (X,)),
-    "zeros": (lambda E: E.zeros(2, 3), lambda: np.zeros((2, 3), np.float32), ()),
-    "ones": (lambda E: E.ones(2), lambda: np.ones(2, np.float32), ()),
-    "full": (lambda E: E.full((2, 2), 0.5), lambda: np.full((2, 2), 0.5, np.float32), ()),
     "arange": (lambda E: E.arange(4), lambda: np.arange(4, dtype=np.int32), ()),
-    "matmul": (lambda E, x, y: E.matmul(x, E.transpose(y, (1, 0))), lambda x, y: x @ y.T, (X, Y)),
     "einsum": (lambda E, x, y: E.einsum("ab,cb->ac", x, y), lambda x, y: x @ y.T, (X, Y)),
     "linear": (lambda E, x, w, b: E.linear(x, w, b), lambda x, w, b: x @ w + b, (X, Y.T.copy(), Y[:, 0])),
     "linear without bias": (lambda E, x, w: E.linear(x, w), lambda x, w: x @ w, (X, Y.T.copy())),
@@ -83,7 +70,6 @@ CALLS = {
     "silu": (lambda E, x: E.silu(x), lambda x: x * sigmoid(x), (X,)),
     "gelu": (lambda E, x: E.gelu(x), gelu, (X,)),
     "softmax": (lambda E, x: E.softmax(x), softmax, (X,)),
-    "log_softmax": (lambda E, x: E.log_softmax(x), lambda x: np.log(softmax(x)), (X,)),
     "layer_norm": (lambda E, x, g, b: E.layer_norm(x, g, b), layer_norm, (X, Y[0], Y[1])),
     "take": (lambda E, t, i: E.take(t, i), lambda t, i: t[i], (X, np.array([[2, 0], [1, 1]], np.int32))),
     "take by bytes": (lambda E, t, i: E.take(t, i), lambda t, i: t[i], (X, np.array([2, 0], np.uint8))),
@@ -127,7 +113,7 @@ def test_attention_is_the_softmax_of_scaled_scores_times_the_values(E, kind):
 
 
 def test_attention_refuses_a_mask_together_with_causal(E):
-    x = E.zeros(1, 1, 2, 2)
+    x = E.array(np.zeros((1, 1, 2, 2), np.float32))
     with pytest.raises(ValueError, match="cannot be combined with `mask`"):
         E.attention(x, x, x, mask=E.array(np.ones((2, 2), bool)), causal=True)
 

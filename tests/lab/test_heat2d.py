@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from kourkoutas.lab import engines, testbeds
+from kourkoutas.lab.engines.numpy import ENGINE as NUMPY
 from kourkoutas.lab.running.train import run
 from kourkoutas.lab.showing.pictures import png
 from kourkoutas.lab.specs.spec import RunSpec
-from kourkoutas.lab.testbeds.heat2d import data, evaluate, model, pictures
+from kourkoutas.lab.testbeds.heat2d import data, evaluate, model
 from kourkoutas.lab.testbeds.heat2d.quantize import fake_quantize, int8
 from kourkoutas.lab.testbeds.heat2d.settings import Settings, learning_rates
 
@@ -433,9 +434,7 @@ def test_pictures_are_drawn_from_final_parameters_without_an_engine(mask):
     s = small(mask=mask)
     E, params, d = engines.get("torch"), some_params(s), data.cases(s)
     want = evaluate.one_shot(E, s, on(E, params), d.frames[:2], d.alpha[:2])
-    np.testing.assert_allclose(
-        evaluate.one_shot(pictures.ENGINE, s, params, d.frames[:2], d.alpha[:2]), want, atol=1e-4
-    )
+    np.testing.assert_allclose(evaluate.one_shot(NUMPY, s, params, d.frames[:2], d.alpha[:2]), want, atol=1e-4)
     drawn = TESTBED.figures(s, {"kbeta": params, "adam95": some_params(s, 1)})
     assert len(drawn) == {"block": 2, "causal": 1}[mask]
     first, words = drawn[0]

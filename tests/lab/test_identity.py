@@ -13,6 +13,7 @@ import pytest
 from kourkoutas.lab.judging import analysis
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
+from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import study
 from kourkoutas.lab.showing import report
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
@@ -113,7 +114,7 @@ def test_results_of_version_01_are_read_and_judged(tmp_path: Path) -> None:
     opened = store.Study.open(tmp_path / "old")
     found = analysis.analyse(opened, resamples=99)
     assert [arm.ok for arm in found.arms] == [3, 3]
-    assert (found.primary.findings[0].wins, opened.damage) == (3, [])
+    assert (found.primary.findings[0].wins, Snapshot.read(opened.path).damage) == (3, ())
     assert report.build(opened).exists()
 
 

@@ -21,6 +21,7 @@ from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.planning import search
 from kourkoutas.lab.planning.search import Tried
 from kourkoutas.lab.results import store
+from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.specs import search_space as asking
 
 ARMS = ["kbeta", "adam95"]
@@ -279,7 +280,7 @@ def account(done: store.Study) -> Any:
     """All that a study says, but for how long it took and when."""
     runs = {
         run.id: run.result.model_dump_json(exclude={"seconds", "times"})
-        for run in [*done.tuning_runs(), *done.runs()]
+        for run in [*done.tuning_runs, *done.runs]
         if run.result
     }
     said = analyse(done).to_dict()
@@ -291,13 +292,13 @@ def account(done: store.Study) -> Any:
 def test_the_winners_alone_are_compared_under_their_plain_names_on_fresh_seeds(task: Path, tmp_path: Path) -> None:
     done = execute(plan(task), tmp_path / "out")
     assert done.record.chosen == {"kbeta": {"lr": 0.01}, "adam95": {"lr": 0.001}}
-    assert [(run.spec.optimizer, run.spec.seed) for run in done.runs()] == [(arm, s) for arm in ARMS for s in range(4)]
-    assert {(run.spec.optimizer, run.spec.settings["lr"]) for run in done.runs()} == {
+    assert [(run.spec.optimizer, run.spec.seed) for run in done.runs] == [(arm, s) for arm in ARMS for s in range(4)]
+    assert {(run.spec.optimizer, run.spec.settings["lr"]) for run in done.runs} == {
         ("kbeta", 0.01),
         ("adam95", 0.001),
     }
     # kbeta's best of five values is the highest: two more for both arms.
-    assert len(done.tuning_runs()) == 2 * (5 + 2) * 3
+    assert len(done.tuning_runs) == 2 * (5 + 2) * 3
     found = analyse(done)
     assert found.primary.comparison is not None
     assert found.primary.comparison.seeds == (0, 1, 2, 3)
@@ -326,7 +327,7 @@ def test_more_test_seeds_are_added_without_tuning_again(task: Path, tmp_path: Pa
     after = stamps(tmp_path / "out")
     assert len(after) == len(before) + 4
     assert all(after[run] == stamp for run, stamp in before.items())
-    assert len(done.runs()) == 8
+    assert len(done.runs) == 8
 
 
 def test_a_folder_of_another_tuning_or_of_none_is_left_alone(task: Path, tmp_path: Path) -> None:
@@ -347,7 +348,7 @@ def test_a_folder_without_tuning_opens_as_before(task: Path, tmp_path: Path) -> 
     old = json.loads(file.read_text())
     del old["tuning"], old["chosen"], old["sha256"]
     file.write_text(json.dumps(old))
-    assert len(store.Study.open(tmp_path / "out").runs()) == 2
+    assert len(Snapshot.read(tmp_path / "out").runs) == 2
 
 
 def test_tuning_runs_that_fail_rank_last_and_are_told_and_all_of_an_arm_are_an_error(tmp_path: Path) -> None:

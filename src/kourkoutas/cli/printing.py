@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kourkoutas.cli.app import err, out
@@ -21,20 +20,6 @@ def say(text: str) -> None:
 
 def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
-@contextlib.contextmanager
-def run_status() -> Iterator[Callable[[int, int | None, float | None], None]]:
-    if not err.is_terminal:
-        yield lambda step, steps, loss: None
-        return
-    with err.status("starting") as status:
-
-        def show(step: int, steps: int | None, loss: float | None) -> None:
-            of = "" if steps is None else f" of {steps}"
-            status.update(f"step {step}{of}" + ("" if loss is None else f", loss {loss:.4g}"))
-
-        yield show
 
 
 def print_run(plan: Plan, result: RunResult) -> None:

@@ -27,8 +27,9 @@ from kourkoutas.lab.planning.search import Tried, Values
 from kourkoutas.lab.results import store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, Study
-from kourkoutas.lab.running import crew, pool
+from kourkoutas.lab.running import pool
 from kourkoutas.lab.running import study as running
+from kourkoutas.lab.running.executor import ExecutorFactory, Observer
 from kourkoutas.lab.specs import search_space
 from kourkoutas.lab.specs.search_space import Value
 from kourkoutas.lab.specs.spec import Endpoint, RunResult, RunSpec
@@ -121,7 +122,7 @@ def study(
 
 def load(out: str | Path) -> Result:
     """The study in a results folder."""
-    return Result(Study.open(out))
+    return Result(Snapshot.read(out))
 
 
 def execute(
@@ -132,14 +133,13 @@ def execute(
     workers: int | None = None,
     retry_failed: bool = False,
     checkpoint_every: int | None = None,
-    sink: str | None = None,
-    observer: crew.Observer | None = None,
-    hire: crew.Hire | None = None,
+    observer: Observer | None = None,
+    start: ExecutorFactory | None = None,
     retries: int = 0,
-) -> Study:
-    """Tune what is to be tuned, make every run of `plan` that the folder `out` does not hold yet; returns the folder.
+) -> Snapshot:
+    """Tune what is to be tuned, make every run of `plan` that the folder `out` does not hold yet; what it holds then.
 
-    `hire` gets those who make the runs: by default `workers` processes here. A lost run is made again up to `retries`
+    `start` gets who makes the runs: by default `workers` processes here. A lost run is made again up to `retries`
     times.
 
     Raises:
@@ -154,11 +154,10 @@ def execute(
             running.make_runs,
             study,
             code=plan.code,
-            hire=hire or pool.hire(workers),
+            start=start or pool.local(workers),
             retries=retries,
             retry_failed=retry_failed,
             checkpoint_every=checkpoint_every,
-            sink=sink,
             observer=observer,
         )
         if plan.tuning is not None:
@@ -166,7 +165,7 @@ def execute(
             study.choose(chosen)
             plan = plan.chosen(chosen)
         make(plan.specs())
-        return Study(study.path, study.record)
+    return Snapshot.read(out)
 
 
 def _with_tuned_arms(plan: Plan, out: Path) -> Plan:
@@ -226,7 +225,7 @@ def _check_some_value(label: str, results: Sequence[RunResult | None]) -> None:
         )
 
 
-def _executed(plan: Plan, folder: Path, workers: int | None, retry_failed: bool, progress: bool) -> Study:
+def _executed(plan: Plan, folder: Path, workers: int | None, retry_failed: bool, progress: bool) -> Snapshot:
     command = f"kourkoutas.lab.study({plan.testbed!r}, ...)"
     if not progress:
         return execute(plan, folder, command=command, workers=workers, retry_failed=retry_failed)
@@ -242,33 +241,38 @@ class Result:
     """A study and what it shows; in a notebook, its display.
 
     Attributes:
-      study: the results folder.
+      snapshot: what the results folder held when it was read.
     """
 
-    def __init__(self, study: Study) -> None:
-        self.study = study
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
 
     @property
     def path(self) -> Path:
-        return self.study.path
+        return self.snapshot.path
 
     @property
     def chosen(self) -> dict[str, dict[str, float | int]]:
         """{arm: {option: value}} that the tuning gave; empty for a study without one."""
-        return self.study.record.chosen
+        return self.snapshot.record.chosen
+
+    @functools.cached_property
+    def analysis(self) -> Analysis:
+        """What the study shows by its declared endpoints."""
+        return self.compare()
 
     def frame(self, *, tuning: bool = False) -> pd.DataFrame:
         """One row per run that is compared, or of the tuning: arm, seed, tuned values, status, endpoint, metrics."""
         import pandas as pd
 
-        runs = self.study.tuning_runs() if tuning else self.study.runs()
+        runs = self.snapshot.tuning_runs if tuning else self.snapshot.runs
         return pd.DataFrame([self._row(run) for run in runs])
 
     def curves(self, *, tuning: bool = False) -> pd.DataFrame:
         """One row per logged point: optimizer, seed, step and the metrics."""
         import pandas as pd
 
-        runs = self.study.tuning_runs() if tuning else self.study.runs()
+        runs = self.snapshot.tuning_runs if tuning else self.snapshot.runs
         parts = [
             pd.DataFrame({**self._name(run), **run.result.curve})
             for run in runs
@@ -280,7 +284,7 @@ class Result:
         """One row per arm."""
         import pandas as pd
 
-        return pd.DataFrame([_arm_row(arm) for arm in self.compare().arms]).set_index("optimizer")
+        return pd.DataFrame([_arm_row(arm) for arm in self.analysis.arms]).set_index("optimizer")
 
     def compare(self, *endpoints: str, target: str | None = None) -> Analysis:
         """What the study shows by its primary endpoint, and by others: METRIC[:last|best|tail][:min|max][:log].
@@ -291,11 +295,11 @@ class Result:
         from kourkoutas.lab.judging.analysis import analyse
 
         aim = None if target is None else targets.parse_target(target)
-        return analyse(Snapshot.read(self.path), endpoints=endpoints, target=aim)
+        return analyse(self.snapshot, endpoints=endpoints, target=aim)
 
     def sensitivity(self) -> dict[str, Sensitivity]:
         """{arm: how much it depends on the tuned option}."""
-        return {one.arm: one for one in self.compare().sensitivity}
+        return {one.arm: one for one in self.analysis.sensitivity}
 
     def to_target(self, target: str) -> ToTarget:
         """Steps and seconds until, for example, "val_loss<=0.5", and who was first."""
@@ -308,10 +312,10 @@ class Result:
         """Write report.html into the folder, and say where; with how soon a `target` as of `to_target` was reached."""
         from kourkoutas.lab.showing import report
 
-        return report.write(self.compare(target=target))
+        return report.write(self.analysis if target is None else self.compare(target=target))
 
     def _name(self, run: StoredRun) -> dict[str, Any]:
-        question = self.study.record.tuning
+        question = self.snapshot.record.tuning
         values = {} if question is None else question.values(run.spec)
         return {"optimizer": run.spec.optimizer, "seed": run.spec.seed, **values}
 
@@ -324,14 +328,14 @@ class Result:
         return {**result.metrics, **row, **ended, "seconds_per_step": result.seconds_per_step, "error": result.error}
 
     def __repr__(self) -> str:
-        found = self.compare()
+        found = self.analysis
         rows = [", ".join(f"{name} {_shown(cell)}" for name, cell in _arm_row(arm).items()) for arm in found.arms]
         lines = [found.headline, *rows, *found.answers, *found.fairness]
-        return "\n".join([f"Study of {self.study.record.testbed} in {self.path}", *lines])
+        return "\n".join([f"Study of {self.snapshot.record.testbed} in {self.path}", *lines])
 
     def _repr_html_(self) -> str:
         """For notebooks: the answer, one row per arm, the numbers, how the arms came by their values."""
-        found = self.compare()
+        found = self.analysis
         rows = [_arm_row(arm) for arm in found.arms]
         head = "".join(f"<th>{html.escape(name)}</th>" for name in (rows[0] if rows else ()))
         body = "".join(

@@ -179,29 +179,14 @@ class JaxEngine:
     def cast(self, x: Array, dtype: str) -> Array:
         return x.astype(dtype)
 
-    def zeros(self, *shape: int) -> Array:
-        return jnp.zeros(shape, jnp.float32)
-
-    def ones(self, *shape: int) -> Array:
-        return jnp.ones(shape, jnp.float32)
-
-    def full(self, shape: Sequence[int], value: float) -> Array:
-        return jnp.full(tuple(shape), value, jnp.float32)
-
     def arange(self, n: int) -> Array:
         return jnp.arange(n, dtype=jnp.int32)
 
     def exp(self, x: Array) -> Array:
         return jnp.exp(x)
 
-    def log(self, x: Array) -> Array:
-        return jnp.log(x)
-
     def sqrt(self, x: Array) -> Array:
         return jnp.sqrt(x)
-
-    def rsqrt(self, x: Array) -> Array:
-        return lax.rsqrt(x)
 
     def sin(self, x: Array) -> Array:
         return jnp.sin(x)
@@ -218,23 +203,14 @@ class JaxEngine:
     def square(self, x: Array) -> Array:
         return jnp.square(x)
 
-    def sign(self, x: Array) -> Array:
-        return jnp.sign(x)
-
     def round(self, x: Array) -> Array:
         return jnp.round(x)
-
-    def floor(self, x: Array) -> Array:
-        return jnp.floor(x)
 
     def logaddexp(self, x: Array, y: Array | float) -> Array:
         return jnp.logaddexp(x, y)
 
     def maximum(self, x: Array, y: Array | float) -> Array:
         return jnp.maximum(x, y)
-
-    def minimum(self, x: Array, y: Array | float) -> Array:
-        return jnp.minimum(x, y)
 
     def clip(self, x: Array, low: float, high: float) -> Array:
         return jnp.clip(x, low, high)
@@ -251,23 +227,11 @@ class JaxEngine:
     def max(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
         return jnp.max(x, axis=axis, keepdims=keepdims)
 
-    def min(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
-        return jnp.min(x, axis=axis, keepdims=keepdims)
-
-    def argmax(self, x: Array, axis: int) -> Array:
-        return jnp.argmax(x, axis=axis)
-
-    def reshape(self, x: Array, shape: Sequence[int]) -> Array:
-        return jnp.reshape(x, tuple(shape))
-
     def transpose(self, x: Array, axes: Sequence[int]) -> Array:
         return jnp.transpose(x, tuple(axes))
 
     def concat(self, xs: Sequence[Array], axis: int = 0) -> Array:
         return jnp.concatenate(list(xs), axis=axis)
-
-    def stack(self, xs: Sequence[Array], axis: int = 0) -> Array:
-        return jnp.stack(list(xs), axis=axis)
 
     def split(self, x: Array, parts: int, axis: int = -1) -> Sequence[Array]:
         return jnp.split(x, parts, axis=axis)
@@ -277,9 +241,6 @@ class JaxEngine:
 
     def broadcast(self, x: Array, shape: Sequence[int]) -> Array:
         return jnp.broadcast_to(x, tuple(shape))
-
-    def matmul(self, x: Array, y: Array) -> Array:
-        return jnp.matmul(x, y)
 
     def einsum(self, subscripts: str, *xs: Array) -> Array:
         return jnp.einsum(subscripts, *xs)
@@ -299,9 +260,6 @@ class JaxEngine:
 
     def softmax(self, x: Array, axis: int = -1) -> Array:
         return jax.nn.softmax(x, axis=axis)
-
-    def log_softmax(self, x: Array, axis: int = -1) -> Array:
-        return jax.nn.log_softmax(x, axis=axis)
 
     def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float = 1e-5) -> Array:
         centred = x - jnp.mean(x, -1, keepdims=True)

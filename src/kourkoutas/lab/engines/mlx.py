@@ -130,29 +130,14 @@ class MlxEngine:
     def cast(self, x: Array, dtype: str) -> Array:
         return x.astype(_DTYPES[dtype])
 
-    def zeros(self, *shape: int) -> Array:
-        return mx.zeros(shape)
-
-    def ones(self, *shape: int) -> Array:
-        return mx.ones(shape)
-
-    def full(self, shape: Sequence[int], value: float) -> Array:
-        return mx.full(tuple(shape), value, dtype=mx.float32)
-
     def arange(self, n: int) -> Array:
         return mx.arange(n, dtype=mx.int32)
 
     def exp(self, x: Array) -> Array:
         return mx.exp(x)
 
-    def log(self, x: Array) -> Array:
-        return mx.log(x)
-
     def sqrt(self, x: Array) -> Array:
         return mx.sqrt(x)
-
-    def rsqrt(self, x: Array) -> Array:
-        return mx.rsqrt(x)
 
     def sin(self, x: Array) -> Array:
         return mx.sin(x)
@@ -169,23 +154,14 @@ class MlxEngine:
     def square(self, x: Array) -> Array:
         return mx.square(x)
 
-    def sign(self, x: Array) -> Array:
-        return mx.sign(x)
-
     def round(self, x: Array) -> Array:
         return mx.round(x)
-
-    def floor(self, x: Array) -> Array:
-        return mx.floor(x)
 
     def logaddexp(self, x: Array, y: Array | float) -> Array:
         return mx.logaddexp(x, y)
 
     def maximum(self, x: Array, y: Array | float) -> Array:
         return mx.maximum(x, y)
-
-    def minimum(self, x: Array, y: Array | float) -> Array:
-        return mx.minimum(x, y)
 
     def clip(self, x: Array, low: float, high: float) -> Array:
         return mx.clip(x, low, high)
@@ -202,23 +178,11 @@ class MlxEngine:
     def max(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
         return mx.max(x, axis=axis, keepdims=keepdims)
 
-    def min(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
-        return mx.min(x, axis=axis, keepdims=keepdims)
-
-    def argmax(self, x: Array, axis: int) -> Array:
-        return mx.argmax(x, axis=axis)
-
-    def reshape(self, x: Array, shape: Sequence[int]) -> Array:
-        return mx.reshape(x, tuple(shape))
-
     def transpose(self, x: Array, axes: Sequence[int]) -> Array:
         return mx.transpose(x, tuple(axes))
 
     def concat(self, xs: Sequence[Array], axis: int = 0) -> Array:
         return mx.concatenate(list(xs), axis=axis)
-
-    def stack(self, xs: Sequence[Array], axis: int = 0) -> Array:
-        return mx.stack(list(xs), axis=axis)
 
     def split(self, x: Array, parts: int, axis: int = -1) -> Sequence[Array]:
         return cast(Sequence[Array], mx.split(x, parts, axis=axis))
@@ -228,9 +192,6 @@ class MlxEngine:
 
     def broadcast(self, x: Array, shape: Sequence[int]) -> Array:
         return mx.broadcast_to(x, tuple(shape))
-
-    def matmul(self, x: Array, y: Array) -> Array:
-        return mx.matmul(x, y)
 
     def einsum(self, subscripts: str, *xs: Array) -> Array:
         return mx.einsum(subscripts, *xs)
@@ -249,9 +210,6 @@ class MlxEngine:
 
     def softmax(self, x: Array, axis: int = -1) -> Array:
         return mx.softmax(x, axis=axis)
-
-    def log_softmax(self, x: Array, axis: int = -1) -> Array:
-        return x - mx.logsumexp(x, axis=axis, keepdims=True)
 
     def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float = 1e-5) -> Array:
         return mx.fast.layer_norm(x, gain, bias, eps)

@@ -191,29 +191,14 @@ class TorchEngine:
     def cast(self, x: Array, dtype: str) -> Array:
         return x.to(_DTYPES[dtype])
 
-    def zeros(self, *shape: int) -> Array:
-        return torch.zeros(shape, dtype=torch.float32)
-
-    def ones(self, *shape: int) -> Array:
-        return torch.ones(shape, dtype=torch.float32)
-
-    def full(self, shape: Sequence[int], value: float) -> Array:
-        return torch.full(tuple(shape), value, dtype=torch.float32)
-
     def arange(self, n: int) -> Array:
         return torch.arange(n, dtype=torch.int32)
 
     def exp(self, x: Array) -> Array:
         return torch.exp(x)
 
-    def log(self, x: Array) -> Array:
-        return torch.log(x)
-
     def sqrt(self, x: Array) -> Array:
         return torch.sqrt(x)
-
-    def rsqrt(self, x: Array) -> Array:
-        return torch.rsqrt(x)
 
     def sin(self, x: Array) -> Array:
         return torch.sin(x)
@@ -230,23 +215,14 @@ class TorchEngine:
     def square(self, x: Array) -> Array:
         return torch.square(x)
 
-    def sign(self, x: Array) -> Array:
-        return torch.sign(x)
-
     def round(self, x: Array) -> Array:
         return torch.round(x)
-
-    def floor(self, x: Array) -> Array:
-        return torch.floor(x)
 
     def logaddexp(self, x: Array, y: Array | float) -> Array:
         return torch.logaddexp(x, torch.as_tensor(y, dtype=x.dtype, device=x.device))
 
     def maximum(self, x: Array, y: Array | float) -> Array:
         return torch.clamp(x, min=y)
-
-    def minimum(self, x: Array, y: Array | float) -> Array:
-        return torch.clamp(x, max=y)
 
     def clip(self, x: Array, low: float, high: float) -> Array:
         return torch.clamp(x, low, high)
@@ -263,23 +239,11 @@ class TorchEngine:
     def max(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
         return torch.amax(x, dim=() if axis is None else axis, keepdim=keepdims)
 
-    def min(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
-        return torch.amin(x, dim=() if axis is None else axis, keepdim=keepdims)
-
-    def argmax(self, x: Array, axis: int) -> Array:
-        return torch.argmax(x, dim=axis)
-
-    def reshape(self, x: Array, shape: Sequence[int]) -> Array:
-        return torch.reshape(x, tuple(shape))
-
     def transpose(self, x: Array, axes: Sequence[int]) -> Array:
         return torch.permute(x, tuple(axes))
 
     def concat(self, xs: Sequence[Array], axis: int = 0) -> Array:
         return torch.cat(list(xs), dim=axis)
-
-    def stack(self, xs: Sequence[Array], axis: int = 0) -> Array:
-        return torch.stack(list(xs), dim=axis)
 
     def split(self, x: Array, parts: int, axis: int = -1) -> Sequence[Array]:
         return torch.tensor_split(x, parts, dim=axis)
@@ -289,9 +253,6 @@ class TorchEngine:
 
     def broadcast(self, x: Array, shape: Sequence[int]) -> Array:
         return torch.broadcast_to(x, tuple(shape))
-
-    def matmul(self, x: Array, y: Array) -> Array:
-        return torch.matmul(x, y)
 
     def einsum(self, subscripts: str, *xs: Array) -> Array:
         return torch.einsum(subscripts, *xs)
@@ -310,9 +271,6 @@ class TorchEngine:
 
     def softmax(self, x: Array, axis: int = -1) -> Array:
         return torch.softmax(x, dim=axis)
-
-    def log_softmax(self, x: Array, axis: int = -1) -> Array:
-        return torch.log_softmax(x, dim=axis)
 
     def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float = 1e-5) -> Array:
         return F.layer_norm(x, (x.shape[-1],), gain, bias, eps)

@@ -23,11 +23,12 @@ import errno
 import importlib.metadata
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
@@ -162,7 +163,6 @@ class Study:
     def __init__(self, path: Path, record: StudyRecord) -> None:
         self.path = path
         self.record = record
-        self.damage: list[str] = []  # folders that the last `runs` left out, and why
 
     @classmethod
     def open(cls, path: str | Path) -> Study:
@@ -207,28 +207,12 @@ class Study:
         """One run, finished or not."""
         return StoredRun(spec, self.result(spec), self.folder(spec))
 
-    def runs(self) -> list[StoredRun]:
-        """Every planned run that is to be compared, in the order of the arms and then of the seeds.
+    def scan(self) -> tuple[list[StoredRun], list[str]]:
+        """(every run, in the order of the arms and then of the seeds; what could not be read and is left out).
 
         NOTE: a damaged file costs its own run. A result that cannot be read makes its run a failed one, which
-        `--retry-failed` makes again; a folder without a readable spec.json is left out and told in `damage`.
+        `--retry-failed` makes again; a folder without a readable spec.json is left out.
         """
-        return self._runs(self.record.compares)
-
-    def tuning_runs(self) -> list[StoredRun]:
-        """Every planned run of the tuning, in the same order."""
-        return self._runs(self.record.tunes)
-
-    def every_run(self) -> list[StoredRun]:
-        """Those two together, and runs on test seeds with values that were an arm's choice only for a while."""
-        return self._runs(lambda spec: True)
-
-    def _runs(self, wanted: Callable[[RunSpec], bool]) -> list[StoredRun]:
-        found, self.damage = self.scan()
-        return [run for run in found if wanted(run.spec)]
-
-    def scan(self) -> tuple[list[StoredRun], list[str]]:
-        """(every run, in the order of the arms and then of the seeds; what could not be read and is left out)."""
         found, damage = [], []
         with contextlib.suppress(FileNotFoundError):
             for entry in os.scandir(self.path / "runs"):
@@ -339,13 +323,8 @@ def versions() -> dict[str, str]:
 def _began(process: int) -> float | None:
     """When a process began, in seconds since 1970; None where the system does not tell."""
     try:
-        ticks = (
-            Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
-        )
-        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
-        (booted,) = (line.split()[1] for line in lines if line.startswith("btime "))
-        return int(booted) + int(ticks) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
+        return float(psutil.Process(process).create_time())
+    except (psutil.Error, ValueError, OverflowError):
         return None
 
 

@@ -47,7 +47,6 @@ def run(
     folder: Path | None = None,
     *,
     on_progress: Progress | None = None,
-    on_trace: Callable[[Arrays], None] | None = None,
     checkpoint_every: int | None = None,
     keep: int = 2,
 ) -> RunResult:
@@ -57,7 +56,6 @@ def run(
       spec: the run.
       folder: where its files go; None records nothing on the disk.
       on_progress: called as (steps taken, steps in all, loss) after every chunk.
-      on_trace: called with the whole trace so far (the arrays of trace.npz) after every chunk.
       checkpoint_every: steps between checkpoints, rounded up to whole chunks; the last state is kept too. None saves
         about once a minute and removes the checkpoints at the end; 0 never saves.
       keep: how many checkpoints stay.
@@ -82,7 +80,7 @@ def run(
     )
     with _Run(spec, problem, engine, recipe, folder, checkpoint_every, keep, clock) as it:
         it.resume()
-        it.loop(on_progress, on_trace)
+        it.loop(on_progress)
         it.finish()
         result.curve = it.curve()
         result.metrics = it.final_metrics()
@@ -144,7 +142,7 @@ class _Run:
     def seconds(self) -> float:
         return self._earlier + time.perf_counter() - self._start
 
-    def loop(self, on_progress: Progress | None, on_trace: Callable[[Arrays], None] | None) -> None:
+    def loop(self, on_progress: Progress | None) -> None:
         """Chunk after chunk, until the end or until something is no longer finite."""
         problem = self._problem
         evaluated = int(self._evaluations[-1]["step"]) if self._evaluations else 0
@@ -161,8 +159,6 @@ class _Run:
                 self._evaluate(stop)
             self._record(self.step, stop)
             self.step = stop
-            if on_trace is not None:
-                on_trace(self._trace())
             if on_progress is not None:
                 on_progress(stop, problem.steps, float(self._losses[stop - 1]))
             self._checkpoint()

@@ -7,14 +7,15 @@ surrogates are evaluated in NumPy, so that no engine is needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from kourkoutas.lab.engines import Array, Engine, Params
+from kourkoutas.lab.engines import Array, Params
+from kourkoutas.lab.engines.numpy import ENGINE
 from kourkoutas.lab.specs.looks import looks
 from kourkoutas.lab.testbeds.heat2d import evaluate
 from kourkoutas.lab.testbeds.heat2d.data import cases
@@ -24,53 +25,6 @@ from kourkoutas.lab.testbeds.heat2d.settings import Settings
 FRAME = 6
 MOST_RUNS = 4
 CASES = 4
-
-
-class NumPy:
-    """The part of an engine's vocabulary that the model needs, on NumPy."""
-
-    name = "numpy"
-    array = numpy = staticmethod(np.asarray)
-    abs = staticmethod(np.abs)
-    round = staticmethod(np.round)
-    clip = staticmethod(np.clip)
-    where = staticmethod(np.where)
-    max = staticmethod(np.max)
-    expand = staticmethod(np.expand_dims)
-    broadcast = staticmethod(np.broadcast_to)
-    einsum = staticmethod(np.einsum)
-    concat = staticmethod(np.concatenate)
-    split = staticmethod(np.split)
-    arange = staticmethod(np.arange)
-    transpose = staticmethod(np.transpose)
-
-    def stop_gradient(self, x: Array) -> Array:
-        return x
-
-    def compile(self, f: Callable[..., Array]) -> Callable[..., Array]:
-        return f
-
-    def linear(self, x: Array, w: Array, b: Array) -> Array:
-        return x @ w + b
-
-    def gelu(self, x: Array) -> Array:
-        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
-
-    def softmax(self, x: Array, axis: int = -1) -> Array:
-        e = np.exp(x - x.max(axis=axis, keepdims=True))
-        return e / e.sum(axis=axis, keepdims=True)
-
-    def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float = 1e-5) -> Array:
-        centred = x - x.mean(-1, keepdims=True)
-        return gain * centred / np.sqrt(np.mean(np.square(centred), -1, keepdims=True) + eps) + bias
-
-    def attention(self, q: Array, k: Array, v: Array, *, mask: Array | None = None, causal: bool = False) -> Array:
-        scores = q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])
-        allowed: Array = np.tri(q.shape[-2], k.shape[-2], dtype=bool) if causal else mask
-        return self.softmax(np.where(allowed, scores, -np.inf)) @ v
-
-
-ENGINE = cast(Engine, NumPy())
 
 
 def _figure(width: float, height: float) -> Figure:

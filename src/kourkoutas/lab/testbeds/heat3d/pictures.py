@@ -10,15 +10,14 @@ the outer wall, and the reference solution itself falls below zero in the lobes,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from kourkoutas.lab.engines import Engine
-from kourkoutas.lab.engines.taylor import Counts, taylor_silu
+from kourkoutas.lab.engines.numpy import ENGINE
 from kourkoutas.lab.testbeds.heat3d import geometry, network, reference
 from kourkoutas.lab.testbeds.heat3d.geometry import LENGTH
 
@@ -32,28 +31,6 @@ Fields = Mapping[str, Array]
 REFERENCE = "reference"
 HEIGHTS = (2.5, 5.0, 7.5, 10.0)
 MOST_RUNS = 4
-
-
-class NumPy:
-    """The part of an engine's vocabulary that the network needs."""
-
-    square = staticmethod(np.square)
-    concat = staticmethod(np.concatenate)
-
-    def sigmoid(self, x: Array) -> Array:
-        return 0.5 * (1 + np.tanh(0.5 * x))
-
-    def silu(self, x: Array) -> Array:
-        return x * self.sigmoid(x)
-
-    def linear(self, x: Array, w: Array, b: Array) -> Array:
-        return x @ w + b
-
-    def taylor_layer(self, x: Array, w: Array, b: Array, counts: Counts, *, fused: bool = False) -> Array:
-        return cast(Array, taylor_silu(cast(Engine, self), x @ w, b, counts))
-
-
-ENGINE = cast(Engine, NumPy())
 
 
 def _pieces(nodes: Array, size: int = 16_384) -> list[Array]:
