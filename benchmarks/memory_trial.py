@@ -24,7 +24,6 @@ from kourkoutas.lab.judging.comparing import Contrast
 from kourkoutas.lab.judging.hypothesis_tests import holm
 from kourkoutas.lab.results import files, store
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.results.store import Study
 
 KEPT = Path(__file__).parent / "memory_trial"
 TESTBEDS = ("C", "D", "B", "A")
@@ -41,8 +40,8 @@ WINS = 2  # testbeds
 
 def keep(out: Path, testbed: str, to: Path = KEPT) -> int:
     """Write the table and the archive of one testbed; the number of runs in them."""
-    study = Study.open(out / testbed)
-    runs = [run for run in study.every_run() if run.result is not None]
+    study = Snapshot.read(out / testbed)
+    runs = [run for run in (*study.runs, *study.tuning_runs, *study.other_runs) if run.result is not None]
     if study.damage:
         raise store.StoreError(study.damage[0])
     rows = []
@@ -121,12 +120,11 @@ def arms(signal: str) -> tuple[str, str]:
     return signal, f"{signal}-warm"
 
 
-def shown(study: Study) -> Shown | None:
+def shown(snapshot: Snapshot) -> Shown | None:
     """What a testbed says; None while a run is missing of an arm that the claim is about."""
-    record = study.record
+    record = snapshot.record
     here = {arm.label for arm in record.arms}
     mine = [arm for signal in SIGNALS for arm in arms(signal) if arm in here]
-    snapshot = Snapshot.read(study.path)
     endpoint = endpoints.measures(record)[0].endpoint
     values = endpoints.values(snapshot.runs, endpoint)
     if any(set(values.get(arm, ())) < set(record.seeds) for arm in (*mine, *FIXED)):
@@ -200,7 +198,7 @@ def report(out: Path) -> str:
     found, unfinished = {}, []
     for testbed in TESTBEDS:
         if (out / testbed / "study.json").exists():
-            one = shown(Study.open(out / testbed))
+            one = shown(Snapshot.read(out / testbed))
             if one is None:
                 unfinished.append(testbed)
             else:

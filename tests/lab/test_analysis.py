@@ -18,6 +18,7 @@ from kourkoutas.lab.judging import analysis, attribution, comparing, endpoints, 
 from kourkoutas.lab.judging.headline import digits
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
+from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.showing import console
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from tests.lab import made_study
@@ -406,7 +407,7 @@ def test_an_analysis_is_strict_json_with_its_sentences_and_arms(tmp_path: Path) 
 def test_values_beyond_1e100_have_diverged_and_a_damaged_trace_costs_no_page(tmp_path: Path) -> None:
     values = {"kbeta": {0: 1.2, 1: 1.25, 2: 1.21}, "adam95": {0: 1.6e308, 1: 1.7, 2: 1.65}}
     study = folder(tmp_path / "o", values)  # type: ignore[arg-type]
-    (study.runs()[0].folder / "trace.npz").write_bytes(b"PK damaged")
+    (Snapshot.read(study.path).runs[0].folder / "trace.npz").write_bytes(b"PK damaged")
     assert analysed(study).primary.contrasts[0].diverged == (0, 1)
     assert "1 of 3 of Adam 0.95 diverged" in rendered(study)
 

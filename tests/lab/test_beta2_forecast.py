@@ -112,7 +112,7 @@ def test_the_command_and_the_report_tell_of_a_real_run_what_a_plain_computation_
     import sys
 
     pytest.importorskip("jax")
-    from kourkoutas.lab.results.store import Study
+    from kourkoutas.lab.results.snapshot import Snapshot
 
     call = [sys.executable, "-m", "kourkoutas"]
     made = [*call, "study", "rare_trigger", "--preset", "smoke", "--engine", "jax", "--seeds", "0-1"]
@@ -121,7 +121,7 @@ def test_the_command_and_the_report_tell_of_a_real_run_what_a_plain_computation_
     told = subprocess.run([*call, "norms", str(tmp_path), "--json"], check=True, capture_output=True, timeout=60)
     found = json.loads(told.stdout)
     assert list(found) == ["kbeta"]
-    traces = [run.trace() for run in Study.open(tmp_path).runs() if run.spec.optimizer == "kbeta"]
+    traces = [run.trace() for run in Snapshot.read(tmp_path).runs if run.spec.optimizer == "kbeta"]
     steps = traces[0]["every_step"]
     assert steps.tolist() == list(range(1, len(steps) + 1))
     norms = [trace["every_norm"][:, 0].astype(float) for trace in traces]

@@ -112,10 +112,10 @@ def version_01(path: Path) -> None:
 def test_results_of_version_01_are_read_and_judged(tmp_path: Path) -> None:
     version_01(tmp_path / "old")
     opened = store.Study.open(tmp_path / "old")
-    found = analysis.analyse(opened, resamples=99)
+    found = analysis.analyse(Snapshot.read(opened.path), resamples=99)
     assert [arm.ok for arm in found.arms] == [3, 3]
-    assert (found.primary.findings[0].wins, Snapshot.read(opened.path).damage) == (3, ())
-    assert report.build(opened).exists()
+    assert (found.primary.contrasts[0].wins, found.snapshot.damage) == (3, ())
+    assert report.write(found).exists()
 
 
 def test_a_study_of_version_01_is_not_resumed_and_says_why(tmp_path: Path) -> None:

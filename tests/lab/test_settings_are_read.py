@@ -138,18 +138,18 @@ def test_a_study_that_compares_nothing_is_told_and_not_compared(tmp_path: Path, 
     done = executed(tmp_path, source, seeds="0-4")
     assert [run.result.status for run in done.runs if run.result] == ["ok"] * 10
     found = analyse(done)
-    assert found.comparisons() == {}
+    assert found.primary.contrasts == ()
     assert any(told in line for line in found.fairness)
-    json.dumps(as_json(done, found), allow_nan=False)
+    json.dumps(as_json(found), allow_nan=False)
 
 
 def test_arms_that_differ_in_one_seed_are_compared(tmp_path: Path) -> None:
     source = LOGGING + "    return trial.seed + (trial.arm == 'kbeta' and trial.seed == 3)\n"
     done = executed(tmp_path, source, seeds="0-4")
     found = analyse(done)
-    assert len(found.comparisons()) == len(found.fairness) == 1
+    assert len(found.primary.contrasts) == len(found.fairness) == 1
 
 
 def test_a_logged_metric_that_is_named_needs_no_returned_number(tmp_path: Path) -> None:
     source = "def train(trial):\n    trial.log(1, loss=len(trial.arm) + trial.seed)\n"
-    assert len(analyse(executed(tmp_path, source, endpoint="loss")).comparisons()) == 1
+    assert len(analyse(executed(tmp_path, source, endpoint="loss")).primary.contrasts) == 1

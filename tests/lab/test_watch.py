@@ -201,7 +201,9 @@ def test_a_page_is_made_again_when_the_folder_changes_and_a_broken_one_keeps_the
     time.sleep(0.3)
     assert len(made) == 1  # nothing has changed
     for _ in range(2):
-        (study.runs()[0].folder / "metrics.jsonl").write_text(f'{{"step": {len(made)}, "loss": 1.0}}\n')
+        (Snapshot.read(study.path).runs[0].folder / "metrics.jsonl").write_text(
+            f'{{"step": {len(made)}, "loss": 1.0}}\n'
+        )
         until(lambda: len(made) > 2 or not follower.is_alive() or len(made) == 2, 10)
     follower.join(10)
     assert len(made) == 3  # tried again after the error, and ended with the study
@@ -224,7 +226,7 @@ def test_status_counts_every_run_and_estimates_the_rest(tmp_path: Path, monkeypa
     assert status.words(status_of(study.path)).startswith("8 runs: 2 finished, 1 diverged, 1 failed, 4 waiting. Nobody")
     holder = Holder("process 1 (kbeta study)", time.time() - 5)
     monkeypatch.setattr(Study, "holder", lambda self: holder)
-    x2 = next(run for run in study.runs() if (run.spec.optimizer, run.spec.seed) == ("x", 2))
+    x2 = next(run for run in Snapshot.read(study.path).runs if (run.spec.optimizer, run.spec.seed) == ("x", 2))
     (x2.folder / "metrics.jsonl").write_text('{"step": 7, "loss": 0.25}\n')
     found = status_of(study.path)
     assert (found.running, found.waiting) == (1, 3)
@@ -235,7 +237,7 @@ def test_status_counts_every_run_and_estimates_the_rest(tmp_path: Path, monkeypa
 
 def test_a_run_that_an_earlier_process_left_is_waiting_not_running(tmp_path: Path, monkeypatch) -> None:
     study = made_study.own(tmp_path / "out", {"x": {0: None}, "y": {0: 1.0}})
-    file = study.runs()[0].folder / "metrics.jsonl"
+    file = Snapshot.read(study.path).runs[0].folder / "metrics.jsonl"
     file.write_text('{"step": 7, "loss": 0.25}\n')
     os.utime(file, (time.time() - 1000,) * 2)
     monkeypatch.setattr(Study, "holder", lambda self: Holder("process 1", time.time()))

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special
+from scipy import special
 
 from kourkoutas.lab.judging.hypothesis_tests import EXACT_UP_TO, PairedT, Wilcoxon, signed_rank_chances
-from kourkoutas.lab.judging.intervals import Interval, t_interval
+from kourkoutas.lab.judging.intervals import Interval, bisect, t_interval
 from kourkoutas.lab.judging.values import Array
 
 DRAWS = 4_000
@@ -211,4 +211,4 @@ def _crossing(rising: Callable[[float], float], level: float, low: float, high: 
         return -math.inf
     if rising(high) < level:
         return math.inf
-    return float(optimize.bisect(lambda x: rising(x) - level, low, high, xtol=1e-12 * (high - low), maxiter=200))
+    return bisect(rising, level, low, high)

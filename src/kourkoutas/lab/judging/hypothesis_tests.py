@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import special
 
 from kourkoutas.lab.judging.values import Array
 
@@ -110,6 +110,8 @@ def wilcoxon(d: Array, rounding: Array) -> Wilcoxon:
     up, total = float(ranks[d > 0].sum()), float(ranks.sum())
     tied = len(np.unique(ranks)) < n
     if n > EXACT_UP_TO:
+        from scipy import stats  # which takes a second to import
+
         p = float(stats.wilcoxon(np.sign(d) * ranks, method="asymptotic").pvalue)
         method = "normal approximation"
     else:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from kourkoutas.lab.judging.values import Array
 
@@ -81,24 +81,39 @@ def fieller(part: Array, whole: Array, confidence: float = 0.95) -> Interval | N
 
 
 def bootstrap_mean(values: Array, confidence: float = 0.95, resamples: int = RESAMPLES) -> Interval | None:
-    """BCa bootstrap interval of the mean (seeded), a percentile one where BCa is undefined, None where resamples cannot
-    differ, for more than `BOOTSTRAP_UP_TO` values, and with `resamples=0`."""
-    if resamples == 0 or not 2 <= len(values) <= BOOTSTRAP_UP_TO or np.ptp(values) == 0:
+    """BCa bootstrap interval of the mean (seeded), a percentile one where BCa is undefined.
+
+    None where resamples cannot differ, for more than `BOOTSTRAP_UP_TO` values, and with `resamples=0`. With means m_b
+    of the resamples, z₀ = Φ⁻¹(share of m_b below the mean) and the jackknife's acceleration a, the ends are the quantiles
+    of m_b at Φ(z₀ + (z₀ ± z)/(1 - a·(z₀ ± z))).
+
+    NOTE: equal to scipy.stats.bootstrap to the last digits, and here because importing scipy.stats takes longer than
+    all else that a report does.
+    """
+    n = len(values)
+    if resamples == 0 or not 2 <= n <= BOOTSTRAP_UP_TO or np.ptp(values) == 0:
         return None
-    for method, name in (("BCa", "BCa bootstrap"), ("percentile", "percentile bootstrap")):
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            # scipy warns where the jackknife or the resamples are degenerate; the NaN that follows is handled here
-            warnings.simplefilter("ignore")
-            found = stats.bootstrap(
-                (values,),
-                np.mean,
-                confidence_level=confidence,
-                n_resamples=resamples,
-                method=method,
-                vectorized=True,
-                axis=-1,
-                rng=np.random.default_rng(0),
-            ).confidence_interval
-        if math.isfinite(found.low) and math.isfinite(found.high):
-            return Interval(float(found.low), float(found.high), name)
-    return None
+    means = values[np.random.default_rng(0).integers(0, n, (resamples, n))].mean(axis=-1)
+    mean = values.mean(axis=-1)
+    z0 = special.ndtri((np.sum(means < mean) + np.sum(means <= mean)) / (2 * resamples))
+    influence = values - mean  # of the jackknife: (n - 1)·(its mean - the mean without one value)
+    a = float(np.sum(influence**3) / n**3 / np.sum((influence**2) / n**2) ** 1.5) / 6
+    z = z0 + special.ndtri((1 - confidence) / 2) * np.array([1, -1])
+    with np.errstate(all="ignore"):
+        at = special.ndtr(z0 + z / (1 - a * z))
+    name = "BCa bootstrap"
+    if not np.isfinite(at).all():
+        at, name = np.array([(1 - confidence) / 2, (1 + confidence) / 2]), "percentile bootstrap"
+    low, high = np.percentile(means, 100 * at).tolist()
+    return Interval(low, high, name)
+
+
+def bisect(rising: Callable[[float], float], level: float, low: float, high: float) -> float:
+    """Where a rising function crosses a level between two places."""
+    for _ in range(100):
+        middle = (low + high) / 2
+        if rising(middle) < level:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2

@@ -13,7 +13,9 @@ import functools
 import math
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import special
+
+from kourkoutas.lab.judging.intervals import bisect
 
 POWER = 0.8
 MOST_SEEDS = 100_000
@@ -28,7 +30,7 @@ def found(ratio: float, n: int, alpha: float) -> float:
     if df > MANY:
         return float(special.ndtr(nc - c) + special.ndtr(-nc - c))
     # scipy gives NaN for a lower tail that is too small for its series
-    return float(stats.nct.sf(c, df, nc) + np.nan_to_num(stats.nct.cdf(-c, df, nc)))
+    return 1 - float(special.nctdtr(df, nc, c)) + float(np.nan_to_num(special.nctdtr(df, nc, -c)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -37,7 +39,7 @@ def detectable_ratio(n: int, alpha: float, power: float = POWER) -> float:
     high = 1.0
     while found(high, n, alpha) < power:
         high *= 2
-    return float(optimize.brentq(lambda ratio: found(ratio, n, alpha) - power, 0.0, high, xtol=1e-6))
+    return bisect(lambda ratio: found(ratio, n, alpha), power, 0.0, high)
 
 
 def seeds_needed(ratio: float, alpha: float, power: float = POWER, most: int = MOST_SEEDS) -> int | None:
