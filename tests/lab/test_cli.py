@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -11,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from kourkoutas import _native
+from kourkoutas.cli import running
+from kourkoutas.lab import api
+from kourkoutas.lab.planning import plan as planning
 
 DATA = Path(__file__).parent / "data"
 TESTBED = ["--preset", "smoke", "--set", "steps=120"]
@@ -256,6 +260,14 @@ def test_a_run_is_a_study_of_one_seed_kept_only_where_it_is_told_to(tmp_path: Pa
     again = kbeta(*call, "--out", "out", cwd=tmp_path)
     assert json.loads(again.stdout) == ran  # read, not made again
     assert [file.name for file in (tmp_path / "out").glob("runs/*/result.json")] == ["result.json"]
+
+
+def test_a_study_has_ten_seeds_unless_told_otherwise_and_few_are_doubted_at_once(tmp_path: Path) -> None:
+    usual = inspect.signature(running.study).parameters["seeds"].default
+    assert planning.parse_seeds(usual) == list(inspect.signature(api.study).parameters["seeds"].default) == [*range(10)]
+    done = kbeta("study", "sanity1", *TESTBED, "--seeds", "0-2", "--optimizers", "kbeta,adam95", cwd=tmp_path)
+    said = done.stderr.index("3 pairs of seeds: ranks, which decide once a run diverges, cannot give p below 0.25")
+    assert said < done.stderr.index("6 runs")
 
 
 def test_testbeds_are_listed_with_their_presets() -> None:

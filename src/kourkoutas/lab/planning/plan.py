@@ -26,6 +26,7 @@ from kourkoutas.lab.specs.spec import OWN_SETTINGS, Arm, Code, RunSpec, digest_o
 from kourkoutas.rule import Hyper
 
 MOST_RUNS = 1_000_000
+LEVEL = 0.05  # a verdict needs p below it
 OWN = "own"  # engine and preset of a study of a user's function, which brings both
 
 
@@ -97,6 +98,18 @@ class Plan:
     def specs(self) -> list[RunSpec]:
         """All runs, seed by seed."""
         return [self.spec(arm, seed) for seed in self.seeds for arm in self.arms]
+
+    def doubts(self) -> list[str]:
+        """What these seeds cannot show, to be said before they are paid for."""
+        pairs = len(set(self.seeds))
+        least = 2.0 ** (1 - pairs)  # all pairs on one side, two-sided
+        if len(self.arms) < 2 or least <= LEVEL:
+            return []
+        many = "1 pair" if pairs == 1 else f"{pairs} pairs"
+        return [
+            f"{many} of seeds: ranks, which decide once a run diverges, cannot give p below {least:g}; "
+            "--seeds 0-9 gives ten"
+        ]
 
     def axes(self) -> dict[str, list[Axis]]:
         """{arm: what it tunes}."""
