@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -467,7 +468,8 @@ def code_of(target: str, endpoint: str | None = None, *, log: bool = False, high
         )
     if not function.isidentifier():
         raise ValueError(f"{target!r}: {function!r} is not a function name; write {file}:train, for example")
-    if not _may_have(path, function):
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if not re.search(rf"\b{function}\b|import \*", text):  # a name may also be assigned or imported
         own = functions_of(path)
         raise ValueError(f"{target!r}: {file} has no function {function!r}; it has {', '.join(own) or 'none'}")
     return Code(
@@ -483,29 +485,6 @@ def code_of(target: str, endpoint: str | None = None, *, log: bool = False, high
 def functions_of(path: Path) -> list[str]:
     """The functions that a file defines, from its text alone."""
     return [node.name for node in _parsed(path).body if isinstance(node, ast.FunctionDef)]
-
-
-def _may_have(path: Path, name: str) -> bool:
-    """Whether the text of a file gives its module the name, or may do so unseen: `import *`, globals(), exec."""
-    tree = _parsed(path)
-    unseen = {"*", "globals", "vars", "exec", "setattr", "__getattr__"}
-    named = {_name(node) for node in ast.walk(tree)}
-    globally = {own for node in ast.walk(tree) if isinstance(node, ast.Global) for own in node.names}
-    return not unseen.isdisjoint(named) or name in globally or name in _module_names(tree)
-
-
-def _name(node: ast.AST) -> str | None:
-    return getattr(node, "id", None) or getattr(node, "asname", None) or getattr(node, "name", None)
-
-
-def _module_names(node: ast.AST) -> set[str | None]:
-    """Every name in the module's own statements, not in those of its functions and classes."""
-    found = set()
-    for child in ast.iter_child_nodes(node):
-        found.add(_name(child))
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found |= _module_names(child)
-    return found
 
 
 def _parsed(path: Path) -> ast.Module:

@@ -33,7 +33,7 @@ import numpy as np
 from kourkoutas.lab.results import files
 from kourkoutas.lab.specs import optimizers
 from kourkoutas.lab.specs.optimizers import Recipe
-from kourkoutas.lab.specs.spec import OWN_SETTINGS, Code, RunResult, RunSpec
+from kourkoutas.lab.specs.spec import LARGEST, OWN_SETTINGS, Code, RunResult, RunSpec
 from kourkoutas.trace import HISTORY, KEYS, WINDOW, Trace
 
 CURVE_POINTS = 2000
@@ -230,7 +230,7 @@ def run(
     if returned is not None:
         trial.used.add("returned")
     endpoint = _endpoint(code, returned, trial.rows)
-    finite = math.isfinite(endpoint)
+    finite = abs(endpoint) <= LARGEST
     if finite:  # else it may have ended before it came to them
         _check_read(code, trial)
     return RunResult(
