@@ -141,7 +141,12 @@ class Contrast:
     def rows(self) -> list[tuple[str, str, str, str]]:
         """(statistic, value, p, adjusted p) for a table, the one that decides first."""
         effect = "–" if self.effect is None else with_interval(self.effect)
-        first = (f"decides: {self.test_name}", effect, show(self.p, 3), show(self.p_holm, 3))
+        first = (
+            f"decides: {self.test}{', with luck' if self.tuned else ''}",
+            effect,
+            show(self.p, 3),
+            show(self.p_holm, 3),
+        )
         return [first] + [
             (one.title, one.show(found), *(("", "") if found.p is None else (show(found.p, 3), show(found.p_holm, 3))))
             for one in OF_CONTRASTS
@@ -274,7 +279,7 @@ def compare_pairs(
         x, y = (np.array([clean[arm][seed] for seed in common]) for arm in (a, b))
         paired = _paired(x, y, scale, resamples)
         of_tuning = [(lost or {}).get(arm, nothing_lost) for arm in (a, b)]
-        decided.append((a, b, common, paired, decide(paired.d, paired.t, paired.wilcoxon, *of_tuning)))
+        decided.append((a, b, common, paired, decide(paired.d, paired.whole, paired.t, paired.wilcoxon, *of_tuning)))
     family = max(family, len(pairs))
     adjusted = holm([decision.p for *_, decision in decided], family)
     results = [{one.name: r for one in OF_CONTRASTS if (r := one.compute(paired))} for *_, paired, _ in decided]

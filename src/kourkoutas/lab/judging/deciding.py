@@ -25,9 +25,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import optimize, special
 
-from kourkoutas.lab.judging.hypothesis_tests import PairedT, Wilcoxon, signed_rank_chances
+from kourkoutas.lab.judging.hypothesis_tests import EXACT_UP_TO, PairedT, Wilcoxon, signed_rank_chances
 from kourkoutas.lab.judging.intervals import Interval, t_interval
 from kourkoutas.lab.judging.values import Array
 
@@ -90,13 +91,17 @@ class Decision:
 
 def decide(
     d: Array,
+    whole: NDArray[np.bool_],
     t: PairedT,
     w: Wilcoxon,
     lost_treatment: Lost | None = nothing_lost,
     lost_baseline: Lost | None = nothing_lost,
 ) -> Decision:
-    """The decision about differences d; `lost_…` give what each side may have lost by its tuning, None if unknown."""
-    finite = d[np.isfinite(d)]
+    """The decision about differences d, of which the `whole` ones are of two runs that gave a value.
+
+    `lost_treatment` and `lost_baseline` give what each side may have lost by its tuning, None if that is not known.
+    """
+    finite = d[whole]
     ranks = len(finite) < len(d)
     tuned = not lost_treatment is lost_baseline is nothing_lost
     estimate = _pseudo_median(d) if ranks else float(d.mean()) if len(d) else None
@@ -152,6 +157,8 @@ def _mean_tail(d: Array, s: Array) -> Callable[[Array, int], Array]:
 
 def _walsh(d: Array) -> tuple[Array, int]:
     """(the sorted means of two, (d_i + d_j)/2 for i ≤ j, how many are of two opposite infinities and have none)."""
+    if len(d) > EXACT_UP_TO:  # evenly spaced ones of so many stand for all
+        d = np.sort(d)[np.linspace(0, len(d) - 1, EXACT_UP_TO).round().astype(int)]
     i, j = np.triu_indices(len(d))
     with np.errstate(invalid="ignore"):
         means = np.sort((d[i] + d[j]) / 2)
@@ -173,8 +180,8 @@ def _rank_tail(d: Array) -> Callable[[Array, int], Array]:
 
     W⁺ of d - x is the number of means of two above x, plus half of those equal to it.
     """
-    infinite = int(np.isinf(d).sum())
-    n = len(d)
+    n = min(len(d), EXACT_UP_TO)
+    infinite = round(n * float(np.isinf(d).mean()))
     ranks = np.arange(1.0, n + 1)
     if infinite:
         ranks[n - infinite :] = n - (infinite - 1) / 2  # those that diverged share the highest ranks

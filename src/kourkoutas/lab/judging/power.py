@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 
+import numpy as np
 from scipy import optimize, special, stats
 
 POWER = 0.8
@@ -24,9 +25,10 @@ def found(ratio: float, n: int, alpha: float) -> float:
     """Power of the two-sided paired t test for δ/s = `ratio`."""
     df, nc = n - 1, abs(ratio) * math.sqrt(n)
     c = float(special.stdtrit(df, 1 - alpha / 2))
-    if df > MANY or nc > 30:  # where scipy's series is slow or gives up
+    if df > MANY:
         return float(special.ndtr(nc - c) + special.ndtr(-nc - c))
-    return float(stats.nct.sf(c, df, nc) + stats.nct.cdf(-c, df, nc))
+    # scipy gives NaN for a lower tail that is too small for its series
+    return float(stats.nct.sf(c, df, nc) + np.nan_to_num(stats.nct.cdf(-c, df, nc)))
 
 
 @functools.lru_cache(maxsize=4096)

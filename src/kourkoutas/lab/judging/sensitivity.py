@@ -1,7 +1,7 @@
 """How much an optimizer depends on the value of an option, mostly its learning rate, from the runs of a tuning.
 
-For the values v that were tried, with ℓ(v) the mean endpoint over the tuning seeds (of logarithms where the endpoint is compared as ratios), ℓ₀ that of the untrained model or
-the worst tried, and ℓ* = min ℓ(v):
+For the values v that were tried, with ℓ(v) the mean endpoint over the tuning seeds (geometric where the endpoint is
+compared as ratios), ℓ₀ that of the untrained model or the worst tried, and ℓ* = min ℓ(v):
 
     range within 5 %   the widest run of neighbouring values around the best with ℓ(v) ≤ ℓ* + 5 %·|ℓ*|, as a ratio
     sensitivity        E_v[min(ℓ(v), ℓ₀) - ℓ*]         the learning-rate sensitivity of Wortsman et al. (2023)

@@ -191,7 +191,7 @@ def _better(pairs: Paired) -> Result | None:
     if not n:
         return None
     ties = len(pairs.d) - n
-    told = f"{pairs.wins} of {n} seeds" + (f", {ties} equal" if ties else "")
+    told = f"{pairs.wins} of {n}" + (f", {ties} equal" if ties else "")
     return Result(pairs.wins / n, clopper_pearson(pairs.wins, n, pairs.confidence), detail=told)
 
 
@@ -228,7 +228,7 @@ def _mcnemar(pairs: Paired) -> Result | None:
     if pairs.threshold is None:
         return None
     m = tests.mcnemar(pairs.x, pairs.y, pairs.threshold, pairs.higher_is_better)
-    told = f"only the first {m.only_treatment}, only the other {m.only_baseline}"
+    told = f"only first {m.only_treatment}, only other {m.only_baseline}"
     return Result(m.rate_difference, p=m.p, detail=told)
 
 
@@ -236,7 +236,7 @@ OF_CONTRASTS: Sequence[Statistic[Paired]] = (
     Statistic("mean", "mean [t]", _mean, with_interval),
     Statistic("bootstrap", "mean [BCa]", _bootstrap, with_interval),
     Statistic("median", "median [quartiles]", _median, _show_median),
-    Statistic("better", "P(better) [Clopper–Pearson]", _better, lambda r: f"{with_interval(r, 2)}: {r.detail}"),
+    Statistic("better", "P(better) [Clopper–Pearson]", _better, lambda r: f"{with_interval(r, 2)}, {r.detail}"),
     Statistic("d_z", "d_z", _d_z, with_interval),
     Statistic("r", "r", _r, with_interval),
     Statistic("rank_biserial", "rank-biserial r", _rank_biserial, with_interval),

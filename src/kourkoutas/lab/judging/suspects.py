@@ -1,7 +1,8 @@
 """Studies of a user's function that compare nothing: told, instead of compared.
 
 * The function neither asked for `trial.optimizer` nor read `trial.arm`: all arms are one.
-* Two arms logged the same numbers to the last bit and ended alike on every seed: the option that distinguishes them was never used.
+* Two arms logged the same numbers to the last bit and ended alike on every seed: the option that
+  distinguishes them was never used.
 * An arm logged the same numbers to the last bit at every value that its tuning tried: the tuned option was never used.
 * The function returned nothing and no --endpoint was named: its runs end at the last logged loss, one batch's.
 """

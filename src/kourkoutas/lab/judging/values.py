@@ -1,4 +1,4 @@
-"""Values by optimizer and seed: {optimizer: {seed: value}}, their order, their checks, and what JSON can hold of them."""
+"""Values by optimizer and seed, {optimizer: {seed: value}}: their order, their checks, and what JSON can hold."""
 
 from __future__ import annotations
 

@@ -3,10 +3,9 @@
 They are pure functions of the scores so far; `kourkoutas.lab.api` makes the runs that they ask for.
 
 One option: a grid. Every arm tries the same values, evenly spaced over the range. An arm's choice is the value with the
-best mean endpoint over the tuning seeds, on logarithms where the endpoint is compared as ratios; a value with fewer runs
-that diverged or failed is the better one. While the best value of
-*any* arm is the outermost on a side, *every* arm tries `STEPS` more values there, `budget` times at most,
-and no further than `MOST_RATIO` times beyond the range that was asked for.
+fewest runs that diverged or failed, and of those the best mean endpoint over the tuning seeds, geometric where the
+endpoint is compared as ratios. While the best value of *any* arm is the outermost on a side, *every* arm tries `STEPS`
+more values there, `budget` times at most, and no further than `MOST_RATIO` times beyond the range that was asked for.
 
 Several options: Optuna's TPE sampler. Every arm gets the same number of trials; trial k of an arm follows from k and
 the arm's earlier trials alone, so that a tuning that was stopped goes on with the same proposals.
@@ -61,7 +60,7 @@ class Tried:
 
 
 def best(tried: Sequence[Tried], maximize: bool = False, log: bool = False) -> Tried:
-    """The one with the fewest lost runs, and of those the best mean; of equal ones that with the smallest values, in whatever order they were tried.
+    """The one with the fewest lost runs, and of those the best mean; of equal ones that with the smallest values.
 
     >>> best([Tried({"lr": 0.1}, (3.0, math.nan, math.nan)), Tried({"lr": 0.2}, (9.0, 7.0, math.nan))]).values
     {'lr': 0.2}

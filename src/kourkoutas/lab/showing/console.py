@@ -24,7 +24,7 @@ MOST_ROWS = 200
 MOST_COLUMNS = 30
 PLOT = 23  # characters of the effect plot, its middle at no difference
 SHORT = 8  # contrasts and optimizers of the answer; `kbeta stats` has all
-NAME = 20
+NAME = 18
 
 
 def answer(analysis: Analysis, report: Path | None = None) -> RenderableType:
@@ -55,16 +55,15 @@ def effects(endpoint: Comparison, *, heading: bool = True) -> Text:
     one = len(treatments) == 1
     if heading:
         who = f"{label(next(iter(treatments)))} against" if one else "against"
-        lines.insert(0, f"\n{who:<{NAME + 2}} {'worse ◂──0──▸ better':^{PLOT}} {'':<21}seeds won")
+        lines.insert(0, f"\n{who:<{NAME + 2}} {'worse ◂──0──▸ better':^{PLOT}} {'':<24}seeds won")
     percent = all(c.percent is not None for c in endpoint.contrasts if c.effect is not None)
     ends = {c.name: _ends(c, percent) for c in endpoint.contrasts}
     most = max((abs(x) for own in ends.values() for x in own or () if math.isfinite(x)), default=1.0) or 1.0
     for c in endpoint.contrasts[:SHORT]:
         name = label(c.baseline) if one else f"{label(c.treatment)} – {label(c.baseline)}"
         won = f"{c.wins}/{c.n}"
-        lines.append(
-            f"  {shorten(name, NAME):<{NAME}} {_bar(ends[c.name], most)} {_numbers(c, ends[c.name], percent):<24} {won:>6}"
-        )
+        numbers = _numbers(c, ends[c.name], percent)
+        lines.append(f"  {shorten(name, NAME):<{NAME}} {_bar(ends[c.name], most)} {numbers:<26} {won:>6}")
     if len(endpoint.contrasts) > SHORT:
         lines.append(f"  … and {len(endpoint.contrasts) - SHORT} more")
     return Text("\n".join(lines))
@@ -167,7 +166,7 @@ def comparison(found: Comparison) -> RenderableType:
     if found.contrasts:
         parts.append(Text(statistics_title(found)))
         for c in found.contrasts[:MOST_ROWS]:
-            parts.append(table(c.name, ["statistic", "value", "p", "Holm p"], c.rows()))
+            parts.append(table(c.name, ["statistic", "value", "p", "Holm p"], c.rows(), words=["value"]))
     parts.extend(Text(f"Note: {note}") for note in (*found.notes, *_left_out(found)))
     return Group(*parts)
 
@@ -181,8 +180,8 @@ def statistics_title(found: Comparison) -> str:
     return f"{what} speak for the first named.{luck}{across}"
 
 
-def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
-    made = Fitting(title, head)
+def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()) -> RenderableType:
+    made = Fitting(title, head, words)
     for row in rows:
         made.add_row(*row)
     return made
