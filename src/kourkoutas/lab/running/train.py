@@ -61,7 +61,8 @@ def run(
       keep: how many checkpoints stay.
 
     Returns:
-      The result. A run whose loss exceeds 1e100, or whose parameters stop being finite, gives the status "diverged"; errors are raised.
+      The result. A run whose loss exceeds 1e100, or whose parameters stop being finite, gives the status "diverged";
+      errors are raised.
     """
     if checkpoint_every is not None and checkpoint_every < 0:
         raise ValueError(f"`checkpoint_every` must be a number of steps >= 0 (0: never); got {checkpoint_every!r}")
