@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from kourkoutas import _native
+from kourkoutas.cli import running
+from kourkoutas.cli.app import app
+from kourkoutas.lab import api
+from kourkoutas.lab.judging import analysis
+from kourkoutas.lab.planning import plan as planning
+from kourkoutas.lab.results import store
 
 DATA = Path(__file__).parent / "data"
 TESTBED = ["--preset", "smoke", "--set", "steps=120"]
@@ -256,6 +265,48 @@ def test_a_run_is_a_study_of_one_seed_kept_only_where_it_is_told_to(tmp_path: Pa
     again = kbeta(*call, "--out", "out", cwd=tmp_path)
     assert json.loads(again.stdout) == ran  # read, not made again
     assert [file.name for file in (tmp_path / "out").glob("runs/*/result.json")] == ["result.json"]
+
+
+def test_a_study_has_ten_seeds_unless_told_otherwise_and_few_are_doubted_at_once(tmp_path: Path) -> None:
+    usual = inspect.signature(running.study).parameters["seeds"].default
+    assert planning.parse_seeds(usual) == list(inspect.signature(api.study).parameters["seeds"].default) == [*range(10)]
+    done = kbeta("study", "sanity1", *TESTBED, "--seeds", "0-2", "--optimizers", "kbeta,adam95", cwd=tmp_path)
+    said = done.stderr.index("3 pairs of seeds: ranks, which decide once a run diverges, cannot give p below 0.25")
+    assert said < done.stderr.index("6 runs")
+
+
+def test_a_command_scans_the_folder_once_and_analyses_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tuned study, its answer and its page included, and every command that reads one."""
+    seen = {"scan": 0, "analyse": 0}
+
+    def counted(owner: Any, name: str, key: str) -> None:
+        kept = getattr(owner, name)
+
+        def call(*given: Any, **more: Any) -> Any:
+            seen[key] += 1
+            return kept(*given, **more)
+
+        monkeypatch.setattr(owner, name, call)
+
+    counted(store.Study, "scan", "scan")
+    counted(analysis, "analyse", "analyse")
+    task = tmp_path / "task.py"
+    task.write_text("def train(trial):\n    return trial.settings['lr'] * (1 + trial.seed) + len(trial.arm)\n")
+    out = str(tmp_path / "out")
+    options = ["--seeds", "0-2", "--optimizers", "kbeta,adam95", "--tune", "lr=1:2", "--trials", "2"]
+    for call, analysed in (
+        (["study", f"{task}:train", *options, "--tune-budget", "0", "--out", out], 1),
+        (["report", out], 1),
+        (["stats", out], 1),
+        (["stats", out, "--json"], 1),
+        (["power", out], 1),
+        (["export", out], 0),
+        (["status", out], 0),
+    ):
+        seen.update(scan=0, analyse=0)
+        done = CliRunner().invoke(app, call, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        assert seen == {"scan": 1, "analyse": analysed}, call
 
 
 def test_testbeds_are_listed_with_their_presets() -> None:

@@ -374,6 +374,13 @@ def test_code_that_changes_while_the_study_runs_makes_no_result(task: Path, tmp_
     assert "changed while the study was running" in (run.result.error or "")
 
 
+@pytest.mark.parametrize(("seeds", "least"), [("0", "1"), ("0-2", "0.25"), ("0-4", "0.0625"), ("0-5", None)])
+def test_what_few_seeds_cannot_show_is_said_before_they_are_paid_for(task: Path, seeds: str, least: str | None) -> None:
+    told = plan(task, seeds=seeds, optimizers=["kbeta", "adam95"]).doubts()
+    assert [f"cannot give p below {least};" in line for line in told] == ([True] if least else [])
+    assert plan(task, seeds=seeds, optimizers=["kbeta"]).doubts() == []  # nothing is compared
+
+
 class Watch:
     """An observer that notes what it is told."""
 

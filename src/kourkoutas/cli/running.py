@@ -30,6 +30,8 @@ from kourkoutas.cli.arguments import (
 from kourkoutas.cli.calling import aim_of, called_as, make_plan, make_tuning, with_text
 from kourkoutas.cli.printing import print_json, print_run, say
 
+MOST_TOLD = 10  # failed runs that are listed one by one
+
 
 @app.command()
 def run(
@@ -81,7 +83,7 @@ def run(
 @app.command()
 def study(
     target: Target,
-    seeds: Annotated[str, typer.Option(help="Numbers and ranges: 0-9 or 0,3,7.")] = "0-4",
+    seeds: Annotated[str, typer.Option(help="Numbers and ranges: 0-9 or 0,3,7.")] = "0-9",
     optimizers: Annotated[
         str | None,
         typer.Option(
@@ -186,6 +188,8 @@ def study(
         timeout=timeout,
         memory_per_run=memory,
     )
+    for line in plan.doubts():
+        say(line)
     folder = out_ or Path("results") / plan.testbed
     with (
         resumable(True),
@@ -217,8 +221,11 @@ def study(
     if page is not None:
         report.write(judged, page)
     every = [*judged.snapshot.tuning_runs, *judged.snapshot.runs]
-    failed = [stored for stored in every if stored.result is not None and stored.result.status == "failed"]
+    failed = [(stored, end) for stored in every if (end := stored.result) is not None and end.status == "failed"]
     if failed:
+        for stored, end in failed[:MOST_TOLD]:
+            name = progress.name_of(stored.spec, plan.tuning)
+            say(f"{name}: {progress.outcome(end)} ({stored.folder / 'result.json'})")
         again = called_as() if retry_failed else f"{called_as()} --retry-failed"
         say(f"{len(failed)} runs failed; to make them again: {again}")
         raise typer.Exit(FAILED)

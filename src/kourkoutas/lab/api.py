@@ -48,7 +48,7 @@ def study(
     train: str | Callable[..., Any],
     *,
     optimizers: str | Sequence[str] = (),
-    seeds: Iterable[int] = range(5),
+    seeds: Iterable[int] = range(10),
     tune: Mapping[str, Range] | None = None,
     trials: int = 8,
     tune_seeds: Iterable[int] = range(100, 103),
@@ -209,8 +209,8 @@ def tune(plan: Plan, study: store.Writer, make: Make, *, endpoint: Endpoint) -> 
             runs = [study.run(plan.spec(arm, seed)) for seed in space.seeds]
             tried[label].append(Tried(values, tuple(endpoints.score(run, endpoint) for run in runs)))
             ended[label] += [run.result for run in runs]
-    for label, results in ended.items():
-        _check_some_value(label, results)
+        for label, results in ended.items():  # before more is tried, and other arms' ranges are widened for nothing
+            _check_some_value(label, results)
     return {label: dict(search.best(own, endpoint.maximize, endpoint.log).values) for label, own in tried.items()}
 
 
@@ -233,7 +233,10 @@ def _executed(plan: Plan, folder: Path, workers: int | None, retry_failed: bool,
 
     from kourkoutas.lab.showing.progress import showing
 
-    with showing(Console(stderr=True), plan.tuning) as observer:
+    console = Console(stderr=True)
+    for line in plan.doubts():
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    with showing(console, plan.tuning) as observer:
         return execute(plan, folder, command=command, workers=workers, retry_failed=retry_failed, observer=observer)
 
 

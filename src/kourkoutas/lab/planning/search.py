@@ -5,7 +5,7 @@ They are pure functions of the scores so far; `kourkoutas.lab.api` makes the run
 One option: a grid. Every arm tries the same values, evenly spaced over the range. An arm's choice is the value with the
 fewest runs that diverged or failed, and of those the best mean endpoint over the tuning seeds, geometric where the
 endpoint is compared as ratios. While the best value of *any* arm is the outermost on a side, *every* arm tries `STEPS`
-more values there, `budget` times at most.
+more values there, `budget` times at most, and no further than `MOST_RATIO` times beyond the range that was asked for.
 
 Several options: Optuna's TPE sampler. Every arm gets the same number of trials; trial k of an arm follows from k and
 the arm's earlier trials alone, so that a tuning that was stopped goes on with the same proposals.
@@ -21,6 +21,7 @@ from typing import Any
 from kourkoutas.lab.specs.search_space import Axis, SearchSpace, Value
 
 STEPS = 2  # grid steps by which a range is widened
+MOST_RATIO = 10.0  # by which a widened range may reach beyond an end; of a linear one, the width of the range
 SAMPLER_SEED = 0
 
 Values = Mapping[str, Value]
@@ -115,7 +116,16 @@ def _goes_on(grid: Grid, index: int, before: int, takes: Callable[[Value], bool]
     value = grid.axis.value(index, grid.points)
     if not math.isfinite(value) or value == grid.axis.value(before, grid.points):
         return False
-    return (grid.axis.scale == "linear" or value > 0) and takes(value)
+    return _near(grid.axis, value) and takes(value)
+
+
+def _near(axis: Axis, value: Value) -> bool:
+    """Whether a value is not too far from the range that was asked for."""
+    if axis.scale == "linear":
+        width = axis.high - axis.low
+        return axis.low - width <= value <= axis.high + width
+    slack = 1.001  # a value is rounded to a few digits
+    return axis.low / (MOST_RATIO * slack) <= value <= axis.high * MOST_RATIO * slack
 
 
 Request = tuple[str, Values]

@@ -132,7 +132,7 @@ class StoredRun:
         """The arrays of the trace, or None when the run recorded none.
 
         `names` of the buckets; `steps`, `sun`, `beta2` and `norm` of rows that may leave out steps; `every_step` and
-        `every_norm` of the newest steps without a gap. Runs of version 0.1 have no norms.
+        `every_norm` of the newest steps without a gap.
         """
         path = self.folder / "trace.npz"
         return files.read_arrays(path, _redo(self.folder), "trace") if path.exists() else None
@@ -172,7 +172,10 @@ class Study:
         if not file.exists():
             raise StoreError(f"{file}: not found; `kbeta study ... --out {path}` makes one")
         remedy = f"move {path} away and run the study again, or restore the file"
-        return cls(path, files.read_json(file, StudyRecord, remedy))
+        record = files.read_json(file, StudyRecord, remedy)
+        if record.versions.get("kourkoutas-beta", "").startswith("0.1."):
+            raise StoreError(f"{file}: written by version 0.1, which is no longer read; run the study again")
+        return cls(path, record)
 
     def folder(self, spec: RunSpec) -> Path:
         return self.path / "runs" / spec.id
@@ -427,11 +430,6 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
 
 def _arms_differ(old: Sequence[Arm], new: Sequence[Arm]) -> list[str]:
     """How arms of the same name differ, and settings that any two arms should share."""
-    if any(arm.resolved is None for arm in old) and any(arm.resolved is not None for arm in new):
-        return [
-            "it was written by version 0.1, which did not record what its presets came down to, so its runs cannot be "
-            "told from newer ones (`kbeta report`, `stats` and `export` read it as before)"
-        ]
     differs = []
     by_label = {arm.label: arm for arm in old}
     by_settings = {json.dumps(arm.settings, sort_keys=True): arm for arm in reversed(old)}

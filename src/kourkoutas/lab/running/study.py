@@ -13,7 +13,7 @@ from kourkoutas.lab.planning.plan import Plan
 from kourkoutas.lab.results import store
 from kourkoutas.lab.running import executor, pool, worker
 from kourkoutas.lab.running.executor import ExecutorFactory, Limits, Observer
-from kourkoutas.lab.running.trial import UNREAD
+from kourkoutas.lab.running.trial import MISTAKES
 from kourkoutas.lab.specs.spec import Code, RunResult, RunSpec
 
 # Machines of a cluster come and go; what is killed on one machine mostly lacked memory, and would again.
@@ -80,8 +80,8 @@ class Guard:
         if self._observer is not None:
             self._observer.finished(spec, result)
         last = (result.error or "").strip().rpartition("\n")[2]
-        if last.startswith(UNREAD):
-            raise ValueError(f"stopped after the first run: {last.removeprefix(UNREAD)}")
+        if last.startswith(MISTAKES):
+            raise ValueError(f"stopped after the first run: {last.partition(': ')[2]}")
 
 
 def make_runs(

@@ -31,7 +31,7 @@ from kourkoutas.lab.results.checkpoint import Checkpoints
 from kourkoutas.lab.results.files import Arrays, Lines, write_arrays
 from kourkoutas.lab.running.clock import Clock
 from kourkoutas.lab.specs import optimizers
-from kourkoutas.lab.specs.spec import RunResult, RunSpec
+from kourkoutas.lab.specs.spec import LARGEST, RunResult, RunSpec
 from kourkoutas.lab.testbeds import Problem
 from kourkoutas.trace import KEYS, WINDOW
 
@@ -61,7 +61,8 @@ def run(
       keep: how many checkpoints stay.
 
     Returns:
-      The result. A run whose loss or parameters stop being finite gives the status "diverged"; errors are raised.
+      The result. A run whose loss exceeds 1e100, or whose parameters stop being finite, gives the status "diverged";
+      errors are raised.
     """
     if checkpoint_every is not None and checkpoint_every < 0:
         raise ValueError(f"`checkpoint_every` must be a number of steps >= 0 (0: never); got {checkpoint_every!r}")
@@ -143,14 +144,14 @@ class _Run:
         return self._earlier + time.perf_counter() - self._start
 
     def loop(self, on_progress: Progress | None) -> None:
-        """Chunk after chunk, until the end or until something is no longer finite."""
+        """Chunk after chunk, until the end or until it diverges."""
         problem = self._problem
         evaluated = int(self._evaluations[-1]["step"]) if self._evaluations else 0
         while self.step < problem.steps and self.diverged_at is None:
             stop = min(problem.steps, self.step + self._chunk)
             losses = self._take(self.step, stop)
             evaluating = problem.evaluate_every and stop - evaluated >= problem.evaluate_every
-            bad = np.flatnonzero(~np.isfinite(losses))
+            bad = np.flatnonzero(~(np.abs(losses) <= LARGEST))
             if bad.size:
                 stop = self.step + int(bad[0]) + 1
                 self.diverged_at = stop
@@ -180,7 +181,7 @@ class _Run:
             return
         with self._clock.timing("evaluate"):
             metrics = self._problem.evaluate(self._engine, self._trainer.arrays(), step)
-        if step == self._problem.steps and not all(math.isfinite(v) for v in metrics.values()):
+        if step == self._problem.steps and not all(abs(v) <= LARGEST for v in metrics.values()):
             self.diverged_at = step
         self._evaluations.append({"step": step, **metrics})
 
@@ -252,9 +253,7 @@ class _Run:
         rows: Arrays = {"steps": trace.steps[new], **{key: getattr(trace, key)[new] for key in KEYS}}
         at, norms = trace.history
         rows |= {"every_step": at[at > self._resumed_at], "every_norm": norms[at > self._resumed_at]}
-        before = dict(self._before)
-        if before and "norm" not in before:  # a checkpoint of version 0.1
-            before["norm"] = np.full_like(before["sun"], np.nan)
+        before = self._before
         joined = {k: np.concatenate([before[k], x]) if k in before else x for k, x in rows.items()}
         return {"names": np.array(trace.names), **joined}
 
@@ -306,7 +305,7 @@ class _Run:
         self._losses[: self.step] = saved["losses"]
         self._evaluations = notes["evaluations"]
         self._earlier = notes["seconds"]
-        self._clock.add(notes.get("times", {}))  # checkpoints of earlier versions have none
+        self._clock.add(notes["times"])
         self._before = {k.removeprefix("trace/"): x for k, x in saved.items() if k.startswith("trace/")}
         self._trainer.restore({k.removeprefix("trainer/"): x for k, x in saved.items() if k.startswith("trainer/")})
         self._resumed_at = self.step

@@ -33,12 +33,10 @@ import numpy as np
 from kourkoutas.lab.results import files
 from kourkoutas.lab.specs import optimizers
 from kourkoutas.lab.specs.optimizers import Recipe
-from kourkoutas.lab.specs.spec import OWN_SETTINGS, Code, RunResult, RunSpec
+from kourkoutas.lab.specs.spec import LARGEST, OWN_SETTINGS, Code, RunResult, RunSpec
 from kourkoutas.trace import HISTORY, KEYS, WINDOW, Trace
 
 CURVE_POINTS = 2000
-# What the last line of a failed run's traceback begins with, where it is the study that has to be corrected.
-UNREAD = "kourkoutas.lab.running.trial.UnreadSettingError: "
 Progress = Callable[[int, int | None, float | None], None]
 
 
@@ -69,8 +67,20 @@ class Settings(Mapping[str, Any]):
         return repr(self._values)
 
 
-class UnreadSettingError(ValueError):
+class StudyError(ValueError):
+    """It is the study that has to be corrected: its next run would fail in the same way."""
+
+
+class UnreadSettingError(StudyError):
     """A setting of the study that the function never looked at: arms that differ in it would be the same."""
+
+
+class NoFunctionError(StudyError):
+    """The file has no function of that name."""
+
+
+# What the last line of a failed run's traceback begins with then.
+MISTAKES = tuple(f"{kind.__module__}.{kind.__qualname__}: " for kind in (UnreadSettingError, NoFunctionError))
 
 
 class Trial:
@@ -230,7 +240,7 @@ def run(
     if returned is not None:
         trial.used.add("returned")
     endpoint = _endpoint(code, returned, trial.rows)
-    finite = math.isfinite(endpoint)
+    finite = abs(endpoint) <= LARGEST
     if finite:  # else it may have ended before it came to them
         _check_read(code, trial)
     return RunResult(
@@ -271,7 +281,7 @@ def load(code: Code) -> Callable[[Trial], Any]:
     function = getattr(module, code.function, None)
     if not callable(function):
         names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
-        raise AttributeError(f"{path} has no function {code.function!r}; it has {', '.join(names) or 'none'}")
+        raise NoFunctionError(f"{path} has no function {code.function!r}; it has {', '.join(names) or 'none'}")
     return function  # type: ignore[no-any-return]
 
 
