@@ -42,7 +42,7 @@ test-all: $(READY) browser
 # Keras has one backend per process. The three files of the laboratory have tests of rivals and tables whose packages are
 # not in .venv.
 test-integrations: .venv-integrations/.ready
-	.venv-integrations/bin/python $(PYTEST) tests/integrations tests/lab/test_groups.py tests/lab/test_optimizers.py tests/lab/test_across.py
+	.venv-integrations/bin/python $(PYTEST) tests/integrations tests/lab/test_rivals.py tests/lab/test_optimizers.py tests/lab/test_across.py
 	KERAS_BACKEND=torch .venv-integrations/bin/python $(PYTEST) tests/integrations/test_keras.py
 	KERAS_BACKEND=jax .venv-integrations/bin/python $(PYTEST) tests/integrations/test_keras.py
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from kourkoutas.lab import engines, testbeds
-from kourkoutas.lab.judging import stats
+from kourkoutas.lab.judging.intervals import t_interval
 from kourkoutas.torch import KourkoutasBeta
 
 
@@ -69,7 +69,7 @@ def main() -> None:
     record: dict[str, Any] = {"steps": settings.steps, "bpc": found, "difference": {}}
     for name in list(arms)[1:]:
         d = np.array([found[name][s] for s in range(args.seeds)]) - first
-        ci = stats.t_interval(d)
+        ci = t_interval(d)
         record["difference"][name] = {"mean": float(d.mean()), "ci": [ci.low, ci.high]}
         print(f"{name} - float32: {d.mean():+.4f} [{ci.low:+.4f}, {ci.high:+.4f}] bits per character")
     if args.out:

@@ -15,14 +15,15 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from kourkoutas import atomic
-from kourkoutas.lab.judging import analysis, confirming, endpoints, tuned
-from kourkoutas.lab.judging.stats import Contrast, holm
+from kourkoutas.lab.judging import comparing, endpoints, tuned
+from kourkoutas.lab.judging.comparing import Contrast
+from kourkoutas.lab.judging.hypothesis_tests import holm
 from kourkoutas.lab.results import files, store
-from kourkoutas.lab.results.store import Study
+from kourkoutas.lab.results.snapshot import Snapshot
 
 KEPT = Path(__file__).parent / "memory_trial"
 TESTBEDS = ("C", "D", "B", "A")
@@ -39,8 +40,8 @@ WINS = 2  # testbeds
 
 def keep(out: Path, testbed: str, to: Path = KEPT) -> int:
     """Write the table and the archive of one testbed; the number of runs in them."""
-    study = Study.open(out / testbed)
-    runs = [run for run in study.every_run() if run.result is not None]
+    study = Snapshot.read(out / testbed)
+    runs = [run for run in (*study.runs, *study.tuning_runs, *study.other_runs) if run.result is not None]
     if study.damage:
         raise store.StoreError(study.damage[0])
     rows = []
@@ -119,31 +120,35 @@ def arms(signal: str) -> tuple[str, str]:
     return signal, f"{signal}-warm"
 
 
-def shown(study: Study) -> Shown | None:
+def shown(snapshot: Snapshot) -> Shown | None:
     """What a testbed says; None while a run is missing of an arm that the claim is about."""
-    record = study.record
+    record = snapshot.record
     here = {arm.label for arm in record.arms}
     mine = [arm for signal in SIGNALS for arm in arms(signal) if arm in here]
-    runs, measure = study.runs(), endpoints.measures(study)[0]
-    values = endpoints.values(runs, measure.endpoint, measure.reduction)
+    endpoint = endpoints.measures(record)[0].endpoint
+    values = endpoints.values(snapshot.runs, endpoint)
     if any(set(values.get(arm, ())) < set(record.seeds) for arm in (*mine, *FIXED)):
         return None
-    median = {arm.label: arm.median for arm in analysis.arms_of(study, runs, values, measure.endpoint.maximize)}
+    scale = {"log": endpoint.log, "higher_is_better": endpoint.maximize, "resamples": 0}
+    arms_of = comparing.compare_pairs(values, [], **scale).arms
+    median = {arm: found["median"].value for arm, found in arms_of.items()}
     best = min(FIXED, key=median.__getitem__)
     whole = set(record.seeds) == set(values.get("kbeta", ()))
     rivals = dict.fromkeys((*RIVALS, best, *(["kbeta"] if whole else [])))
-    judged = analysis.judge(measure, values, [(arm, rival) for arm in mine for rival in rivals], resamples=0)
-    comparison = confirming.counted(judged.comparison, tuned.tried(study), record.chosen)
+    pairs = [(arm, rival) for arm in mine for rival in rivals]
+    comparison = comparing.compare_pairs(values, pairs, lost=tuned.lost(record, tuned.tried(snapshot)), **scale)
     found = {(c.treatment, c.baseline): c for c in comparison.contrasts}
     return Shown({arm: _near(median[arm] / median[best], found[arm, best]) for arm in mine}, found)
 
 
 def _near(ratio: float, c: Contrast) -> Half:
     """Never worse than the best fixed β2 by more than 5 %."""
-    worst = None if c.percent is None or c.percent.ci is None else c.percent.ci.low
-    within = worst is not None and worst >= -MARGIN and not c.diverged_treatment
+    worst = None if c.percent is None or c.percent.interval is None else c.percent.interval.low
+    within = worst is not None and worst >= -MARGIN and not (c.diverged[0] or c.failed[0])
     outcome = "fails" if not ratio <= 1 + MARGIN / 100 else "holds" if within else "not shown"
-    interval = "no interval" if worst is None else f"{c.percent.value:+.2f} % [{worst:+.2f}, {c.percent.ci.high:+.2f}]"
+    interval = (
+        "no interval" if worst is None else f"{c.percent.value:+.2f} % [{worst:+.2f}, {c.percent.interval.high:+.2f}]"
+    )
     return Half(outcome, f"medians' ratio to {c.baseline} {ratio:.4f}, better by {interval}")
 
 
@@ -161,7 +166,8 @@ def wins(signal: str, rivals: Sequence[str], found: Mapping[str, Shown], unknown
         c = made[key]
         if c is None:
             return unknown is not None
-        return replace(c, p_holm=adjusted[key], confidence=1 - LEVEL).verdict == "better"
+        p = adjusted[key]
+        return p is not None and p < LEVEL and c.side > 0
 
     return {arm: [t for t in TESTBEDS if all(better((t, arm, rival)) for rival in rivals)] for arm in arms(signal)}
 
@@ -192,7 +198,7 @@ def report(out: Path) -> str:
     found, unfinished = {}, []
     for testbed in TESTBEDS:
         if (out / testbed / "study.json").exists():
-            one = shown(Study.open(out / testbed))
+            one = shown(Snapshot.read(out / testbed))
             if one is None:
                 unfinished.append(testbed)
             else:

@@ -1,9 +1,9 @@
-"""What a crew costs: runs that only wait, made by local processes or by Ray.
+"""What an executor costs: runs that only wait, made by local processes or by Ray.
 
     python benchmarks/study_overhead.py [--ray [ADDRESS]] [--runs 500] [--seconds 1] [--workers 2]
 
 The overhead of a run is the time of a worker that is not the run's own: workers · (time of the study) / runs - seconds.
-The time goes from when the crew is there to the last result; getting the crew (starting Ray) is shown beside it.
+The time goes from when the executor is there to the last result; starting it (Ray) is shown beside it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from kourkoutas.lab import api
 from kourkoutas.lab.planning import plan as planning
-from kourkoutas.lab.running import hiring
+from kourkoutas.lab.running.study import choose_executor
 
 TASK = """
 import time
@@ -28,7 +28,7 @@ def train(trial):
 
 
 class Clock:
-    """Notes when the crew was there, and of how many it is."""
+    """Notes when the executor was there, and how many runs it makes at once."""
 
     def planned(self, total: int, kept: int, failed: int, workers: int, threads: int) -> None:
         self.ready, self.workers = time.perf_counter(), workers
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="local processes, without --ray")
     given = parser.parse_args()
     workers = given.workers if given.ray is None else None
-    hire, retries = hiring.choose(ray=given.ray, workers=workers)
+    start, retries = choose_executor(ray=given.ray, workers=workers)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "task.py"
         file.write_text(TASK)
@@ -58,12 +58,12 @@ def main() -> None:
             f"{file}:train", seeds=seeds, optimizers=["kbeta"], options={"seconds": str(given.seconds)}
         )
         clock, start = Clock(), time.perf_counter()
-        out = api.execute(made, Path(folder) / "out", command="benchmark", hire=hire, retries=retries, observer=clock)
-        ends = [run.result.status for run in out.runs() if run.result is not None]
+        out = api.execute(made, Path(folder) / "out", command="benchmark", start=start, retries=retries, observer=clock)
+        ends = [run.result.status for run in out.runs if run.result is not None]
     took = clock.last - clock.ready
     overhead = clock.workers * took / given.runs - given.seconds
     print(f"{'Ray' if given.ray is not None else 'local processes'}: {ends.count('ok')} of {given.runs} runs ok")
-    print(f"crew of {clock.workers} there after {clock.ready - start:.1f} s, runs took {took:.1f} s")
+    print(f"{clock.workers} workers there after {clock.ready - start:.1f} s, runs took {took:.1f} s")
     print(f"overhead per run: {1000 * overhead:.1f} ms")
 
 

@@ -15,6 +15,7 @@ pytest.importorskip("scipy")
 from kourkoutas.lab import api
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
+from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.specs import search_space as asking
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
@@ -35,15 +36,6 @@ LEVELS = dict.fromkeys(ARMS, 1.0)
 def noise(arm, seed):
     """Of the size 1 %, different in every arm and seed."""
     return 0.01 * math.sin(1 + 7 * ARMS.index(arm) + 3 * seed * (1 + ARMS.index(arm)))
-
-
-class InMemory(store.Study):
-    """A study whose runs are not on disk."""
-
-    made: list[store.StoredRun]
-
-    def _runs(self, wanted):
-        return [run for run in self.made if wanted(run.spec)]
 
 
 def made(levels, *, without=(), ends=None):
@@ -67,8 +59,7 @@ def made(levels, *, without=(), ends=None):
         versions={},
         calls=[],
     )
-    study = InMemory(Path("nowhere"), record)
-    study.made = []
+    there = []
     for arm in labels:
         runs = [(lr, seed) for lr in RATES for seed in (100, 101)] + [(CHOSEN, seed) for seed in range(10)]
         for lr, seed in runs:
@@ -79,8 +70,9 @@ def made(levels, *, without=(), ends=None):
             if value is not None:
                 fine = math.isfinite(value)
                 result = RunResult(status="ok" if fine else "diverged", metrics={"bpc": value} if fine else {})
-            study.made.append(store.StoredRun(spec, result, study.folder(spec)))
-    return study
+            there.append(store.StoredRun(spec, result, Path("nowhere")))
+    compared, tuning = ([run for run in there if of(run.spec)] for of in (record.compares, record.tunes))
+    return Snapshot(Path("nowhere"), record, tuple(compared), tuple(tuning))
 
 
 def outcome(by_testbed):
@@ -173,7 +165,7 @@ def small(out):
     own = made(LEVELS)
     names = ("testbed", "preset", "engine", "settings", "arms", "seeds", "tuning")
     with store.writing(out, **{name: getattr(own.record, name) for name in names}, command="") as writer:
-        run = own.tuning_runs()[0]
+        run = own.tuning_runs[0]
         writer.plan([run.spec])
         writer.finish(run.spec, run.result)
     return writer.folder(run.spec)
@@ -254,7 +246,7 @@ def test_a_study_goes_on_from_the_kept_archive_without_repeating_a_run(tmp_path)
 
 
 def rows_id(study, lr):
-    return next(run.id for run in study.tuning_runs() if str(run.spec.settings["lr"]) == lr)
+    return next(run.id for run in study.tuning_runs if str(run.spec.settings["lr"]) == lr)
 
 
 def test_a_damaged_run_is_not_kept_as_if_it_were_whole(tmp_path):

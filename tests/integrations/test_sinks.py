@@ -4,13 +4,9 @@ import json
 import struct
 import time
 
-import numpy as np
 import pytest
 import torch
 
-from kourkoutas.lab.planning import plan as planning
-from kourkoutas.lab.results.files import row_of
-from kourkoutas.lab.running import study
 from kourkoutas.torch import KourkoutasBeta
 from kourkoutas.trace import TensorBoardSink, Trace, WandbSink
 
@@ -118,44 +114,3 @@ def test_a_loop_of_ones_own_sends_sun_and_beta2_beside_loss_and_lr(kind, tmp_pat
     same(found, trace.steps, trace.names, trace.sun, trace.beta2)
     assert found["loss"] == pytest.approx(losses)
     assert set(found["lr"]) == set(losses)
-
-
-def test_a_run_of_a_testbed_sends_its_whole_trace(kind, tmp_path):
-    plan = planning.plan_testbed("rare_trigger", preset="smoke", engine="torch", optimizers=["kbeta"], seeds=[0])
-    assert study.single(plan, tmp_path / "out", command="test", sink=kind).status == "ok"
-    (folder,) = (tmp_path / "out" / "runs").iterdir()
-    found = READERS[kind](folder)
-    with np.load(folder / "trace.npz") as saved:
-        same(found, saved["steps"], saved["names"].tolist(), saved["sun"], saved["beta2"])
-    rows = [row_of(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert found["loss"] == pytest.approx({row["step"]: row["loss"] for row in rows if "loss" in row})
-    assert found["lr"] == pytest.approx({row["step"]: row["lr"] for row in rows if "lr" in row})
-
-
-def test_a_run_of_ones_own_function_sends_the_trace_at_the_logged_steps(kind, tmp_path):
-    file = tmp_path / "task.py"
-    file.write_text(
-        "import torch\n"
-        "def train(trial):\n"
-        "    torch.manual_seed(trial.seed)\n"
-        "    model = torch.nn.Linear(3, 1)\n"
-        "    optimizer = trial.optimizer(model, lr=1e-2)\n"
-        "    for step in range(1, 21):\n"
-        "        loss = model(torch.ones(2, 3)).square().mean()\n"
-        "        optimizer.zero_grad(); loss.backward(); optimizer.step()\n"
-        "        if step % 4 == 0:\n"
-        "            trial.log(step, loss=loss.item())\n"
-        "    return loss.item()\n"
-    )
-    plan = planning.plan_own(f"{file}:train", optimizers=["kbeta"], seeds=[0])
-    assert study.single(plan, tmp_path / "out", command="test", sink=kind).status == "ok"
-    (folder,) = (tmp_path / "out" / "runs").iterdir()
-    with np.load(folder / "trace.npz") as saved:
-        kept = saved["steps"] % 4 == 0
-        same(
-            READERS[kind](folder),
-            saved["steps"][kept],
-            saved["names"].tolist(),
-            saved["sun"][kept],
-            saved["beta2"][kept],
-        )

@@ -59,12 +59,9 @@ def test_a_tuned_study_of_a_function_gives_frames_a_comparison_a_display_and_a_r
     assert len(curves) == 6 * 3
     assert list(curves.columns[:4]) == ["optimizer", "seed", "lr", "step"]
     assert curves["loss"].iloc[0] == 5
-    (comparison,) = result.compare().comparisons().values()
-    assert comparison.contrasts[0].wins == 3
-    assert [one.baseline for one in result.compare().primary.findings] == ["adam95"]
+    assert [(one.baseline, one.wins) for one in result.compare().primary.contrasts] == [("adam95", 3)]
     assert result.sensitivity()["kbeta"].best == 0.01
-    found, _ = result.to_target("loss<=3")
-    assert found["kbeta"].steps == {0: 2, 1: 2, 2: 2}
+    assert result.to_target("loss<=3").arms["kbeta"].steps == {0: 2, 1: 2, 2: 2}
     assert "Tuned alike" in result._repr_html_()
     assert "<td>kbeta</td>" in result._repr_html_()
     assert "Study of a_task_of_mine.train" in repr(result)

@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from kourkoutas.lab import api
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import sinks, study, trial, worker
+from kourkoutas.lab.running import trial, worker
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -31,7 +30,8 @@ def made(tmp_path: Path, source: str, endpoint: str | None = None, **options: st
     file = tmp_path / f"task_{abs(hash(source))}.py"
     file.write_text(source)
     plan = planning.plan_own(f"{file}:train", optimizers=["kbeta"], options=options, endpoint=endpoint)
-    return study.single(plan, None, command="test")
+    task = worker.Task(spec=plan.specs()[0], folder=tmp_path, code=plan.code)
+    return worker.make(task, lambda step, steps, loss: None)
 
 
 def test_torch_arms_are_the_optimizers_they_are_named_after(tmp_path: Path) -> None:
@@ -210,39 +210,13 @@ def test_a_target_that_names_no_function_of_a_file_is_refused(tmp_path: Path, ta
         planning.plan_own(target.format(file=tmp_path / "task.py"))
 
 
-def test_metrics_go_to_a_sink_while_the_run_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    logged: list[dict[str, float]] = []
-    ended: list[bool] = []
-    run = types.SimpleNamespace(
-        log=logged.append, define_metric=lambda name, step_metric: None, finish=lambda: ended.append(True)
-    )
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **options: run))
-    file = tmp_path / "task.py"
-    file.write_text("def train(trial):\n    for step in (1, 2):\n        trial.log(step, loss=1.0 / step)\n")
-    code = planning.code_of(f"{file}:train")
-    task = worker.Task(spec=RunSpec(testbed="own"), folder=tmp_path, code=code, sink="wandb")
-    seen: list[int] = []
-    assert worker.make(task, lambda *_: seen.append(len(logged))).status == "ok"
-    assert logged == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
-    assert seen == [1, 2]
-    assert ended == [True]
-
-
-def test_an_unknown_or_uninstalled_sink_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="--sink must be one of tensorboard, wandb; got 'mlflow'"):
-        sinks.check("mlflow")
-    monkeypatch.setattr(sinks.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="--sink wandb needs wandb: pip install wandb"):
-        sinks.check("wandb")
-
-
 @pytest.mark.parametrize("framework", ["torch", pytest.param("jax", marks=pytest.mark.slow), "mlx"])
 def test_the_example_runs_as_a_study_and_every_arm_learns(tmp_path: Path, framework: str) -> None:
     pytest.importorskip(framework)
     plan = planning.plan_own(
         f"{EXAMPLES / f'my_task_{framework}.py'}:train", optimizers=["kbeta", "adam95"], options={"steps": "60"}
     )
-    runs = api.execute(plan, tmp_path / "out", command="test", workers=1).runs()
+    runs = api.execute(plan, tmp_path / "out", command="test", workers=1).runs
     assert [run.result.error for run in runs if run.result] == [None, None]
     for run in runs:
         assert run.result is not None
@@ -272,3 +246,25 @@ def test_the_exact_command_in_the_readme_form_prints_machine_readable_results(tm
     (contrast,) = found["comparisons"]["value of train"]["contrasts"]
     assert (contrast["treatment"], contrast["baseline"], contrast["wins"]) == ("kbeta", "adam95", 3)
     assert store.Study.open(tmp_path / "out").record.command.endswith("--no-report --json")
+
+
+@pytest.mark.parametrize("label", ["kbeta", "adam95", "adam95-nobc", "adafactor-beta2", "radam", "muon"])
+def test_param_groups_are_taken_as_torch_optimizers_take_them(tmp_path: Path, label: str) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+    groups = [{"params": model[0].parameters(), "lr": 0.5}, {"params": list(model[1].named_parameters())}]
+    optimizer = trial_of(tmp_path, label).optimizer(groups, lr=0.1)
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert [rates[id(p)] for p in model.parameters()] == [0.5, 0.5, 0.1, 0.1]
+    before = [p.detach().clone() for p in model.parameters()]
+    model(torch.ones(2, 3)).square().sum().backward()
+    optimizer.step()
+    assert all((p != old).any() for p, old in zip(model.parameters(), before, strict=True))
+
+
+def test_a_learning_rate_of_the_study_that_no_param_group_would_take_is_refused(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(2, 1)
+    it = trial.Trial(RunSpec(testbed="own", settings={"lr": 0.3}), tmp_path)
+    with pytest.raises(TypeError, match=r"sets lr=0.3, but every param group brings its own: make them from trial"):
+        it.optimizer([{"params": model.parameters(), "lr": 0.5}])

@@ -29,7 +29,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return report.build(made_study.rare_trigger(tmp_path_factory.mktemp("report") / "out")).as_uri()
+    return report.write(
+        made_study.analysed(made_study.rare_trigger(tmp_path_factory.mktemp("report") / "out"))
+    ).as_uri()
 
 
 def box(tab: Tab, selector: str) -> dict[str, float]:
@@ -190,13 +192,6 @@ def test_the_runs_can_be_downloaded(browser: Any, address: str) -> None:
         assert tab.complaints == []
 
 
-def test_the_command_for_more_seeds_can_be_copied(browser: Any, address: str) -> None:
-    with Tab(browser, address, permissions=["clipboard-read", "clipboard-write"]) as tab:
-        tab.page.get_by_role("button", name="copy").click()
-        tab.page.get_by_role("button", name="copied").wait_for(timeout=5000)
-        assert "--seeds 0-19" in tab.page.evaluate("navigator.clipboard.readText()")
-
-
 def test_with_scripts_off_everything_can_be_read_and_unfolded(browser: Any, address: str) -> None:
     with Tab(browser, address, java_script_enabled=False) as tab:
         assert tab.page.locator(".lead").is_visible()
@@ -223,7 +218,7 @@ def test_hostile_names_stay_text(browser: Any, tmp_path: Path) -> None:
         | {4: made_study.failed(EVIL)},
         "y": {s: float(rng.normal(2, 0.1)) for s in range(5)},
     }
-    page = report.build(made_study.own(tmp_path / "out", ends, title=EVIL))
+    page = report.write(made_study.analysed(made_study.own(tmp_path / "out", ends, title=EVIL)))
     with Tab(browser, page.as_uri()) as tab:
         tab.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
         tab.page.get_by_role("button", name=EVIL, exact=True).first.click()

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from kourkoutas import _native
+from kourkoutas.cli import running
+from kourkoutas.cli.app import app
+from kourkoutas.lab import api
+from kourkoutas.lab.judging import analysis
+from kourkoutas.lab.planning import plan as planning
+from kourkoutas.lab.results import store
 
 DATA = Path(__file__).parent / "data"
 TESTBED = ["--preset", "smoke", "--set", "steps=120"]
@@ -64,7 +73,6 @@ def test_help_names_every_command_and_imports_no_framework_and_no_laboratory() -
         (["run", "rare_trigger", "--set", "adam95.eps=1"], "unknown optimizer in `adam95.eps` 'adam95'"),
         (["run", "rare_trigger", "--seed", "-1"], "Invalid value for '--seed'"),
         (["run", "rare_trigger", "--seed", "first"], "'first'"),
-        (["run", "rare_trigger", "--sink", "mlflow"], "--sink must be one of tensorboard, wandb"),
         (["run", "no_task.py:train"], "there is no file no_task.py"),
         (["study", "rare_trigger", "--seeds", "all"], "--seeds must be numbers and ranges"),
         (["study", "rare_trigger", "--optimizers", ","], "--optimizers must name at least one"),
@@ -244,23 +252,61 @@ def test_doctor_tells_what_is_installed_and_which_front_ends_import() -> None:
     assert {name: state.startswith("built") for name, state in found["kernels"].items()} == built
 
 
-def test_a_run_with_a_sink_is_kept_though_no_folder_was_named(tmp_path: Path) -> None:
-    calls = "'log': ignore, 'define_metric': ignore, 'finish': ignore"
-    fake = f"def ignore(*a, **k): pass\ndef init(**options): return type('Run', (), {{{calls}}})()\n"
-    (tmp_path / "wandb.py").write_text(fake)
-    path = {"PYTHONPATH": str(tmp_path)}
-    done = kbeta("run", "sanity1", *TESTBED, "--sink", "wandb", cwd=tmp_path, env=path)
-    assert done.returncode == 0, done.stderr
-    (kept,) = (tmp_path / "results").iterdir()
-    assert f"Kept in results/{kept.name}" in done.stderr
-    assert [file.name for file in kept.glob("runs/*/metrics.jsonl")] == ["metrics.jsonl"]
-    assert not list(kept.parent.glob("*.tmp"))
-    assert "nothing was sent" not in done.stderr
-    again = kbeta("run", "sanity1", *TESTBED, "--sink", "wandb", cwd=tmp_path, env=path)
-    assert again.returncode == 0, again.stderr
-    assert "The run had finished before: nothing was sent to wandb." in again.stderr
-    plain = kbeta("run", "sanity1", *TESTBED, cwd=tmp_path)
-    assert "Kept" not in plain.stderr
+def test_a_run_is_a_study_of_one_seed_kept_only_where_it_is_told_to(tmp_path: Path) -> None:
+    call = ("run", "sanity1", *TESTBED, "--json")
+    alone = kbeta(*call, cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    assert list(tmp_path.iterdir()) == []
+    kept = kbeta(*call, "--out", "out", cwd=tmp_path)
+    ran = json.loads(kept.stdout)
+    assert {"seconds": 0, "times": 0, **ran} | {"seconds": 0, "times": 0} == {
+        **json.loads(alone.stdout), "seconds": 0, "times": 0
+    }  # fmt: skip
+    again = kbeta(*call, "--out", "out", cwd=tmp_path)
+    assert json.loads(again.stdout) == ran  # read, not made again
+    assert [file.name for file in (tmp_path / "out").glob("runs/*/result.json")] == ["result.json"]
+
+
+def test_a_study_has_ten_seeds_unless_told_otherwise_and_few_are_doubted_at_once(tmp_path: Path) -> None:
+    usual = inspect.signature(running.study).parameters["seeds"].default
+    assert planning.parse_seeds(usual) == list(inspect.signature(api.study).parameters["seeds"].default) == [*range(10)]
+    done = kbeta("study", "sanity1", *TESTBED, "--seeds", "0-2", "--optimizers", "kbeta,adam95", cwd=tmp_path)
+    said = done.stderr.index("3 pairs of seeds: ranks, which decide once a run diverges, cannot give p below 0.25")
+    assert said < done.stderr.index("6 runs")
+
+
+def test_a_command_scans_the_folder_once_and_analyses_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tuned study, its answer and its page included, and every command that reads one."""
+    seen = {"scan": 0, "analyse": 0}
+
+    def counted(owner: Any, name: str, key: str) -> None:
+        kept = getattr(owner, name)
+
+        def call(*given: Any, **more: Any) -> Any:
+            seen[key] += 1
+            return kept(*given, **more)
+
+        monkeypatch.setattr(owner, name, call)
+
+    counted(store.Study, "scan", "scan")
+    counted(analysis, "analyse", "analyse")
+    task = tmp_path / "task.py"
+    task.write_text("def train(trial):\n    return trial.settings['lr'] * (1 + trial.seed) + len(trial.arm)\n")
+    out = str(tmp_path / "out")
+    options = ["--seeds", "0-2", "--optimizers", "kbeta,adam95", "--tune", "lr=1:2", "--trials", "2"]
+    for call, analysed in (
+        (["study", f"{task}:train", *options, "--tune-budget", "0", "--out", out], 1),
+        (["report", out], 1),
+        (["stats", out], 1),
+        (["stats", out, "--json"], 1),
+        (["power", out], 1),
+        (["export", out], 0),
+        (["status", out], 0),
+    ):
+        seen.update(scan=0, analyse=0)
+        done = CliRunner().invoke(app, call, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        assert seen == {"scan": 1, "analyse": analysed}, call
 
 
 def test_testbeds_are_listed_with_their_presets() -> None:

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from kourkoutas.lab.judging.analysis import Judged, analyse
-from kourkoutas.lab.showing import curves, distributions, drawing, effects, looks, maps
+from kourkoutas.lab.judging.comparing import Comparison
+from kourkoutas.lab.showing import curves, distributions, drawing, effects, maps
 from kourkoutas.lab.showing.curves import Course
+from kourkoutas.lab.specs import looks
 from tests.lab import made_study
 
 NAN = math.nan
@@ -27,8 +28,8 @@ def course(losses: Sequence[float], steps: Sequence[float] | None = None, **more
     return Course(np.array(list(at), float), np.array(losses, float), **more)
 
 
-def judged(tmp_path: Path, ends: made_study.Ends, **how: bool) -> Judged:
-    return analyse(made_study.own(tmp_path / "out", ends, **how), resamples=99).primary
+def judged(tmp_path: Path, ends: made_study.Ends, **how: bool) -> Comparison:
+    return made_study.analysed(made_study.own(tmp_path / "out", ends, **how)).primary
 
 
 def test_median_and_band_are_those_of_the_seeds() -> None:
@@ -111,7 +112,7 @@ def test_a_learning_rate_that_changes_is_drawn_and_a_constant_one_is_not() -> No
 
 def test_every_run_is_a_mark_at_its_value_and_a_diverged_one_a_cross_on_the_worse_side(tmp_path: Path) -> None:
     for higher in (False, True):
-        ends = {"a": {0: 1.0, 1: 2.0, 2: 3.0, 3: NAN}, "b": {0: 2.0}}
+        ends = {"a": {0: 1.0, 1: 2.0, 2: 3.0, 3: NAN}, "b": {0: 2.0, 1: NAN, 2: NAN, 3: NAN}}
         found = judged(tmp_path / str(higher), ends, higher_is_better=higher)
         drawn = distributions.violins(found, looks.looks_of(["a", "b"]), lambda arm, seed: f"{arm}-{seed}")
         assert drawn is not None
@@ -121,7 +122,7 @@ def test_every_run_is_a_mark_at_its_value_and_a_diverged_one_a_cross_on_the_wors
         }
         assert len(marks) == 4
         assert marks["a", "2"] == marks["b", "2"] == pytest.approx((marks["a", "1"] + marks["a", "3"]) / 2, abs=0.11)
-        (cross,) = re.findall(r'seed 3: diverged</title><path d="M([\d.]+)', drawn.svg)
+        cross = re.findall(r'a, seed 3: diverged</title><path d="M([\d.]+)', drawn.svg)[0]
         worst = marks["a", "1"] if higher else marks["a", "3"]
         assert (float(cross) < worst) if higher else (float(cross) > worst)
         assert 'href="#a-3"' in drawn.svg
@@ -147,7 +148,9 @@ def test_pair_lines_join_the_two_values_of_a_seed_and_tell_the_better(tmp_path: 
 
 def test_the_effect_plot_puts_estimates_and_ends_at_their_percentages(tmp_path: Path) -> None:
     found = judged(tmp_path, {"new": {0: 1.0, 1: 1.2, 2: 1.1}, "old": {0: 2.0, 1: 2.5, 2: 2.3}})
-    (finding,) = found.findings
+    (c,) = found.contrasts
+    assert c.percent is not None
+    assert c.percent.interval is not None
     for one in effects.plots([found], {"new": 0, "old": 1}):
         (at,) = re.findall(r'<circle cx="([\d.]+)"', one.svg)
         bar = re.search(r'<line x1="([\d.]+)" x2="([\d.]+)"[^>]*class="interval"', one.svg)
@@ -156,7 +159,7 @@ def test_the_effect_plot_puts_estimates_and_ends_at_their_percentages(tmp_path: 
         places = {float(value): float(x) for x, value in ticks}
         (a, xa), *_, (b, xb) = sorted(places.items())
         per_percent = (xb - xa) / (b - a)
-        for x, percent in ((at, finding.percent), (bar[1], finding.percent_low), (bar[2], finding.percent_high)):
+        for x, percent in ((at, c.percent.value), (bar[1], c.percent.interval.low), (bar[2], c.percent.interval.high)):
             assert percent is not None
             assert float(x) == pytest.approx(xa + per_percent * (percent - a), abs=0.5)
 

@@ -8,9 +8,11 @@ import pytest
 
 from kourkoutas.lab import testbeds
 from kourkoutas.lab.results import store
-from kourkoutas.lab.showing import recorded, report
+from kourkoutas.lab.results.snapshot import Snapshot
+from kourkoutas.lab.showing import recorded
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from tests.lab import made_study
+from tests.lab.made_study import rendered
 
 SETTINGS = {"samples": 20, "frames": 14}
 
@@ -37,18 +39,18 @@ def folder(tmp_path, monkeypatch):
 
 def test_a_report_shows_the_testbeds_pictures_of_the_seed_that_most_arms_finished(folder):
     study = store.Study.open(folder)
-    (first, words), (_, more) = recorded.own_pictures(study, study.runs())
+    (first, words), (_, more) = recorded.own_pictures(Snapshot.read(study.path))
     assert words == "Frame 6 of a test case, truth first: raw, contrast-equalised, and error (seed 1)"
     assert more.endswith("(seed 1)")
     titles = [axes.get_title().partition("\n")[0] for axes in first.axes if axes.get_title()]
     assert titles == ["truth", "kbeta", "adam95"]
-    page = report.build(store.Study.open(folder)).read_text()
+    page = rendered(store.Study.open(folder))
     assert "What was learnt" in page
     assert words in page
 
 
 def test_the_pictures_follow_a_dark_page_and_keep_their_text(folder):
-    page = report.build(store.Study.open(folder)).read_text()
+    page = rendered(store.Study.open(folder))
     (first, _) = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]*)"', page)
     picture = base64.b64decode(first).decode()
     assert "prefers-color-scheme:dark" in picture
@@ -58,9 +60,9 @@ def test_the_pictures_follow_a_dark_page_and_keep_their_text(folder):
 
 def test_a_testbed_without_pictures_gets_no_section_for_them(tmp_path):
     study = made_study.own(tmp_path / "out", {"x": {0: 1.0}, "y": {0: 2.0}})
-    assert "What was learnt" not in report.render(report.page_of(study, resamples=99))
+    assert "What was learnt" not in rendered(study)
 
 
 def test_the_schedule_is_drawn_beside_the_losses(folder):
-    page = report.build(store.Study.open(folder)).read_text()
+    page = rendered(store.Study.open(folder))
     assert 'aria-label="Learning rate against step"' in page

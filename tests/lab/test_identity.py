@@ -13,6 +13,7 @@ import pytest
 from kourkoutas.lab.judging import analysis
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
+from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import study
 from kourkoutas.lab.showing import report
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
@@ -111,10 +112,10 @@ def version_01(path: Path) -> None:
 def test_results_of_version_01_are_read_and_judged(tmp_path: Path) -> None:
     version_01(tmp_path / "old")
     opened = store.Study.open(tmp_path / "old")
-    found = analysis.analyse(opened, resamples=99)
+    found = analysis.analyse(Snapshot.read(opened.path), resamples=99)
     assert [arm.ok for arm in found.arms] == [3, 3]
-    assert (found.primary.findings[0].wins, opened.damage) == (3, [])
-    assert report.build(opened).exists()
+    assert (found.primary.contrasts[0].wins, found.snapshot.damage) == (3, ())
+    assert report.write(found).exists()
 
 
 def test_a_study_of_version_01_is_not_resumed_and_says_why(tmp_path: Path) -> None:

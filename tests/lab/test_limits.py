@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,22 @@ import pytest
 from kourkoutas.lab import api
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import hiring, memory, pool
-from kourkoutas.lab.running.crew import Limits
+from kourkoutas.lab.running import pool, rss
+from kourkoutas.lab.running.executor import Limits
+from kourkoutas.lab.running.study import choose_executor
 
-measured = pytest.mark.skipif(not memory.measurable(), reason="the system does not tell the memory of a process")
 
-
-def execute(folder: Path, source: str, seeds: str = "0-2", *, retries: int = 0, **limits: Any) -> list[store.StoredRun]:
+def execute(
+    folder: Path, source: str, seeds: str = "0-2", *, retries: int = 0, **limits: Any
+) -> Sequence[store.StoredRun]:
     file = folder / "task.py"
     file.write_text(source)
     made = planning.plan_own(f"{file}:train", seeds=planning.parse_seeds(seeds), optimizers=["kbeta"])
-    hire = pool.hire(2, Limits(**limits))
-    return api.execute(made, folder / "out", command="test", hire=hire, retries=retries).runs()
+    start = pool.local(2, Limits(**limits))
+    return api.execute(made, folder / "out", command="test", start=start, retries=retries).runs
 
 
-def ends(runs: list[store.StoredRun]) -> list[str]:
+def ends(runs: Sequence[store.StoredRun]) -> list[str]:
     return [run.result.status for run in runs if run.result is not None]
 
 
@@ -65,13 +67,12 @@ def test_a_hanging_run_is_listed_by_the_command_with_the_way_to_repeat_it(tmp_pa
     call = [sys.executable, "-m", "kourkoutas", "study", f"{file}:train", *options, "--out", str(tmp_path / "out")]
     done = subprocess.run(call, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert "kbeta seed 1: failed: the run was ended after 6 s: --timeout 6" in done.stdout
+    assert "kbeta seed 1: failed: the run was ended after 6 s: --timeout 6" in " ".join(done.stderr.split())
     assert "1 runs failed; to make them again:" in done.stderr
     again = subprocess.run([*call, "--json"], capture_output=True, text=True, timeout=120)
     assert [run["status"] for run in json.loads(again.stdout)["runs"]] == ["ok", "failed", "ok"]
 
 
-@measured
 def test_a_run_above_its_memory_is_ended_and_addresses_alone_are_no_memory(tmp_path: Path) -> None:
     source = """
 import mmap, time
@@ -92,7 +93,6 @@ def train(trial):
     assert (result.error or "").splitlines()[0].endswith(" GiB: --memory 0.75")
 
 
-@measured
 def test_memory_that_parent_and_child_share_is_counted_once_and_the_childs_own_is_added() -> None:
     size = 200 << 20
     script = f"""
@@ -108,8 +108,8 @@ time.sleep(60)
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            held = memory.held(process.pid)
-            limits = {limit: memory.above(process.pid, limit * size) is not None for limit in (1, 3)}
+            held = rss.held(process.pid)
+            limits = {limit: rss.above(process.pid, limit * size) is not None for limit in (1, 3)}
         finally:
             os.killpg(process.pid, 9)
     assert 2 * size < held < 2.5 * size
@@ -187,10 +187,10 @@ def train(trial):
 )
 def test_options_that_cannot_be_met_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        hiring.choose(**options)
+        choose_executor(**options)
 
 
 def test_without_ray_the_option_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"--ray needs ray, .* pip install 'kourkoutas-beta\[ray\]'"):
-        hiring.choose(ray="")
+        choose_executor(ray="")

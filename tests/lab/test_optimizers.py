@@ -8,7 +8,7 @@ import pytest
 from kourkoutas.lab import engines
 from kourkoutas.lab.running.train import run
 from kourkoutas.lab.specs import optimizers
-from kourkoutas.lab.specs.optimizers import CONTROLS, LABELS, PARTNERS, RIVALS, check, engines_of, recipe
+from kourkoutas.lab.specs.optimizers import CONTROLS, LABELS, RIVALS, check, engines_of, recipe
 from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.oracle import Oracle
 from kourkoutas.rule import Hyper
@@ -132,7 +132,7 @@ def test_every_label_is_a_recipe_and_every_control_has_a_label():
 
 def _at_hand():
     for name, rival in RIVALS.items():
-        if name in PARTNERS:  # for matrices only: see test_groups
+        if name == "muon":  # for matrices: see test_rivals
             continue
         for engine, home in rival.homes.items():
             if importlib.util.find_spec(home.partition(":")[0].partition(".")[0]):
@@ -285,3 +285,21 @@ def test_lbfgs_after_kbeta_lowers_the_loss_of_a_pinn_and_a_killed_run_goes_on_to
         run(spec, tmp_path / "cut", checkpoint_every=1, on_progress=kill)
     resumed = run(spec, tmp_path / "cut", checkpoint_every=1)
     assert resumed.metrics == whole.metrics
+
+
+def test_adam_takes_complex_parameters_as_torch_does():
+    torch = pytest.importorskip("torch")
+    start = torch.tensor([1 + 2j, -0.5j])
+
+    def after(optimizer_of):
+        w = torch.nn.Parameter(start.clone())
+        optimizer = optimizer_of(w)
+        for _ in range(5):
+            optimizer.zero_grad()
+            (w.abs() ** 2).sum().backward()
+            optimizer.step()
+        return w.detach()
+
+    for label, beta2 in (("adam95", 0.95), ("adam999-warm", 0.999)):
+        own = after(lambda w, label=label: recipe(label).torch([("w", w)], False, lr=0.1))
+        torch.testing.assert_close(own, after(lambda w, b=beta2: torch.optim.Adam([w], lr=0.1, betas=(0.9, b))))

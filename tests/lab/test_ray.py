@@ -445,8 +445,8 @@ class Watch:
 made = planning.plan_testbed("char_lm", preset="smoke", engine="torch", optimizers=["kbeta"], seeds=[3],
     options={"steps": sys.argv[3], "width": "16", "layers": "1", "characters": "30000", "eval_windows": "8",
              "evaluate_every": "100"})
-api.execute(made, sys.argv[2], command="test", hire=ray.hire(sys.argv[1], storage=sys.argv[4] or None), retries=2,
-              checkpoint_every=50, observer=Watch())
+start = ray.on_cluster(sys.argv[1], storage=sys.argv[4] or None)
+api.execute(made, sys.argv[2], command="test", start=start, retries=2, checkpoint_every=50, observer=Watch())
 """
 
 
@@ -529,7 +529,7 @@ from kourkoutas.lab.planning import plan as planning
 store.versions = lambda: {"numpy": "0.1"}
 made = planning.plan_own(sys.argv[3] + ":train", optimizers=["kbeta"], options={"witness": sys.argv[4]})
 try:
-    api.execute(made, sys.argv[2], command="test", hire=ray.hire(sys.argv[1]))
+    api.execute(made, sys.argv[2], command="test", start=ray.on_cluster(sys.argv[1]))
 except ValueError as error:
     sys.exit(str(error))
 """

@@ -11,8 +11,8 @@ import pytest
 
 from kourkoutas.lab.judging.targets import Target
 from kourkoutas.lab.results.store import Study
-from kourkoutas.lab.showing import report
 from tests.lab import made_study
+from tests.lab.made_study import rendered
 
 # The step at which the loss falls to 1, of 100; None: never. quick is first on 3 seeds, equal on 1.
 ARRIVALS = {"quick": {0: 20, 1: 20, 2: 40, 3: None}, "slow<b>": {0: 40, 1: 60, 2: None, 3: None}}
@@ -42,7 +42,7 @@ def section_of(page: str) -> str:
 
 
 def test_the_section_is_folded_and_listed_and_tells_who_was_first_how_often(study: Study) -> None:
-    page = report.render(report.page_of(study, target=Target("loss", 1.0), resamples=99))
+    page = rendered(study, target=Target("loss", 1.0))
     section = section_of(page)
     assert section.startswith('<details id="target">')  # not open
     assert 'href="#target"' in page
@@ -54,7 +54,7 @@ def test_the_section_is_folded_and_listed_and_tells_who_was_first_how_often(stud
 
 
 def test_a_median_that_was_never_reached_is_called_so_and_not_diverged(study: Study) -> None:
-    section = section_of(report.render(report.page_of(study, target=Target("loss", 1.0), resamples=99)))
+    section = section_of(rendered(study, target=Target("loss", 1.0)))
     rows = re.findall(r'<tr><th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>', section)
     # the median of 20, 20, 40 and never is 30; that of 40, 60, never and never lies between 60 and never
     assert rows == [
@@ -66,7 +66,7 @@ def test_a_median_that_was_never_reached_is_called_so_and_not_diverged(study: St
 def test_the_line_of_an_arm_rises_where_a_run_arrives_and_stays_below_the_top_where_one_never_does(
     study: Study,
 ) -> None:
-    section = section_of(report.render(report.page_of(study, target=Target("loss", 1.0), resamples=99)))
+    section = section_of(rendered(study, target=Target("loss", 1.0)))
     lines = re.findall(r'<path d="(M[^"]+)" class="curve"', section)
     assert len(lines) == 2
     points = [(float(x), float(y)) for x, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", lines[0])]
@@ -80,7 +80,7 @@ def test_the_line_of_an_arm_rises_where_a_run_arrives_and_stays_below_the_top_wh
 
 
 def test_without_a_target_there_is_no_section(study: Study) -> None:
-    assert 'id="target"' not in report.render(report.page_of(study, resamples=99))
+    assert 'id="target"' not in rendered(study)
 
 
 def kbeta(*arguments: str) -> subprocess.CompletedProcess[str]:

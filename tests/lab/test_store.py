@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from kourkoutas.lab.results import store
+from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.specs.search_space import Axis, SearchSpace
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
@@ -45,7 +46,7 @@ def make(path: Path, *results: tuple[RunSpec, RunResult | None], **changes: Any)
 
 
 def test_a_result_with_nan_and_infinity_is_read_back_as_it_was(tmp_path: Path) -> None:
-    (run,) = make(tmp_path / "out", (SPEC, RESULT)).runs()
+    (run,) = Snapshot.read(make(tmp_path / "out", (SPEC, RESULT)).path).runs
     assert run.spec == SPEC
     assert run.result is not None
     assert run.result.metrics == RESULT.metrics
@@ -55,7 +56,7 @@ def test_a_result_with_nan_and_infinity_is_read_back_as_it_was(tmp_path: Path) -
 
 def test_a_planned_run_without_a_result_is_listed_as_unfinished(tmp_path: Path) -> None:
     other = SPEC.model_copy(update={"seed": 1})
-    runs = make(tmp_path / "out", (SPEC, RESULT), (other, None), seeds=[0, 1]).runs()
+    runs = Snapshot.read(make(tmp_path / "out", (SPEC, RESULT), (other, None), seeds=[0, 1]).path).runs
     assert [(run.spec.seed, run.result is None) for run in runs] == [(0, False), (1, True)]
 
 
@@ -63,7 +64,7 @@ def test_runs_come_in_the_order_of_the_arms_then_the_seeds(tmp_path: Path) -> No
     labels = ["kbeta", "adam95", "a-rival"]
     specs = [SPEC.model_copy(update={"optimizer": label, "seed": s}) for s in (10, 2) for label in labels]
     arms = [store.Arm(label=label, optimizer=label) for label in labels]
-    runs = make(tmp_path / "out", *((spec, None) for spec in specs), arms=arms, seeds=[2, 10]).runs()
+    runs = Snapshot.read(make(tmp_path / "out", *((spec, None) for spec in specs), arms=arms, seeds=[2, 10]).path).runs
     assert [(r.spec.optimizer, r.spec.seed) for r in runs] == [(label, s) for label in labels for s in (2, 10)]
 
 
@@ -81,7 +82,7 @@ def test_a_truncated_result_names_file_line_and_remedy(tmp_path: Path, keep: int
     file = study.folder(SPEC) / "result.json"
     text = file.read_text()[:keep]
     file.write_text(text)
-    (run,) = study.runs()
+    (run,) = Snapshot.read(study.path).runs
     assert run.result is not None
     assert run.result.status == "failed"
     message = run.result.error or ""
@@ -98,7 +99,7 @@ def test_a_result_with_a_wrong_value_names_the_line_of_the_value(tmp_path: Path)
     at = next(i for i, line in enumerate(lines) if '"seconds"' in line)
     lines[at] = ' "seconds": "soon",'
     file.write_text("\n".join(lines))
-    (run,) = study.runs()
+    (run,) = Snapshot.read(study.path).runs
     assert run.result is not None
     assert run.result.status == "failed"
     assert f"result.json, line {at + 1}: `seconds`" in (run.result.error or "")
@@ -108,23 +109,23 @@ def test_an_edited_spec_is_noticed(tmp_path: Path) -> None:
     study = make(tmp_path / "out", (SPEC, RESULT))
     file = study.folder(SPEC) / "spec.json"
     file.write_text(file.read_text().replace('"seed": 0', '"seed": 7'))
-    assert study.runs() == []
-    assert len(study.damage) == 1
-    assert "edited or moved" in study.damage[0]
+    assert Snapshot.read(study.path).runs == ()
+    assert len(Snapshot.read(study.path).damage) == 1
+    assert "edited or moved" in Snapshot.read(study.path).damage[0]
 
 
 def test_a_run_folder_left_empty_by_a_kill_is_not_an_error(tmp_path: Path) -> None:
     study = make(tmp_path / "out", (SPEC, RESULT))
     (study.path / "runs" / "half-planned").mkdir()
     (study.path / "runs" / "half-planned" / ".spec.json.1.tmp").write_text("{")
-    assert len(study.runs()) == 1
+    assert len(Snapshot.read(study.path).runs) == 1
 
 
 def test_a_broken_line_of_metrics_names_file_and_line(tmp_path: Path) -> None:
     study = make(tmp_path / "out", (SPEC, RESULT))
     file = study.folder(SPEC) / "metrics.jsonl"
     file.write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo\n{"step": 3, "loss": 0.5}\n')
-    (run,) = study.runs()
+    (run,) = Snapshot.read(study.path).runs
     with pytest.raises(store.StoreError, match=r"metrics\.jsonl, line 2: not a JSON object"):
         run.metrics()
 
@@ -132,7 +133,7 @@ def test_a_broken_line_of_metrics_names_file_and_line(tmp_path: Path) -> None:
 def test_a_last_line_cut_by_a_kill_is_left_out_of_an_unfinished_run(tmp_path: Path) -> None:
     study = make(tmp_path / "out", (SPEC, None))
     (study.folder(SPEC) / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo')
-    assert study.runs()[0].metrics() == [{"step": 1, "loss": 1.0}]
+    assert Snapshot.read(study.path).runs[0].metrics() == [{"step": 1, "loss": 1.0}]
 
 
 def test_a_truncated_trace_names_the_file(tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def test_a_truncated_trace_names_the_file(tmp_path: Path) -> None:
     np.savez(file, steps=np.arange(1000))
     file.write_bytes(file.read_bytes()[:500])
     with pytest.raises(store.StoreError, match=r"trace\.npz: not a readable trace"):
-        study.runs()[0].trace()
+        Snapshot.read(study.path).runs[0].trace()
 
 
 def test_a_folder_of_another_configuration_is_left_alone_and_every_difference_is_listed(tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ def test_stale_temporary_files_are_ignored_and_removed(tmp_path: Path) -> None:
     stale = [study.path / ".study.json.9.tmp", study.folder(SPEC) / ".result.json.9.tmp"]
     for file in stale:
         file.write_text('{"status": "o')
-    assert study.runs()[0].result is None
+    assert Snapshot.read(study.path).runs[0].result is None
     make(tmp_path / "out", (SPEC, None))
     assert not any(file.exists() for file in stale)
 
@@ -261,7 +262,7 @@ def test_kill_9_while_a_result_is_being_rewritten_leaves_a_whole_result(tmp_path
         finally:
             writer.send_signal(signal.SIGKILL)
             writer.communicate()
-        (run,) = study.runs()
+        (run,) = Snapshot.read(study.path).runs
         assert run.result is not None
         assert run.result.status == "ok"
 
@@ -312,11 +313,11 @@ def test_the_holder_of_a_folder_is_a_process_that_lives(tmp_path: Path) -> None:
 def test_a_stray_file_among_the_runs_is_no_run_and_a_moved_run_is_damage(tmp_path: Path) -> None:
     study = make(tmp_path / "out", (SPEC, RESULT))
     (study.path / "runs" / "notes.txt").write_text("mine")
-    assert len(study.runs()) == 1
-    assert study.damage == []
+    assert len(Snapshot.read(study.path).runs) == 1
+    assert Snapshot.read(study.path).damage == ()
     study.folder(SPEC).rename(study.path / "runs" / "elsewhere")
-    assert study.runs() == []
-    assert f"describes run {SPEC.id}, not its folder" in study.damage[0]
+    assert Snapshot.read(study.path).runs == ()
+    assert f"describes run {SPEC.id}, not its folder" in Snapshot.read(study.path).damage[0]
 
 
 def test_a_tuned_study_compares_the_chosen_values_on_test_seeds_only(tmp_path: Path) -> None:
@@ -324,11 +325,11 @@ def test_a_tuned_study_compares_the_chosen_values_on_test_seeds_only(tmp_path: P
     specs = [SPEC.model_copy(update={"seed": s, "settings": {"lr": lr}}) for s in (0, 100) for lr in (0.1, 0.2)]
     with store.writing(tmp_path / "out", **configuration(tuning=tuning)) as study:
         study.plan(specs)
-        assert study.runs() == []
+        assert Snapshot.read(study.path).runs == ()
         study.choose({"kbeta": {"lr": 0.2}})
     study = store.Study.open(tmp_path / "out")
-    assert [(run.spec.seed, run.spec.settings["lr"]) for run in study.runs()] == [(0, 0.2)]
-    assert {run.spec.seed for run in study.tuning_runs()} == {100}
+    assert [(run.spec.seed, run.spec.settings["lr"]) for run in Snapshot.read(study.path).runs] == [(0, 0.2)]
+    assert {run.spec.seed for run in Snapshot.read(study.path).tuning_runs} == {100}
     assert study.record.arm("kbeta") == store.Arm(label="kbeta", optimizer="kbeta")
     assert study.record.arm("nobody") is None
 

@@ -189,8 +189,6 @@ def test_the_endpoint_is_not_read_in_another_way_later(tmp_path: Path, name: str
     with pytest.raises(store.StoreError, match=f"{name} is True there and False here"):
         made()
     assert (out / "study.json").read_bytes() == before
-    one = planning.plan_own(target, optimizers=["kbeta"], seeds=[1])
-    assert study.single(one, out, command="test").status == "ok"  # `kbeta run`, which compares nothing
     kept = store.Study.open(out).record.code
     assert kept is not None
     assert getattr(kept, name)
@@ -309,14 +307,11 @@ def test_a_metric_may_not_be_named_as_the_checksum_of_its_line(tmp_path: Path) -
     ("source", "known"),
     [
         ("def trian(trial):\n    pass\n", False),
-        ("class Task:\n    def train(self):\n        pass\n", False),
-        ("def other():\n    train = 1\n", False),
         ("if True:\n    def train(trial):\n        pass\n", True),
         ("from elsewhere import fit as train\n", True),
         ("from elsewhere import *\n", True),
         ("import functools\ntrain = functools.partial(print)\n", True),
         ("def define():\n    global train\n    train = print\n", True),
-        ("globals()['tr' + 'ain'] = print\n", True),
         ("class train:\n    pass\n", True),
     ],
 )
@@ -329,6 +324,17 @@ def test_a_function_that_a_file_cannot_have_is_refused_before_anything_is_writte
     else:
         with pytest.raises(ValueError, match=r"task.py has no function 'train'; it has (trian|none|other)"):
             planning.code_of(target)
+
+
+def test_a_name_that_turns_out_to_be_no_function_stops_the_study_at_its_first_run(tmp_path: Path) -> None:
+    target = own(tmp_path, "class Task:\n    def train(self):\n        pass\n")
+    with pytest.raises(
+        ValueError, match=r"stopped after the first run: .*task.py has no function 'train'; it has Task"
+    ):
+        lab.study(
+            target, optimizers=["kbeta", "adam95"], seeds=range(4), workers=1, out=tmp_path / "out", progress=False
+        )
+    assert len(list(tmp_path.glob("out/runs/*/result.json"))) == 1
 
 
 # Folders

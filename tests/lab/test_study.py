@@ -18,7 +18,8 @@ from kourkoutas.lab import api
 from kourkoutas.lab.judging import planned
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import pool, study
+from kourkoutas.lab.results.snapshot import Snapshot
+from kourkoutas.lab.running import pool
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 ARMS = ["kbeta", "adam95"]
@@ -50,7 +51,7 @@ def plan(file: Path, seeds: str = "0-3", optimizers: list[str] = ARMS, **options
 
 
 def execute(made: planning.Plan, out: Path, **options: Any) -> list[store.StoredRun]:
-    return api.execute(made, out, command="test", workers=options.pop("workers", 2), **options).runs()
+    return api.execute(made, out, command="test", workers=options.pop("workers", 2), **options).runs
 
 
 def facts(runs: list[store.StoredRun]) -> dict[str, Any]:
@@ -134,13 +135,13 @@ def test_one_corrupt_file_costs_one_run_and_is_made_again(task: Path, tmp_path: 
     file = tmp_path / "out" / "runs" / spec.id / name
     file.write_text(file.read_text()[:40])
     opened = store.Study.open(tmp_path / "out")
-    runs = {run.id: run for run in opened.runs()}
+    runs = {run.id: run for run in Snapshot.read(opened.path).runs}
     if name == "result.json":
         assert runs[spec.id].result is not None
         assert runs[spec.id].result.status == "failed"  # type: ignore[union-attr]
     else:
         assert spec.id not in runs
-        assert spec.id in opened.damage[0]
+        assert spec.id in Snapshot.read(opened.path).damage[0]
     assert facts([run for key, run in runs.items() if key != spec.id]) == {
         k: v for k, v in before.items() if k != spec.id
     }
@@ -373,13 +374,11 @@ def test_code_that_changes_while_the_study_runs_makes_no_result(task: Path, tmp_
     assert "changed while the study was running" in (run.result.error or "")
 
 
-def test_a_single_run_is_kept_in_its_folder_and_not_made_twice(task: Path, tmp_path: Path) -> None:
-    made = plan(task, seeds="3", optimizers=["kbeta"])
-    first = study.single(made, tmp_path / "out", command="test")
-    stamps = finished(tmp_path / "out")
-    assert study.single(made, tmp_path / "out", command="test") == first
-    assert finished(tmp_path / "out") == stamps
-    assert len(execute(plan(task, seeds="3-4", optimizers=["kbeta"]), tmp_path / "out")) == 2
+@pytest.mark.parametrize(("seeds", "least"), [("0", "1"), ("0-2", "0.25"), ("0-4", "0.0625"), ("0-5", None)])
+def test_what_few_seeds_cannot_show_is_said_before_they_are_paid_for(task: Path, seeds: str, least: str | None) -> None:
+    told = plan(task, seeds=seeds, optimizers=["kbeta", "adam95"]).doubts()
+    assert [f"cannot give p below {least};" in line for line in told] == ([True] if least else [])
+    assert plan(task, seeds=seeds, optimizers=["kbeta"]).doubts() == []  # nothing is compared
 
 
 class Watch:

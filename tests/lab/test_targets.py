@@ -12,13 +12,13 @@ import pytest
 
 from kourkoutas.lab import api
 from kourkoutas.lab.judging import targets
-from kourkoutas.lab.judging.analysis import analyse
 from kourkoutas.lab.judging.targets import Target
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results.store import StoredRun
 from kourkoutas.lab.running import train
 from kourkoutas.lab.running.clock import Clock
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
+from tests.lab.made_study import analysed
 
 
 def run(arm: str, seed: int, losses: list[float], pace: float | None = 0.5, status: str = "ok") -> StoredRun:
@@ -151,5 +151,5 @@ def test_every_arm_has_seconds_per_step_in_the_summary(tmp_path: Path) -> None:
     made = planning.plan_testbed(
         "rare_trigger", preset="smoke", engine="mlx", optimizers=["kbeta", "adam95"], seeds=[0], options={"steps": "50"}
     )
-    arms = analyse(api.execute(made, tmp_path / "out", command="test", workers=1)).arms
+    arms = analysed(api.execute(made, tmp_path / "out", command="test", workers=1)).arms
     assert all(arm.seconds_per_step is not None and arm.seconds_per_step > 0 for arm in arms)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from kourkoutas import cli
 from kourkoutas.cli import printing, results, running, testbeds
-from kourkoutas.lab.judging.fitting import Fitting
+from kourkoutas.lab.showing.fitting import Fitting
 
 # Values of many digits, and names as long as a study's own.
 TASK = """
@@ -56,7 +56,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, list[str]], str]:
     return call
 
 
-@pytest.mark.parametrize("command", ["study", "stats", "power", "compare", "run", "testbeds"])
+@pytest.mark.parametrize("command", ["study", "stats", "power", "run", "testbeds"])
 def test_no_word_and_no_number_is_broken_at_80_columns(
     command: str, folder: Path, printed: Callable[[int, list[str]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,7 +66,6 @@ def test_no_word_and_no_number_is_broken_at_80_columns(
         "study": ["study", task, *STUDY, "--out", out],
         "stats": ["stats", out, "--endpoint", "a_metric_with_a_long_name"],
         "power": ["power", out],
-        "compare": ["compare", out, out],
         "run": ["run", task, "--set", "lr=0.1", "--out", str(folder / "one")],
         "testbeds": ["testbeds"],
     }[command]

@@ -25,6 +25,7 @@ import pytest
 
 from kourkoutas.lab.results import files, store
 from kourkoutas.lab.results.checkpoint import Checkpoints
+from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 pytest.importorskip("torch")
@@ -320,14 +321,14 @@ RESULT = RunResult(
 
 def everything(path):
     """All that a results folder says, or a StoreError."""
-    found = store.Study.open(path)
-    (run,) = found.runs() or [None]
-    if found.damage:
-        raise files.StoreError(found.damage[0])
+    snapshot = Snapshot.read(path)
+    (run,) = snapshot.runs or [None]
+    if snapshot.damage:
+        raise files.StoreError(snapshot.damage[0])
     if run.result is not None and run.result.error is not None:
         raise files.StoreError(run.result.error)
     arrays = [{name: x.tolist() for name, x in (kept or {}).items()} for kept in (run.trace(), run.params())]
-    return repr([found.record, run.spec, run.result, run.metrics(), arrays])
+    return repr([snapshot.record, run.spec, run.result, run.metrics(), arrays])
 
 
 EVERY = [pytest.param(199, id="some bytes"), pytest.param(1, id="every byte", marks=pytest.mark.slow)]
@@ -381,11 +382,10 @@ def test_every_byte_of_study_json_and_spec_json(tmp_path):
     damage(tmp_path / "out" / "study.json", lambda: store.Study.open(tmp_path / "out").record.model_dump_json(), record)
 
     def specs():
-        found = store.Study.open(tmp_path / "out")
-        runs = found.runs()
-        if found.damage:
-            raise files.StoreError(found.damage[0])
-        return [run.spec for run in runs]
+        snapshot = Snapshot.read(tmp_path / "out")
+        if snapshot.damage:
+            raise files.StoreError(snapshot.damage[0])
+        return [run.spec for run in snapshot.runs]
 
     damage(tmp_path / "out" / "runs" / SPEC.id / "spec.json", specs, [SPEC])
 

@@ -20,7 +20,17 @@ from kourkoutas.cli import running, results, testbeds, optimizer  # noqa: F401
 from kourkoutas.cli.app import BAD_INPUT, FAILED, app
 from kourkoutas.cli.printing import say
 
-LAB_PACKAGES = ("scipy", "matplotlib", "pydantic", "jinja2", "markupsafe", "pandas", "cloudpickle")
+LAB_PACKAGES = (
+    "scipy",
+    "matplotlib",
+    "pydantic",
+    "jinja2",
+    "markupsafe",
+    "pandas",
+    "cloudpickle",
+    "psutil",
+    "platformdirs",
+)
 
 
 def _disk_full(error: OSError) -> str | None:

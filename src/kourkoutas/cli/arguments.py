@@ -93,7 +93,6 @@ Aimed = Annotated[
     str | None,
     typer.Option("--target", metavar="METRIC<=VALUE", help="Also compare steps to a target: 'val_loss<=0.5'."),
 ]
-Sink = Annotated[str | None, typer.Option(help="Also send metrics to tensorboard or wandb.")]
 Every = Annotated[
     int | None,
     typer.Option(

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from kourkoutas.lab.judging.analysis import Analysis
     from kourkoutas.lab.judging.targets import Target as Aim
     from kourkoutas.lab.planning.plan import Plan
-    from kourkoutas.lab.results.store import Study
     from kourkoutas.lab.specs.search_space import SearchSpace
 
 
@@ -105,14 +104,10 @@ def called_as() -> str:
     return shlex.join([*program, *sys.argv[1:]])
 
 
-def analyse_folder(folder: Path, endpoints: Sequence[str] | None, baseline: str | None = None) -> Analysis:
-    from kourkoutas.lab.judging import analysis
-    from kourkoutas.lab.results.store import Study
+def analyse_folder(
+    folder: Path, endpoints: Sequence[str] | None = None, baseline: str | None = None, aim: Aim | None = None
+) -> Analysis:
+    from kourkoutas.lab.judging import analysis  # scipy takes a second, which the workers of a study need not wait for
+    from kourkoutas.lab.results.snapshot import Snapshot
 
-    return analysis.analyse(Study.open(folder), endpoints=endpoints or (), baseline=baseline)
-
-
-def write_report(done: Study, endpoints: Sequence[str] = (), aim: Aim | None = None) -> Path:
-    from kourkoutas.lab.showing import report as lab
-
-    return lab.build(done, endpoints=endpoints, target=aim)
+    return analysis.analyse(Snapshot.read(folder), endpoints=endpoints or (), baseline=baseline, target=aim)

@@ -11,7 +11,7 @@ import typer
 
 from kourkoutas.cli.app import app, out
 from kourkoutas.cli.arguments import Aimed, AsJson, Asked, Folder
-from kourkoutas.cli.calling import aim_of, analyse_folder, write_report
+from kourkoutas.cli.calling import aim_of, analyse_folder
 from kourkoutas.cli.printing import print_json, print_table
 
 
@@ -34,8 +34,8 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Paired statistics of a results folder, or of anybody's table of results."""
-    from kourkoutas.lab.judging import stats as lab
-    from kourkoutas.lab.judging import tables
+    from kourkoutas.lab.judging import comparing, table_file
+    from kourkoutas.lab.showing import console
 
     if (source / "study.json").exists():
         given = {"--log": log, "--higher-is-better": higher_is_better, "--threshold": threshold is not None}
@@ -46,17 +46,14 @@ def stats(
         if as_json:
             print_json(judged.to_dict())
         else:
-            for line in judged.fairness:
-                out.print(line, markup=False, highlight=False)
-            out.print(tables.render_arms(judged))
-            out.print(tables.render_analysis(judged))
+            out.print(console.statistics(judged))
         return
     if endpoint:
         raise ValueError(f"--endpoint {endpoint[0]} is for a results folder; {source} is none")
     if threshold is not None and not math.isfinite(threshold):
         raise ValueError(f"--threshold must be a finite number, for example 0.5; got {threshold}")
-    found = lab.compare(
-        tables.read_table(source),
+    found = comparing.compare(
+        table_file.read_table(source),
         baseline=baseline or "adam95",
         log=log,
         higher_is_better=higher_is_better,
@@ -65,7 +62,7 @@ def stats(
     if as_json:
         print_json(found.to_dict())
     else:
-        out.print(tables.render(found))
+        out.print(console.comparison(found))
 
 
 @app.command()
@@ -79,66 +76,33 @@ def power(
     endpoint: Annotated[str | None, typer.Option(help="A logged metric, as in `kbeta stats`.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """How many seeds a difference needs, and what the seeds of a study could have shown."""
-    import dataclasses
-
-    from kourkoutas.lab.judging import confirming, tables, verdicts
+    """How many seeds a study needs to find a difference that you name, at the scatter seen so far."""
     from kourkoutas.lab.judging import power as lab
 
     if not 0 < probability < 1:
         raise ValueError(f"--power must be between 0 and 1, for example 0.8; got {probability}")
     judged = analyse_folder(folder, [endpoint] if endpoint else None).endpoints[-1 if endpoint else 0]
-    scale: dict[str, Any] = {"log": judged.log, "higher_is_better": judged.maximize, "power": probability}
     texts = difference or ("1%", "2%", "5%", "10%")
-    parted = [lab.has_percentages(finding.contrast, judged.log) for finding in judged.findings]
-    rows: list[tuple[Any, Any, list[Any]]] = []
-    lucky = False
-    for finding, percents in zip(judged.findings, parted, strict=True):
-        c = finding.contrast
-        if c.test == confirming.TEST:  # the t test, whose power this is, does not decide alone
-            lucky = True
-            rows.append((finding, None, [None for _ in texts]))
-            continue
+    for text in texts:
+        lab.parse_difference(text)
+    rows: list[tuple[Any, dict[str, int | None]]] = []
+    for c in judged.contrasts:
         # a contrast without percentages has an empty cell, unless none has any and they were asked for
-        skip = not percents and (difference is None or any(parted))
-        found = [None if skip and text.strip().endswith("%") else lab.needed(c, text, **scale) for text in texts]
-        rows.append((finding, lab.detectable(c, **scale), found))
+        lacks = not c.log and c.baseline_size is None
+        skip = lacks and (difference is None or any(o.log or o.baseline_size is not None for o in judged.contrasts))
+        known = [] if c.spread is None else [t for t in texts if not (skip and t.strip().endswith("%"))]
+        rows.append((c, {text: c.seeds_needed(text, probability) for text in known}))
     if as_json:
-        print_json(
-            [
-                {
-                    "treatment": finding.treatment,
-                    "baseline": finding.baseline,
-                    "detectable": None if shown is None else dataclasses.asdict(shown),
-                    "needed": [dataclasses.asdict(one) for one in needed if one is not None],
-                }
-                for finding, shown, needed in rows
-            ]
-        )
+        print_json([{"treatment": c.treatment, "baseline": c.baseline, "seeds": needed} for c, needed in rows])
         return
-    out.print(tables.render_power(judged.title, rows, texts, probability))
-    if lucky:
-        out.print(f"Where the luck of the tuning counts, these numbers are not known. {verdicts.TUNED}")
-
-
-@app.command()
-def compare(
-    first: Folder,
-    second: Folder,
-    endpoint: Annotated[str | None, typer.Option(help="A logged metric of both, as in `kbeta stats`.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compare two studies arm by arm, paired by the seeds that both have."""
-    from kourkoutas.lab.judging import across, tables
-    from kourkoutas.lab.results.store import Study
-
-    judged = across.compare_studies(Study.open(first), Study.open(second), endpoint)
-    if as_json:
-        print_json(judged.to_dict())
-    else:
-        for finding in judged.findings if judged.primary else ():
-            out.print(f"{finding.answer}: {finding.sentence}", markup=False, highlight=False, soft_wrap=True)
-        out.print(tables.render_judged(judged))
+    cells = [
+        [c.name, str(c.n), *("–" if t not in needed else str(needed[t] or f"> {lab.MOST_SEEDS}") for t in texts)]
+        for c, needed in rows
+    ]
+    title = f"{judged.title}: seeds that find a difference with {100 * probability:g} % probability"
+    print_table(title, ["", "seeds now", *(f"for {text}" for text in texts)], cells)
+    if any(c.tuned for c in judged.contrasts):
+        out.print("These seeds are for values that are given. A tuned comparison needs more, and more --tune-seeds.")
 
 
 @app.command()
@@ -151,10 +115,10 @@ def export(
 ) -> None:
     """Write the runs of a results folder, or their curves, as one CSV or Parquet table."""
     from kourkoutas.lab.results import export as lab
-    from kourkoutas.lab.results.store import Study
+    from kourkoutas.lab.results.snapshot import Snapshot
 
     to = to or folder / ("curves.csv" if curves else "runs.csv")
-    count = lab.write(Study.open(folder), to, "curves" if curves else "runs")
+    count = lab.write(Snapshot.read(folder), to, "curves" if curves else "runs")
     out.print(f"{to}: {count} rows", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -165,15 +129,15 @@ def norms(
     as_json: AsJson = False,
 ) -> None:
     """Which memory, which β2, would have predicted the recorded gradient norms best?"""
-    from kourkoutas.lab.results.store import Study
-    from kourkoutas.lab.showing import memories
+    from kourkoutas.lab.results.snapshot import Snapshot
+    from kourkoutas.lab.showing import beta2_forecast
 
-    study = Study.open(folder)
-    runs, arms = study.runs(), [arm.label for arm in study.record.arms]
+    study = Snapshot.read(folder)
+    runs, arms = study.runs, [arm.label for arm in study.record.arms]
     if optimizer is not None and optimizer not in arms:
         raise ValueError(f"`--optimizer` {optimizer!r} is not in {folder}; it has {', '.join(arms)}")
     chosen = arms if optimizer is None else [optimizer]
-    found = memories.of_arms(runs, chosen)
+    found = beta2_forecast.of_arms(runs, chosen)
     if not found:
         raise ValueError(
             f"{folder} has no recorded norms: they come from Kourkoutas-β arms (kbeta-fixed is Adam), made by this "
@@ -183,45 +147,43 @@ def norms(
         print_json({arm: one.to_json() for arm, one in found.items()})
         return
     for arm, one in found.items():
-        head, rows = memories.table({arm: one})
+        head, rows = beta2_forecast.table({arm: one})
         print_table(f"What each memory loses, in nats per step: {arm}", head[1:], [row[1:] for row in rows])
     if optimizer is not None:
-        print_table(f"Best β of each bucket, {optimizer}", *memories.buckets(found[optimizer]))
-    out.print(memories.NOTE, markup=False, highlight=False)
+        print_table(f"Best β of each bucket, {optimizer}", *beta2_forecast.buckets(found[optimizer]))
+    out.print(beta2_forecast.NOTE, markup=False, highlight=False)
 
 
 @app.command()
 def report(folder: Folder, endpoint: Asked = None, target: Aimed = None) -> None:
     """Write report.html of a results folder again."""
-    from kourkoutas.lab.results.store import Study
+    from kourkoutas.lab.showing import report as lab
 
-    page = write_report(Study.open(folder), endpoint or (), aim_of(target))
+    page = lab.write(analyse_folder(folder, endpoint, aim=aim_of(target)))
     out.print(str(page), markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
-def watch(
-    folder: Folder,
-    port: Annotated[int, typer.Option(help="Of 127.0.0.1; 0 for any free one.")] = 0,
-) -> None:
-    """Serve the report on this machine while a study goes on, renewed as its runs progress; Ctrl-C ends it."""
+def watch(folder: Folder) -> None:
+    """Write the report again and again while a study goes on, as a page that reloads itself; Ctrl-C ends it."""
+    from kourkoutas.lab.results.snapshot import Snapshot
     from kourkoutas.lab.showing import watch as lab
 
-    def ready(address: str) -> None:
-        out.print(f"{address} shows {folder}; Ctrl-C ends this, and not the study.", highlight=False, soft_wrap=True)
-
+    Snapshot.read(folder)  # an error now, before anything is promised
+    text = f"{folder / 'report.html'} shows {folder} as it goes on; Ctrl-C ends this, and not the study."
+    out.print(text, highlight=False, soft_wrap=True)
     with contextlib.suppress(KeyboardInterrupt):
-        lab.serve(folder, port, ready=ready)
+        lab.follow(folder)
 
 
 @app.command()
 def status(folder: Folder, as_json: AsJson = False) -> None:
     """How far a study is: finished, diverged, failed, running and waiting runs, and the time left."""
-    from kourkoutas.lab.results.store import Study
+    from kourkoutas.lab.results.snapshot import Snapshot
     from kourkoutas.lab.showing import progress
     from kourkoutas.lab.showing import status as lab
 
-    found = lab.status_of(Study.open(folder))
+    found = lab.status_of(Snapshot.read(folder))
     if as_json:
         print_json(found.to_dict())
     else:

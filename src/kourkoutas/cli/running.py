@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -21,14 +22,15 @@ from kourkoutas.cli.arguments import (
     Every,
     Preset,
     Set,
-    Sink,
     Target,
     Text,
     _optimizer,
     _optimizer_list,
 )
-from kourkoutas.cli.calling import aim_of, called_as, make_plan, make_tuning, with_text, write_report
-from kourkoutas.cli.printing import print_json, print_run, print_study, print_target, run_status, say
+from kourkoutas.cli.calling import aim_of, called_as, make_plan, make_tuning, with_text
+from kourkoutas.cli.printing import print_json, print_run, say
+
+MOST_TOLD = 10  # failed runs that are listed one by one
 
 
 @app.command()
@@ -42,36 +44,37 @@ def run(
     text: Text = None,
     out_: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            help="Keep the run in this results folder. [default: not kept; with --sink, results/ID]",
-            show_default=False,
-        ),
+        typer.Option("--out", help="Keep the run in this results folder. [default: not kept]", show_default=False),
     ] = None,
     endpoint: EndpointName = None,
     checkpoint_every: Every = None,
-    sink: Sink = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make one run and print its result."""
-    from kourkoutas.lab.running import sinks, study
+    """Make one run and print its result: a study of one optimizer and one seed."""
+    from kourkoutas.lab import api
+    from kourkoutas.lab.showing import progress
 
     plan = make_plan(target, engine, preset, [optimizer], [seed], with_text(set_, text), None, endpoint)
-    sinks.check(sink)
-    folder = Path("results") / plan.specs()[0].id if out_ is None and sink is not None else out_
-    unsent = sink is not None and folder is not None and study.finished(plan, folder)
-    with resumable(folder is not None), run_status() as on_progress:
-        result = study.single(
-            plan, folder, command=called_as(), checkpoint_every=checkpoint_every, sink=sink, on_progress=on_progress
+    (spec,) = plan.specs()
+    with (
+        tempfile.TemporaryDirectory(prefix="kbeta-") as scratch,
+        resumable(out_ is not None),
+        progress.showing(err) as observer,
+    ):
+        done = api.execute(
+            plan,
+            out_ or Path(scratch) / "run",
+            command=called_as(),
+            workers=1,
+            retry_failed=True,
+            checkpoint_every=checkpoint_every,
+            observer=observer,
         )
+    (result,) = [run.result for run in done.runs if run.spec == spec and run.result is not None]
     if as_json:
-        print_json({"id": plan.specs()[0].id, **json.loads(result.model_dump_json())})
+        print_json({"id": spec.id, **json.loads(result.model_dump_json())})
     else:
         print_run(plan, result)
-    if out_ is None and folder is not None:
-        say(f"Kept in {folder}")
-    if unsent:
-        say(f"The run had finished before: nothing was sent to {sink}. Another --out makes it again.")
     if result.status == "failed":
         err.print(result.error, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED)
@@ -80,7 +83,7 @@ def run(
 @app.command()
 def study(
     target: Target,
-    seeds: Annotated[str, typer.Option(help="Numbers and ranges: 0-9 or 0,3,7.")] = "0-4",
+    seeds: Annotated[str, typer.Option(help="Numbers and ranges: 0-9 or 0,3,7.")] = "0-9",
     optimizers: Annotated[
         str | None,
         typer.Option(
@@ -130,7 +133,6 @@ def study(
     ] = False,
     checkpoint_every: Every = None,
     target_: Aimed = None,
-    sink: Sink = None,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -161,14 +163,14 @@ def study(
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Make failed runs again.")] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Do not write report.html.")] = False,
     watched: Annotated[
-        bool, typer.Option("--watch", help="Serve the report on this machine while the study goes on.")
+        bool, typer.Option("--watch", help="Write the report again and again while the study goes on.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare optimizers over matched seeds; the same command again resumes after anything."""
     from kourkoutas.lab import api
     from kourkoutas.lab.planning import plan as planning
-    from kourkoutas.lab.running import hiring, sinks
+    from kourkoutas.lab.running.study import choose_executor
     from kourkoutas.lab.showing import progress
 
     names = optimizers.split(",") if optimizers is not None else []
@@ -176,8 +178,7 @@ def study(
     question = make_tuning(tune, trials, tune_seeds, tune_budget, chosen)
     aim = aim_of(target_)
     plan = make_plan(target, engine, preset, names, chosen, sets, grid, endpoint, log, higher_is_better, question)
-    sinks.check(sink)
-    hire, attempts = hiring.choose(
+    start, attempts = choose_executor(
         ray=ray,
         workers=workers,
         cpus_per_run=cpus_per_run,
@@ -187,6 +188,8 @@ def study(
         timeout=timeout,
         memory_per_run=memory,
     )
+    for line in plan.doubts():
+        say(line)
     folder = out_ or Path("results") / plan.testbed
     with (
         resumable(True),
@@ -198,32 +201,31 @@ def study(
             plan,
             folder,
             command=called_as(),
-            hire=hire,
+            start=start,
             retries=attempts,
             retry_failed=retry_failed,
             checkpoint_every=checkpoint_every,
-            sink=sink,
             observer=observer if aim is None else progress.Aiming(observer, aim),
         )
-    from kourkoutas.lab.judging import analysis as judging  # scipy takes a second, which the workers need not wait for
+    from kourkoutas.lab.judging.analysis import analyse  # scipy takes a second, which the workers need not wait for
+    from kourkoutas.lab.judging.analysis import as_json as to_json
+    from kourkoutas.lab.showing import console, report
 
-    runs = done.runs()
-    judged = judging.analyse(done, runs=runs)
+    judged = analyse(done, target=aim)
+    page = None if no_report else done.path / "report.html"
     # The answer comes first: whatever happens to the page, it has been printed.
     if as_json:
-        page = None if no_report else str(done.path / "report.html")
-        print_json(judging.as_json(done, judged, runs, aim) | {"report": page})
+        print_json(to_json(judged) | {"report": None if page is None else str(page)})
     else:
-        print_study(runs, judged)
-        if aim is not None:
-            print_target(done, runs, aim)
-    if not no_report:
-        written = write_report(done, aim=aim)
-        if not as_json:
-            out.print(f"Report: {written}", markup=False, highlight=False, soft_wrap=True)
-    every = [*done.tuning_runs(), *runs]
-    failed = [stored for stored in every if stored.result is not None and stored.result.status == "failed"]
+        out.print(console.answer(judged, page))
+    if page is not None:
+        report.write(judged, page)
+    every = [*judged.snapshot.tuning_runs, *judged.snapshot.runs]
+    failed = [(stored, end) for stored in every if (end := stored.result) is not None and end.status == "failed"]
     if failed:
+        for stored, end in failed[:MOST_TOLD]:
+            name = progress.name_of(stored.spec, plan.tuning)
+            say(f"{name}: {progress.outcome(end)} ({stored.folder / 'result.json'})")
         again = called_as() if retry_failed else f"{called_as()} --retry-failed"
         say(f"{len(failed)} runs failed; to make them again: {again}")
         raise typer.Exit(FAILED)
@@ -245,6 +247,6 @@ def resumable(kept: bool) -> Iterator[None]:
 def watching(folder: Path) -> Iterator[None]:
     from kourkoutas.lab.showing import watch as lab
 
-    with lab.serving(folder) as address:
-        say(f"{address} shows the study as it goes on.")
+    with lab.following(folder) as page:
+        say(f"{page} shows the study as it goes on.")
         yield

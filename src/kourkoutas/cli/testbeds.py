@@ -42,7 +42,7 @@ def list_testbeds(as_json: AsJson = False) -> None:
     import dataclasses
 
     from kourkoutas.lab import testbeds
-    from kourkoutas.lab.judging.fitting import Fitting
+    from kourkoutas.lab.showing.fitting import Fitting
 
     every = testbeds.every()
     if as_json:

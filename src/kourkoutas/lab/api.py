@@ -25,9 +25,11 @@ from kourkoutas.lab.planning import search, shipping
 from kourkoutas.lab.planning.plan import Plan
 from kourkoutas.lab.planning.search import Tried, Values
 from kourkoutas.lab.results import store
+from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, Study
-from kourkoutas.lab.running import crew, pool
+from kourkoutas.lab.running import pool
 from kourkoutas.lab.running import study as running
+from kourkoutas.lab.running.executor import ExecutorFactory, Observer
 from kourkoutas.lab.specs import search_space
 from kourkoutas.lab.specs.search_space import Value
 from kourkoutas.lab.specs.spec import Endpoint, RunResult, RunSpec
@@ -35,8 +37,7 @@ from kourkoutas.lab.specs.spec import Endpoint, RunResult, RunSpec
 if TYPE_CHECKING:  # scipy takes a second, which the workers need not wait for
     import pandas as pd
 
-    from kourkoutas.lab.judging import targets
-    from kourkoutas.lab.judging.analysis import Analysis, ArmSummary
+    from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, ToTarget
     from kourkoutas.lab.judging.sensitivity import Sensitivity
 
 Make = Callable[[Sequence[RunSpec]], None]
@@ -47,7 +48,7 @@ def study(
     train: str | Callable[..., Any],
     *,
     optimizers: str | Sequence[str] = (),
-    seeds: Iterable[int] = range(5),
+    seeds: Iterable[int] = range(10),
     tune: Mapping[str, Range] | None = None,
     trials: int = 8,
     tune_seeds: Iterable[int] = range(100, 103),
@@ -121,7 +122,7 @@ def study(
 
 def load(out: str | Path) -> Result:
     """The study in a results folder."""
-    return Result(Study.open(out))
+    return Result(Snapshot.read(out))
 
 
 def execute(
@@ -132,14 +133,13 @@ def execute(
     workers: int | None = None,
     retry_failed: bool = False,
     checkpoint_every: int | None = None,
-    sink: str | None = None,
-    observer: crew.Observer | None = None,
-    hire: crew.Hire | None = None,
+    observer: Observer | None = None,
+    start: ExecutorFactory | None = None,
     retries: int = 0,
-) -> Study:
-    """Tune what is to be tuned, make every run of `plan` that the folder `out` does not hold yet; returns the folder.
+) -> Snapshot:
+    """Tune what is to be tuned, make every run of `plan` that the folder `out` does not hold yet; what it holds then.
 
-    `hire` gets those who make the runs: by default `workers` processes here. A lost run is made again up to `retries`
+    `start` gets who makes the runs: by default `workers` processes here. A lost run is made again up to `retries`
     times.
 
     Raises:
@@ -154,19 +154,18 @@ def execute(
             running.make_runs,
             study,
             code=plan.code,
-            hire=hire or pool.hire(workers),
+            start=start or pool.local(workers),
             retries=retries,
             retry_failed=retry_failed,
             checkpoint_every=checkpoint_every,
-            sink=sink,
             observer=observer,
         )
         if plan.tuning is not None:
-            chosen = tune(plan, study, make, endpoint=endpoints.declared(study)[0])
+            chosen = tune(plan, study, make, endpoint=endpoints.declared(study.record)[0])
             study.choose(chosen)
             plan = plan.chosen(chosen)
         make(plan.specs())
-        return Study(study.path, study.record)
+    return Snapshot.read(out)
 
 
 def _with_tuned_arms(plan: Plan, out: Path) -> Plan:
@@ -201,16 +200,18 @@ def tune(plan: Plan, study: store.Writer, make: Make, *, endpoint: Endpoint) -> 
             return False
         return True
 
-    while requests := search.next_requests(space, plan.axes(), tried, takes, maximize=endpoint.maximize):
+    while requests := search.next_requests(
+        space, plan.axes(), tried, takes, maximize=endpoint.maximize, log=endpoint.log
+    ):
         valued = [plan.valued(arms[label], values) for label, values in requests]
         make([plan.spec(arm, seed) for seed in space.seeds for arm in valued])
         for (label, values), arm in zip(requests, valued, strict=True):
             runs = [study.run(plan.spec(arm, seed)) for seed in space.seeds]
             tried[label].append(Tried(values, tuple(endpoints.score(run, endpoint) for run in runs)))
             ended[label] += [run.result for run in runs]
-    for label, results in ended.items():
-        _check_some_value(label, results)
-    return {label: dict(search.best(own, endpoint.maximize).values) for label, own in tried.items()}
+        for label, results in ended.items():  # before more is tried, and other arms' ranges are widened for nothing
+            _check_some_value(label, results)
+    return {label: dict(search.best(own, endpoint.maximize, endpoint.log).values) for label, own in tried.items()}
 
 
 def _check_some_value(label: str, results: Sequence[RunResult | None]) -> None:
@@ -224,7 +225,7 @@ def _check_some_value(label: str, results: Sequence[RunResult | None]) -> None:
         )
 
 
-def _executed(plan: Plan, folder: Path, workers: int | None, retry_failed: bool, progress: bool) -> Study:
+def _executed(plan: Plan, folder: Path, workers: int | None, retry_failed: bool, progress: bool) -> Snapshot:
     command = f"kourkoutas.lab.study({plan.testbed!r}, ...)"
     if not progress:
         return execute(plan, folder, command=command, workers=workers, retry_failed=retry_failed)
@@ -232,7 +233,10 @@ def _executed(plan: Plan, folder: Path, workers: int | None, retry_failed: bool,
 
     from kourkoutas.lab.showing.progress import showing
 
-    with showing(Console(stderr=True), plan.tuning) as observer:
+    console = Console(stderr=True)
+    for line in plan.doubts():
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    with showing(console, plan.tuning) as observer:
         return execute(plan, folder, command=command, workers=workers, retry_failed=retry_failed, observer=observer)
 
 
@@ -240,33 +244,38 @@ class Result:
     """A study and what it shows; in a notebook, its display.
 
     Attributes:
-      study: the results folder.
+      snapshot: what the results folder held when it was read.
     """
 
-    def __init__(self, study: Study) -> None:
-        self.study = study
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
 
     @property
     def path(self) -> Path:
-        return self.study.path
+        return self.snapshot.path
 
     @property
     def chosen(self) -> dict[str, dict[str, float | int]]:
         """{arm: {option: value}} that the tuning gave; empty for a study without one."""
-        return self.study.record.chosen
+        return self.snapshot.record.chosen
+
+    @functools.cached_property
+    def analysis(self) -> Analysis:
+        """What the study shows by its declared endpoints."""
+        return self.compare()
 
     def frame(self, *, tuning: bool = False) -> pd.DataFrame:
         """One row per run that is compared, or of the tuning: arm, seed, tuned values, status, endpoint, metrics."""
         import pandas as pd
 
-        runs = self.study.tuning_runs() if tuning else self.study.runs()
+        runs = self.snapshot.tuning_runs if tuning else self.snapshot.runs
         return pd.DataFrame([self._row(run) for run in runs])
 
     def curves(self, *, tuning: bool = False) -> pd.DataFrame:
         """One row per logged point: optimizer, seed, step and the metrics."""
         import pandas as pd
 
-        runs = self.study.tuning_runs() if tuning else self.study.runs()
+        runs = self.snapshot.tuning_runs if tuning else self.snapshot.runs
         parts = [
             pd.DataFrame({**self._name(run), **run.result.curve})
             for run in runs
@@ -278,35 +287,38 @@ class Result:
         """One row per arm."""
         import pandas as pd
 
-        return pd.DataFrame([_arm_row(arm) for arm in self.compare().arms]).set_index("optimizer")
+        return pd.DataFrame([_arm_row(arm) for arm in self.analysis.arms]).set_index("optimizer")
 
-    def compare(self, *endpoints: str) -> Analysis:
-        """What the study shows by its primary endpoint, and by others: METRIC[:last|best|tail][:min|max][:log]."""
+    def compare(self, *endpoints: str, target: str | None = None) -> Analysis:
+        """What the study shows by its primary endpoint, and by others: METRIC[:last|best|tail][:min|max][:log].
+
+        A `target`, "val_loss<=0.5" for example, adds how soon each arm reached it.
+        """
+        from kourkoutas.lab.judging import targets
         from kourkoutas.lab.judging.analysis import analyse
 
-        return analyse(self.study, endpoints=endpoints)
+        aim = None if target is None else targets.parse_target(target)
+        return analyse(self.snapshot, endpoints=endpoints, target=aim)
 
     def sensitivity(self) -> dict[str, Sensitivity]:
         """{arm: how much it depends on the tuned option}."""
-        from kourkoutas.lab.judging import tuned
+        return {one.arm: one for one in self.analysis.sensitivity}
 
-        return {one.arm: one for one in tuned.sensitivity(self.study, tuned.tried(self.study))}
-
-    def to_target(self, target: str) -> tuple[dict[str, targets.Reached], list[targets.Race]]:
+    def to_target(self, target: str) -> ToTarget:
         """Steps and seconds until, for example, "val_loss<=0.5", and who was first."""
-        from kourkoutas.lab.judging import targets, tuned
-
-        return tuned.to_target(self.study, self.study.runs(), targets.parse_target(target))
+        found = self.compare(target=target).target
+        if found is None:
+            raise ValueError(f"`target` must look like METRIC<=VALUE, for example 'val_loss<=0.5'; got {target!r}")
+        return found
 
     def report(self, *, target: str | None = None) -> Path:
         """Write report.html into the folder, and say where; with how soon a `target` as of `to_target` was reached."""
-        from kourkoutas.lab.judging import targets
         from kourkoutas.lab.showing import report
 
-        return report.build(self.study, target=None if target is None else targets.parse_target(target))
+        return report.write(self.analysis if target is None else self.compare(target=target))
 
     def _name(self, run: StoredRun) -> dict[str, Any]:
-        question = self.study.record.tuning
+        question = self.snapshot.record.tuning
         values = {} if question is None else question.values(run.spec)
         return {"optimizer": run.spec.optimizer, "seed": run.spec.seed, **values}
 
@@ -319,23 +331,24 @@ class Result:
         return {**result.metrics, **row, **ended, "seconds_per_step": result.seconds_per_step, "error": result.error}
 
     def __repr__(self) -> str:
-        found = self.compare()
+        found = self.analysis
         rows = [", ".join(f"{name} {_shown(cell)}" for name, cell in _arm_row(arm).items()) for arm in found.arms]
-        lines = [*found.fairness, *rows, *found.headline]
-        return "\n".join([f"Study of {self.study.record.testbed} in {self.path}", *lines])
+        lines = [found.headline, *rows, *found.answers, *found.fairness]
+        return "\n".join([f"Study of {self.snapshot.record.testbed} in {self.path}", *lines])
 
     def _repr_html_(self) -> str:
-        """For notebooks: how the arms came by their values, one row per arm, the answers."""
-        found = self.compare()
+        """For notebooks: the answer, one row per arm, the numbers, how the arms came by their values."""
+        found = self.analysis
         rows = [_arm_row(arm) for arm in found.arms]
         head = "".join(f"<th>{html.escape(name)}</th>" for name in (rows[0] if rows else ()))
         body = "".join(
             "<tr>" + "".join(f"<td>{html.escape(_shown(cell))}</td>" for cell in row.values()) + "</tr>" for row in rows
         )
         lines = [f"<p>{html.escape(line)}</p>" for line in found.fairness]
-        answers = [f"<p><b>{html.escape(line)}</b></p>" for line in found.headline]
+        answers = [f"<p>{html.escape(line)}</p>" for line in found.answers]
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return f"<div>{''.join(lines)}{table}{''.join(answers)}</div>"
+        first = f"<p><b>{html.escape(found.headline)}</b></p>"
+        return f"<div>{first}{table}{''.join(answers)}{''.join(lines)}</div>"
 
 
 def _arm_row(arm: ArmSummary) -> dict[str, Any]:
@@ -346,6 +359,6 @@ def _arm_row(arm: ArmSummary) -> dict[str, Any]:
 
 
 def _shown(cell: Any) -> str:
-    from kourkoutas.lab.judging import tables
+    from kourkoutas.lab.judging.statistics import show
 
-    return tables.show(cell) if isinstance(cell, float) else str(cell)
+    return show(cell) if isinstance(cell, float) else str(cell)

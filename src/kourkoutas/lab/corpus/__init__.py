@@ -5,8 +5,8 @@
     load("generated")    a text made here: see `kourkoutas.lab.corpus.generated`
 
 `keep` puts the ids of a text into the cache folder, under the sha256 of the text, so that many processes share one
-memory-mapped copy: `$KBETA_CACHE`, else `$XDG_CACHE_HOME/kbeta`, else `~/.cache/kbeta`. `load` finds them there and
-writes nothing, so that a text can be refused before anything is written.
+memory-mapped copy: `$KBETA_CACHE`, else `kbeta` where the system keeps caches (`~/.cache/kbeta` on Linux). `load` finds
+them there and writes nothing, so that a text can be refused before anything is written.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import platformdirs
 from numpy.typing import NDArray
 
 from kourkoutas.lab.corpus import enwik8, generated
@@ -58,11 +59,7 @@ class Corpus:
 
 def cache_folder() -> Path:
     """Where ids and fetched texts are kept."""
-    if own := os.environ.get("KBETA_CACHE"):
-        return Path(own)
-    if xdg := os.environ.get("XDG_CACHE_HOME"):
-        return Path(xdg) / "kbeta"
-    return Path.home() / ".cache" / "kbeta"
+    return Path(os.environ.get("KBETA_CACHE") or platformdirs.user_cache_path("kbeta", appauthor=False))
 
 
 def pin(text: str) -> dict[str, str]:

@@ -22,11 +22,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
-from scipy import special
 
-from kourkoutas.lab.judging.intervals import Interval, unit_of
+from kourkoutas.lab.judging.intervals import Interval, fieller
+from kourkoutas.lab.judging.labels import label
 from kourkoutas.lab.judging.values import Array, Seed, Values, in_order
 
 BASELINES = ("adam95", "adam999")
@@ -64,45 +65,51 @@ class Attribution:
     sentence: str
 
 
-def only_shown(
-    found: Sequence[Attribution], verdicts: Mapping[tuple[str, str], str], *, all_judged: bool = False
-) -> tuple[Attribution, ...]:
-    """The attributions, without the shares of a difference that its own contrast does not show.
+class Judged(Protocol):
+    """What is asked of a contrast."""
 
-    Args:
-      found: as `attribute` gives them.
-      verdicts: {(treatment, baseline): verdict} of the contrasts.
-      all_judged: a pair of arms without a verdict is not shown either; else its shares stay.
-    """
+    @property
+    def treatment(self) -> str: ...
+    @property
+    def baseline(self) -> str: ...
+    @property
+    def verdict(self) -> str: ...
+
+
+def _verdict(contrasts: Sequence[Judged], baseline: str) -> str | None:
+    """Of kbeta against the baseline, whichever of them is the treatment; None where they were not compared."""
     turned = {"better": "worse", "worse": "better"}
-    kept = []
-    for one in found:
-        pair = one.treatment, one.baseline
-        verdict = verdicts.get(pair)
-        if verdict is None and pair[::-1] in verdicts:
-            verdict = turned.get(verdicts[pair[::-1]], "unclear")
-        why = ""
-        if verdict not in turned and (verdict is not None or all_judged):
-            why = "no difference is shown, so there is nothing to take apart"
-        elif verdict in turned and (one.difference > 0) != (verdict == "better"):
-            why = "the mean over the seeds that all controls finished is on the other side, so it is not taken apart"
-        kept.append(replace(one, parts=(), sentence=f"{pair[0]} against {pair[1]}: {why}.") if why else one)
-    return tuple(kept)
+    for c in contrasts:
+        if (c.treatment, c.baseline) == (TREATMENT, baseline):
+            return c.verdict
+        if (c.baseline, c.treatment) == (TREATMENT, baseline):
+            return turned.get(c.verdict, c.verdict)
+    return None
 
 
 Path = tuple[tuple[str, ...], tuple[str, ...]]  # the arms, and the cause of each step between them
 
 
 def attribute(
-    values: Values, *, log: bool = False, higher_is_better: bool = False, confidence: float = 0.95
+    values: Values, *, log: bool, higher_is_better: bool, contrasts: Sequence[Judged], confidence: float = 0.95
 ) -> tuple[Attribution, ...]:
-    """One attribution per Adam that the controls lead from to kbeta."""
+    """One attribution per Adam that the controls lead from to kbeta; without shares where its own contrast shows no
+    difference, or one on the other side."""
     found = []
     for baseline in BASELINES:
         paths = _paths(baseline, values)
-        if paths:
-            one = _shares(values, paths, log=log, higher_is_better=higher_is_better, confidence=confidence)
-            found += [] if one is None else [one]
+        one = (
+            _shares(values, paths, log=log, higher_is_better=higher_is_better, confidence=confidence) if paths else None
+        )
+        if one is None:
+            continue
+        verdict, why = _verdict(contrasts, baseline), ""
+        if verdict not in ("better", "worse"):
+            why = "no clear difference, so there is nothing to take apart"
+        elif (one.difference > 0) != (verdict == "better"):
+            why = "the mean over the seeds that all controls finished is on the other side, so it is not taken apart"
+        told = f"{label(TREATMENT)} against {label(baseline)}: {why}."
+        found.append(replace(one, parts=(), sentence=told) if why else one)
     return tuple(found)
 
 
@@ -141,8 +148,7 @@ def _shares(
     if len(seeds) < 2:
         return None
     raw = {arm: np.array([values[arm][seed] for seed in seeds]) for arm in arms}
-    unit = 1.0 if log else unit_of(*raw.values())
-    y: Mapping[str, Array] = {arm: np.log10(x) if log else x / unit for arm, x in raw.items()}
+    y: Mapping[str, Array] = {arm: np.log10(x) if log else x for arm, x in raw.items()}
     sign = -1.0 if higher_is_better else 1.0
     baseline = paths[0][0][0]
     whole = sign * (y[baseline] - y[TREATMENT])
@@ -168,38 +174,18 @@ def _shares(
         baseline=baseline,
         paths=shown,
         seeds=tuple(seeds),
-        difference=float(whole.mean()) * unit,
+        difference=float(whole.mean()),
         parts=parts,
         sentence=_sentence(baseline, parts, len(seeds), confidence, log),
     )
 
 
-def fieller(part: Array, whole: Array, confidence: float = 0.95) -> Interval | None:
-    """The interval of mean(part)/mean(whole): all ρ with |mean(part - ρ·whole)| ≤ t·sd(part - ρ·whole)/√n.
-
-    Squared, that is a quadratic in ρ; it is bounded when mean(whole) differs from 0 by its own t interval.
-    """
-    n = len(whole)
-    a, w = float(part.mean()), float(whole.mean())
-    (s_aa, s_aw), (_, s_ww) = np.cov(part, whole) / n
-    t2 = float(special.stdtrit(n - 1, (1 + confidence) / 2)) ** 2
-    # (w² - t²·s_ww)·ρ² - 2·(a·w - t²·s_aw)·ρ + (a² - t²·s_aa) ≤ 0
-    square, half, rest = w * w - t2 * s_ww, a * w - t2 * s_aw, a * a - t2 * s_aa
-    if not square > 0:
-        return None
-    root = math.sqrt(max(half * half - square * rest, 0.0))
-    return Interval((half - root) / square, (half + root) / square, "Fieller")
-
-
 def _sentence(baseline: str, parts: Sequence[Part], n: int, confidence: float, log: bool) -> str:
+    who = f"{label(TREATMENT)} against {label(baseline)}"
     if not parts:
-        return (
-            f"{TREATMENT} against {baseline}: on the {n} seeds that all controls finished no difference is shown, so "
-            "there is nothing to take apart."
-        )
-    level = f"{100 * confidence:g} %"
+        return f"{who}: no clear difference on the {n} seeds that all controls finished, so nothing to take apart."
     shares = ", ".join(
         f"{part.cause} {100 * part.share:.0f} % [{100 * part.ci.low:.0f}, {100 * part.ci.high:.0f}]" for part in parts
     )
     of = "logarithm of the ratio" if log else "difference"
-    return f"{TREATMENT} against {baseline}, shares of the {of} with {level} intervals, {n} seeds: {shares}."
+    return f"{who}, shares of the {of} with {100 * confidence:g} % intervals, {n} seeds: {shares}."

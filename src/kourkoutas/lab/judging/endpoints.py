@@ -18,7 +18,7 @@ from typing import Literal
 
 from kourkoutas.lab import testbeds
 from kourkoutas.lab.errors import unknown
-from kourkoutas.lab.judging.values import in_order, listed
+from kourkoutas.lab.judging.values import in_order, is_number, listed
 from kourkoutas.lab.results import store
 from kourkoutas.lab.specs.spec import Endpoint
 
@@ -50,19 +50,19 @@ class Measure:
     declared: bool = False
 
 
-def declared(study: store.Study) -> list[Endpoint]:
+def declared(record: store.StudyRecord) -> list[Endpoint]:
     """What the runs are judged by, the primary one first; a user's function has one."""
-    if study.record.code is not None:
-        code = study.record.code
+    if record.code is not None:
+        code = record.code
         title = code.endpoint or f"value of {code.function}"
         return [Endpoint(PRIMARY, title, log=code.log, maximize=code.higher_is_better)]
-    found = testbeds.get(study.record.testbed).endpoints
-    return sorted(found, key=lambda one: one.metric != study.record.primary)  # stable: the others stay in order
+    found = testbeds.get(record.testbed).endpoints
+    return sorted(found, key=lambda one: one.metric != record.primary)  # stable: the others stay in order
 
 
-def measures(study: store.Study, asked: Sequence[str] = ()) -> list[Measure]:
+def measures(record: store.StudyRecord, asked: Sequence[str] = ()) -> list[Measure]:
     """The primary endpoint, then those asked for, or without any the testbed's others."""
-    first, *others = declared(study)
+    first, *others = declared(record)
     found = [Measure(first.metric, first, primary=True, declared=True)]
     if not asked:
         return found + [Measure(one.metric, one, declared=True) for one in others]
@@ -103,15 +103,29 @@ def parse(text: str, known: Sequence[Endpoint] = ()) -> Measure:
 
 
 def values(runs: Iterable[store.StoredRun], endpoint: Endpoint, reduction: Reduction = "last") -> Numbers:
-    """{arm: {seed: value}} of the runs that gave one: NaN for a diverged run, none for a failed or unfinished one."""
+    """{arm: {seed: value}} of the runs that have ended: NaN for one that diverged or failed.
+
+    An arm of which every run failed has none: an error everywhere says nothing about an optimizer.
+    """
     found: Numbers = {}
+    gave: set[str] = set()
     for run in runs:
-        if run.result is None or run.result.status == "failed":
+        if run.result is None:
             continue
-        value = math.nan if run.result.status == "diverged" else value_of(run, endpoint, reduction)
+        value = value_of(run, endpoint, reduction) if run.result.status == "ok" else math.nan
         if value is not None:
-            found.setdefault(run.spec.optimizer, {})[run.spec.seed] = value
-    return found
+            found.setdefault(run.spec.optimizer, {})[run.spec.seed] = value if is_number(value) else math.nan
+        if run.result.status != "failed":
+            gave.add(run.spec.optimizer)
+    return {arm: by_seed for arm, by_seed in found.items() if arm in gave}
+
+
+def as_loss(value: float, endpoint: Endpoint) -> float:
+    """A value on the scale on which the endpoint is compared, less being better; NaN where it has none there."""
+    if not is_number(value) or (endpoint.log and value <= 0):
+        return math.nan
+    y = math.log10(value) if endpoint.log else value
+    return -y if endpoint.maximize else y
 
 
 def value_of(run: store.StoredRun, endpoint: Endpoint, reduction: Reduction = "last") -> float | None:

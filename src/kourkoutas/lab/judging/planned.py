@@ -35,7 +35,7 @@ def contrasts(record: StudyRecord, labels: Collection[str]) -> list[tuple[str, s
     return sorted(pairs, key=lambda pair: (order[pair[0]], order[pair[1]]))
 
 
-def lost(record: StudyRecord, runs: Sequence[StoredRun]) -> dict[str, list[int]]:
+def missing_seeds(record: StudyRecord, runs: Sequence[StoredRun]) -> dict[str, list[int]]:
     """{arm: seeds whose runs are not in the folder}: deleted ones, or those of an arm that was added for fewer seeds.
 
     An arm that is still to be tuned has no runs to lose, and a folder of single runs (`kbeta run --out`) was never

@@ -1,8 +1,9 @@
 """Studies of a user's function that compare nothing: told, instead of compared.
 
 * The function neither asked for `trial.optimizer` nor read `trial.arm`: all arms are one.
-* Two arms logged the same numbers to the last bit and ended alike on every seed: what makes them two reached nothing.
-* An arm logged the same numbers to the last bit at every value that its tuning tried: the tuned option reached nothing.
+* Two arms logged the same numbers to the last bit and ended alike on every seed: the option that
+  distinguishes them was never used.
+* An arm logged the same numbers to the last bit at every value that its tuning tried: the tuned option was never used.
 * The function returned nothing and no --endpoint was named: its runs end at the last logged loss, one batch's.
 """
 
@@ -11,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kourkoutas.lab.results.store import StoredRun, Study
+from kourkoutas.lab.results.snapshot import Snapshot
+from kourkoutas.lab.results.store import StoredRun, StudyRecord
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,9 @@ class Suspects:
         return not self.everything and frozenset((a, b)) not in self.pairs
 
 
-def suspects(
-    study: Study, runs: Sequence[StoredRun], pairs: Sequence[tuple[str, str]], tuning: Sequence[StoredRun] = ()
-) -> Suspects:
+def suspects(snapshot: Snapshot, runs: Sequence[StoredRun], pairs: Sequence[tuple[str, str]]) -> Suspects:
     """What is wrong with the planned `pairs` of a study; a testbed's arms are never suspected."""
-    code = study.record.code
+    code = snapshot.record.code
     finished = [run for run in runs if run.result is not None and run.result.status == "ok"]
     used = [run.result.settings["used"] for run in finished if run.result and "used" in run.result.settings]
     if code is None or not used:
@@ -49,25 +49,25 @@ def suspects(
     if notes:
         return Suspects(tuple(notes), everything=True)
     twins = [(a, b) for a, b in pairs if _same(finished, a, b)]
-    deaf = _deaf(study, tuning)
+    ignoring = _ignores_tuned_option(snapshot.record, snapshot.tuning_runs)
     told = [
-        f"Not compared: {a} and {b} logged the same numbers to the last bit on every seed; what makes them two "
-        f"reached nothing in {code.function}."
+        f"Not compared: {a} and {b} logged the same numbers to the last bit on every seed; "
+        f"{code.function} never used the option that distinguishes them."
         for a, b in twins
     ]
     told += [
-        f"Not compared: {arm} logged the same numbers to the last bit at every {option} that its tuning tried, so that "
-        f"{option} reached nothing in {code.function}; write trial.optimizer(model, lr=...) without reading "
+        f"Not compared: {arm} logged the same numbers to the last bit at every {option} that its tuning tried, so "
+        f"{code.function} never used {option}; write trial.optimizer(model, lr=...) without reading "
         f"trial.settings[{option!r}], or use what is read."
-        for arm, option in deaf.items()
+        for arm, option in ignoring.items()
     ]
-    dropped = {frozenset(pair) for pair in pairs if pair in twins or not deaf.keys().isdisjoint(pair)}
+    dropped = {frozenset(pair) for pair in pairs if pair in twins or not ignoring.keys().isdisjoint(pair)}
     return Suspects(tuple(told), frozenset(dropped))
 
 
-def _deaf(study: Study, runs: Sequence[StoredRun]) -> dict[str, str]:
+def _ignores_tuned_option(record: StudyRecord, runs: Sequence[StoredRun]) -> dict[str, str]:
     """{arm: the tuned options} of arms whose runs are the same, seed by seed, at two or more values."""
-    question = study.record.tuning
+    question = record.tuning
     found: dict[str, dict[int, dict[str, str]]] = {}
     for run in runs if question is not None else ():
         if run.result is not None and run.result.status == "ok" and len(run.result.curve) > 1:

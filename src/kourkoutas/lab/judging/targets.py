@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kourkoutas.lab.judging.stats import holm, quantile, sign_test, wilcoxon
+from kourkoutas.lab.judging.hypothesis_tests import holm, sign_test, wilcoxon
+from kourkoutas.lab.judging.intervals import quantile
 from kourkoutas.lab.results.store import StoredRun, StoreError
 from kourkoutas.lab.specs.spec import RunResult
 

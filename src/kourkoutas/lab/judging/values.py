@@ -1,4 +1,4 @@
-"""Values of runs as the statistics take them: {optimizer: {seed: value}}, NaN or infinite for a diverged run."""
+"""Values by optimizer and seed, {optimizer: {seed: value}}: their order, their checks, and what JSON can hold."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ Seed = int | str
 Values = Mapping[str, Mapping[Seed, float]]
 Array = NDArray[np.float64]
 
+LARGEST = 1e100  # beyond it a run has diverged: squares of larger values are no numbers
+
 
 def in_order(seeds: Iterable[Seed]) -> list[Seed]:
     """Numbers first, then names."""
@@ -27,35 +29,55 @@ def listed(items: Sequence[Any], most: int = 20) -> str:
     return shown if len(items) <= most else f"{shown}, … ({len(items)} in all)"
 
 
-def check_known(values: Values, name: str, role: str) -> None:
+def is_number(value: float) -> bool:
+    """Whether a value is one of a run that ended well."""
+    return abs(value) <= LARGEST
+
+
+def check_known(values: Mapping[str, Any], name: str, role: str) -> None:
     if name not in values:
         near = difflib.get_close_matches(name, values, n=1, cutoff=0.5)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ValueError(f"`{role}` must be one of {listed([repr(known) for known in values])}; got {name!r}{hint}")
 
 
-def check_positive(values: Values, names: Iterable[str]) -> None:
-    for name in names:
-        for seed, value in values[name].items():
-            if math.isfinite(value) and value <= 0:
+def check_positive(values: Values) -> None:
+    for name, by_seed in values.items():
+        for seed, value in by_seed.items():
+            if is_number(value) and value <= 0:
                 raise ValueError(
                     f"`log` needs values > 0; {name!r} has {value!r} for seed {seed!r}: leave out --log (log=False)"
                 )
 
 
 def all_positive(values: Values) -> bool:
-    """Whether every finite value has a logarithm."""
-    return all(x > 0 for by_seed in values.values() for x in by_seed.values() if math.isfinite(x))
+    """Whether every value of a run that ended well has a logarithm."""
+    return all(x > 0 for by_seed in values.values() for x in by_seed.values() if is_number(x))
 
 
-def plain(value: Any) -> Any:
-    """For JSON: dataclasses as mappings, text keys, lists, and "nan", "inf" and "-inf" for what is not finite."""
+def to_json(value: Any) -> Any:
+    """Dataclasses as mappings, text keys, lists, and "nan", "inf" and "-inf" for what is not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if dataclasses.is_dataclass(value):
-        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value) if field.repr}
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): to_json(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
+        return [to_json(v) for v in value]
     return value
+
+
+def seed_ranges(seeds: Sequence[int]) -> str:
+    """Seeds as the command line takes them.
+
+    >>> seed_ranges([3, 0, 1, 2, 7])
+    '0-3,7'
+    """
+    parts: list[list[int]] = []
+    for seed in sorted(set(seeds)):
+        if parts and seed == parts[-1][1] + 1:
+            parts[-1][1] = seed
+        else:
+            parts.append([seed, seed])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

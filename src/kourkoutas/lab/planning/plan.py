@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from kourkoutas.lab.specs.spec import OWN_SETTINGS, Arm, Code, RunSpec, digest_o
 from kourkoutas.rule import Hyper
 
 MOST_RUNS = 1_000_000
+LEVEL = 0.05  # a verdict needs p below it
 OWN = "own"  # engine and preset of a study of a user's function, which brings both
 
 
@@ -97,6 +99,18 @@ class Plan:
     def specs(self) -> list[RunSpec]:
         """All runs, seed by seed."""
         return [self.spec(arm, seed) for seed in self.seeds for arm in self.arms]
+
+    def doubts(self) -> list[str]:
+        """What these seeds cannot show, to be said before they are paid for."""
+        pairs = len(set(self.seeds))
+        least = 2.0 ** (1 - pairs)  # all pairs on one side, two-sided
+        if len(self.arms) < 2 or least <= LEVEL:
+            return []
+        many = "1 pair" if pairs == 1 else f"{pairs} pairs"
+        return [
+            f"{many} of seeds: ranks, which decide once a run diverges, cannot give p below {least:g}; "
+            "--seeds 0-9 gives ten"
+        ]
 
     def axes(self) -> dict[str, list[Axis]]:
         """{arm: what it tunes}."""
@@ -454,7 +468,8 @@ def code_of(target: str, endpoint: str | None = None, *, log: bool = False, high
         )
     if not function.isidentifier():
         raise ValueError(f"{target!r}: {function!r} is not a function name; write {file}:train, for example")
-    if not _may_have(path, function):
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if not re.search(rf"\b{function}\b|import \*", text):  # a name may also be assigned or imported
         own = functions_of(path)
         raise ValueError(f"{target!r}: {file} has no function {function!r}; it has {', '.join(own) or 'none'}")
     return Code(
@@ -470,29 +485,6 @@ def code_of(target: str, endpoint: str | None = None, *, log: bool = False, high
 def functions_of(path: Path) -> list[str]:
     """The functions that a file defines, from its text alone."""
     return [node.name for node in _parsed(path).body if isinstance(node, ast.FunctionDef)]
-
-
-def _may_have(path: Path, name: str) -> bool:
-    """Whether the text of a file gives its module the name, or may do so unseen: `import *`, globals(), exec."""
-    tree = _parsed(path)
-    unseen = {"*", "globals", "vars", "exec", "setattr", "__getattr__"}
-    named = {_name(node) for node in ast.walk(tree)}
-    globally = {own for node in ast.walk(tree) if isinstance(node, ast.Global) for own in node.names}
-    return not unseen.isdisjoint(named) or name in globally or name in _module_names(tree)
-
-
-def _name(node: ast.AST) -> str | None:
-    return getattr(node, "id", None) or getattr(node, "asname", None) or getattr(node, "name", None)
-
-
-def _module_names(node: ast.AST) -> set[str | None]:
-    """Every name in the module's own statements, not in those of its functions and classes."""
-    found = set()
-    for child in ast.iter_child_nodes(node):
-        found.add(_name(child))
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found |= _module_names(child)
-    return found
 
 
 def _parsed(path: Path) -> ast.Module:

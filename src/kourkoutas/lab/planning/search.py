@@ -3,8 +3,9 @@
 They are pure functions of the scores so far; `kourkoutas.lab.api` makes the runs that they ask for.
 
 One option: a grid. Every arm tries the same values, evenly spaced over the range. An arm's choice is the value with the
-best median endpoint over the tuning seeds; a run that diverged or failed ranks as the worst. While the best value of
-*any* arm is the outermost on a side, *every* arm tries `STEPS` more values there, `budget` times at most.
+fewest runs that diverged or failed, and of those the best mean endpoint over the tuning seeds, geometric where the
+endpoint is compared as ratios. While the best value of *any* arm is the outermost on a side, *every* arm tries `STEPS`
+more values there, `budget` times at most, and no further than `MOST_RATIO` times beyond the range that was asked for.
 
 Several options: Optuna's TPE sampler. Every arm gets the same number of trials; trial k of an arm follows from k and
 the arm's earlier trials alone, so that a tuning that was stopped goes on with the same proposals.
@@ -20,6 +21,7 @@ from typing import Any
 from kourkoutas.lab.specs.search_space import Axis, SearchSpace, Value
 
 STEPS = 2  # grid steps by which a range is widened
+MOST_RATIO = 10.0  # by which a widened range may reach beyond an end; of a linear one, the width of the range
 SAMPLER_SEED = 0
 
 Values = Mapping[str, Value]
@@ -39,27 +41,33 @@ class Tried:
     scores: tuple[float, ...]
     missing: int = 0
 
-    def loss(self, maximize: bool) -> float:
-        """The median with the sign that makes less better; infinite when the middle run diverged.
+    def standing(self, maximize: bool, log: bool = False) -> tuple[int, float]:
+        """(runs without a score, mean of the others with the sign that makes less better): less is better.
 
-        Of an even number of runs the mean of the two middle ones: infinite if one of them diverged.
+        NOTE: the mean is that of the comparison on the test seeds, geometric where `log`. Seeds that are hard for every
+        value move all means alike, and so do not blur the choice as they would blur one by medians.
         """
-        ranked = sorted((-x if maximize else x) if math.isfinite(x) else math.inf for x in self.scores)
-        half = len(ranked) // 2
-        if len(ranked) % 2:
-            return ranked[half]
-        return math.inf if math.isinf(ranked[half]) else (ranked[half - 1] + ranked[half]) / 2
+        fine = [x for x in self.scores if math.isfinite(x) and not (log and x <= 0)]
+        if not fine:
+            return len(self.scores), math.inf
+        mean = 10 ** (sum(map(math.log10, fine)) / len(fine)) if log else sum(x / len(fine) for x in fine)
+        return len(self.scores) - len(fine), -mean if maximize else mean
+
+    def loss(self, maximize: bool, log: bool = False) -> float:
+        """The mean with the sign that makes less better; infinite when a run diverged or failed."""
+        lost, mean = self.standing(maximize, log)
+        return math.inf if lost else mean
 
 
-def best(tried: Sequence[Tried], maximize: bool = False) -> Tried:
-    """The one with the best median; of equal ones that with the smallest values, in whatever order they were tried.
+def best(tried: Sequence[Tried], maximize: bool = False, log: bool = False) -> Tried:
+    """The one with the fewest lost runs, and of those the best mean; of equal ones that with the smallest values.
 
     >>> best([Tried({"lr": 0.1}, (3.0, math.nan, math.nan)), Tried({"lr": 0.2}, (9.0, 7.0, math.nan))]).values
     {'lr': 0.2}
     """
     if not tried:
         raise ValueError("nothing was tried, so nothing can be chosen")
-    return min(tried, key=lambda one: (one.loss(maximize), *one.values.values()))
+    return min(tried, key=lambda one: (*one.standing(maximize, log), *one.values.values()))
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,16 @@ def _goes_on(grid: Grid, index: int, before: int, takes: Callable[[Value], bool]
     value = grid.axis.value(index, grid.points)
     if not math.isfinite(value) or value == grid.axis.value(before, grid.points):
         return False
-    return (grid.axis.scale == "linear" or value > 0) and takes(value)
+    return _near(grid.axis, value) and takes(value)
+
+
+def _near(axis: Axis, value: Value) -> bool:
+    """Whether a value is not too far from the range that was asked for."""
+    if axis.scale == "linear":
+        width = axis.high - axis.low
+        return axis.low - width <= value <= axis.high + width
+    slack = 1.001  # a value is rounded to a few digits
+    return axis.low / (MOST_RATIO * slack) <= value <= axis.high * MOST_RATIO * slack
 
 
 Request = tuple[str, Values]
@@ -122,6 +139,7 @@ def next_requests(
     takes: Callable[[str, Values], bool] = lambda arm, values: True,
     *,
     maximize: bool = False,
+    log: bool = False,
 ) -> list[Request]:
     """What every arm tries next, given all that was tried; nothing when the tuning has come to its end.
 
@@ -131,12 +149,13 @@ def next_requests(
       axes: {arm: the options that it tunes}.
       takes: whether an arm can have these values at all.
       maximize: whether more is better.
+      log: whether scores are compared as ratios.
     """
     if len(space.axes) > 1:
         done = min(len(own) for own in tried.values())
         if done >= space.trials:
             return []
-        return [(arm, propose(space, own, tried[arm][:done], maximize)) for arm, own in axes.items()]
+        return [(arm, propose(space, own, tried[arm][:done], maximize, log)) for arm, own in axes.items()]
     grid = Grid.of(space)
     name = grid.axis.name
     for _ in range(space.budget + 1):
@@ -147,7 +166,7 @@ def next_requests(
         ]
         if missing:
             return missing
-        chosen = [best(own, maximize).values[name] for own in known.values()]
+        chosen = [best(own, maximize, log).values[name] for own in known.values()]
         grid = widened(grid, chosen, lambda value: all(takes(arm, {name: value}) for arm in axes))
     return []
 
@@ -162,18 +181,18 @@ def edge(space: SearchSpace, tried: Sequence[Tried], chosen: Values) -> str | No
 
 
 def propose(
-    space: SearchSpace, axes: Sequence[Axis], tried: Sequence[Tried], maximize: bool = False
+    space: SearchSpace, axes: Sequence[Axis], tried: Sequence[Tried], maximize: bool = False, log: bool = False
 ) -> dict[str, Value]:
     """The values of an arm's next trial, given its earlier ones.
 
-    NOTE: the sampler sees ranks instead of medians. TPE only asks which trials are the better ones, and a rank can
+    NOTE: the sampler sees ranks instead of means. TPE only asks which trials are the better ones, and a rank can
     stand for a diverged run, which has no number.
     """
     optuna = _optuna()
     sampler = optuna.samplers.TPESampler(seed=SAMPLER_SEED + len(tried), n_startup_trials=max(4, space.trials // 3))
     study = optuna.create_study(sampler=sampler)
     distributions = {axis.name: _distribution(optuna, axis) for axis in axes}
-    losses = [one.loss(maximize) for one in tried]
+    losses = [one.standing(maximize, log) for one in tried]
     for one, loss in zip(tried, losses, strict=True):
         study.add_trial(
             optuna.trial.create_trial(

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kourkoutas import atomic
-from kourkoutas.lab.results.store import StoredRun, StoreError, Study
+from kourkoutas.lab.results.snapshot import Snapshot
+from kourkoutas.lab.results.store import StoredRun, StoreError
 
 Row = dict[str, Any]
 What = Literal["runs", "curves"]
@@ -28,10 +29,10 @@ HEAD = ("id", "optimizer", "seed")
 ENDS = ("status", "endpoint", "seconds")
 
 
-def rows(study: Study, what: What = "runs") -> list[Row]:
+def rows(snapshot: Snapshot, what: What = "runs") -> list[Row]:
     """The rows of a table; every row has every column, None where it has no value."""
-    own = study.record.code is not None
-    made = [row for run in study.runs() for row in (_points(run, own) if what == "curves" else [_row(run)])]
+    own = snapshot.record.code is not None
+    made = [row for run in snapshot.runs for row in (_points(run, own) if what == "curves" else [_row(run)])]
     columns = list(dict.fromkeys(name for row in made for name in row))
     return [{name: row.get(name) for name in columns} for row in made]
 
@@ -84,15 +85,15 @@ def _flat(settings: dict[str, Any]) -> Row:
     return found
 
 
-def write(study: Study, to: Path, what: What = "runs") -> int:
+def write(snapshot: Snapshot, to: Path, what: What = "runs") -> int:
     """Write a table and return its number of rows; the ending of `to` says which format."""
     if to.suffix not in FORMATS:
         raise ValueError(f"--to {to}: the name must end in {' or '.join(FORMATS)}")
     if to.suffix == ".parquet":
         _pyarrow()
-    table = rows(study, what)
+    table = rows(snapshot, what)
     if not table:
-        raise StoreError(f"{study.path} holds no {what} yet: nothing was written")
+        raise StoreError(f"{snapshot.path} holds no {what} yet: nothing was written")
     to.parent.mkdir(parents=True, exist_ok=True)
     as_format = _parquet if to.suffix == ".parquet" else _csv
     atomic.replace(to, lambda stream: stream.write(as_format(table)))

@@ -23,11 +23,12 @@ import errno
 import importlib.metadata
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
@@ -131,7 +132,7 @@ class StoredRun:
         """The arrays of the trace, or None when the run recorded none.
 
         `names` of the buckets; `steps`, `sun`, `beta2` and `norm` of rows that may leave out steps; `every_step` and
-        `every_norm` of the newest steps without a gap. Runs of version 0.1 have no norms.
+        `every_norm` of the newest steps without a gap.
         """
         path = self.folder / "trace.npz"
         return files.read_arrays(path, _redo(self.folder), "trace") if path.exists() else None
@@ -162,7 +163,6 @@ class Study:
     def __init__(self, path: Path, record: StudyRecord) -> None:
         self.path = path
         self.record = record
-        self.damage: list[str] = []  # folders that the last `runs` left out, and why
 
     @classmethod
     def open(cls, path: str | Path) -> Study:
@@ -172,7 +172,10 @@ class Study:
         if not file.exists():
             raise StoreError(f"{file}: not found; `kbeta study ... --out {path}` makes one")
         remedy = f"move {path} away and run the study again, or restore the file"
-        return cls(path, files.read_json(file, StudyRecord, remedy))
+        record = files.read_json(file, StudyRecord, remedy)
+        if record.versions.get("kourkoutas-beta", "").startswith("0.1."):
+            raise StoreError(f"{file}: written by version 0.1, which is no longer read; run the study again")
+        return cls(path, record)
 
     def folder(self, spec: RunSpec) -> Path:
         return self.path / "runs" / spec.id
@@ -207,28 +210,12 @@ class Study:
         """One run, finished or not."""
         return StoredRun(spec, self.result(spec), self.folder(spec))
 
-    def runs(self) -> list[StoredRun]:
-        """Every planned run that is to be compared, in the order of the arms and then of the seeds.
+    def scan(self) -> tuple[list[StoredRun], list[str]]:
+        """(every run, in the order of the arms and then of the seeds; what could not be read and is left out).
 
         NOTE: a damaged file costs its own run. A result that cannot be read makes its run a failed one, which
-        `--retry-failed` makes again; a folder without a readable spec.json is left out and told in `damage`.
+        `--retry-failed` makes again; a folder without a readable spec.json is left out.
         """
-        return self._runs(self.record.compares)
-
-    def tuning_runs(self) -> list[StoredRun]:
-        """Every planned run of the tuning, in the same order."""
-        return self._runs(self.record.tunes)
-
-    def every_run(self) -> list[StoredRun]:
-        """Those two together, and runs on test seeds with values that were an arm's choice only for a while."""
-        return self._runs(lambda spec: True)
-
-    def _runs(self, wanted: Callable[[RunSpec], bool]) -> list[StoredRun]:
-        found, self.damage = self.scan()
-        return [run for run in found if wanted(run.spec)]
-
-    def scan(self) -> tuple[list[StoredRun], list[str]]:
-        """(every run, in the order of the arms and then of the seeds; what could not be read and is left out)."""
         found, damage = [], []
         with contextlib.suppress(FileNotFoundError):
             for entry in os.scandir(self.path / "runs"):
@@ -339,13 +326,8 @@ def versions() -> dict[str, str]:
 def _began(process: int) -> float | None:
     """When a process began, in seconds since 1970; None where the system does not tell."""
     try:
-        ticks = (
-            Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
-        )
-        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
-        (booted,) = (line.split()[1] for line in lines if line.startswith("btime "))
-        return int(booted) + int(ticks) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
+        return float(psutil.Process(process).create_time())
+    except (psutil.Error, ValueError, OverflowError):
         return None
 
 
@@ -448,11 +430,6 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
 
 def _arms_differ(old: Sequence[Arm], new: Sequence[Arm]) -> list[str]:
     """How arms of the same name differ, and settings that any two arms should share."""
-    if any(arm.resolved is None for arm in old) and any(arm.resolved is not None for arm in new):
-        return [
-            "it was written by version 0.1, which did not record what its presets came down to, so its runs cannot be "
-            "told from newer ones (`kbeta report`, `stats` and `export` read it as before)"
-        ]
     differs = []
     by_label = {arm.label: arm for arm in old}
     by_settings = {json.dumps(arm.settings, sort_keys=True): arm for arm in reversed(old)}

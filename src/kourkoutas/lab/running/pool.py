@@ -1,4 +1,4 @@
-"""The crew on this machine: worker processes that make the runs of a study.
+"""The executor on this machine: worker processes that make the runs of a study.
 
 A worker takes one seed at a time and makes all its arms in a row, so that the seed's data are made once; a worker
 without a seed left helps with another's.
@@ -14,7 +14,7 @@ from multiprocessing import connection
 
 from kourkoutas.lab import machine
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running.crew import Crew, Event, Hire, Limits, Started
+from kourkoutas.lab.running.executor import Event, Executor, ExecutorFactory, Limits, Started
 from kourkoutas.lab.running.process import Process, worker_environment
 from kourkoutas.lab.running.worker import Task
 from kourkoutas.lab.specs.spec import RunSpec
@@ -104,16 +104,16 @@ class Pool:
         self._retired.clear()
 
 
-def hire(workers: int | None = None, limits: Limits | None = None) -> Hire:
+def local(workers: int | None = None, limits: Limits | None = None) -> ExecutorFactory:
     """A pool of `workers` processes that share the cores; by default one per core, but not more than seeds."""
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1; got {workers}")
 
-    def hired(study: store.Study, tasks: Sequence[Task]) -> Crew:
+    def start(study: store.Study, tasks: Sequence[Task]) -> Executor:
         cores = machine.cores()
         # A seed's data are made once by the worker that has the seed; tuning has few seeds and many values for each.
         tuning = any(study.record.tunes(task.spec) for task in tasks)
         size = min(workers or min(cores, len(tasks) if tuning else len(study.record.seeds)), len(tasks))
         return Pool(size, max(1, cores // size), limits or Limits())
 
-    return hired
+    return start

@@ -19,8 +19,8 @@ from typing import BinaryIO, cast
 
 import kourkoutas
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import memory
-from kourkoutas.lab.running.crew import GIB, Ended, Event, Limits, Progress
+from kourkoutas.lab.running import rss
+from kourkoutas.lab.running.executor import GIB, Ended, Event, Limits, Progress
 from kourkoutas.lab.running.worker import Task
 
 SECONDS_BETWEEN_LOOKS = 1.0  # at the memory
@@ -150,7 +150,7 @@ class Process:
             self._killed = f"the run was ended after {timeout:g} s: --timeout {timeout:g}"
         elif gib is not None and time.monotonic() - self._looked >= SECONDS_BETWEEN_LOOKS:
             self._looked = time.monotonic()
-            if (held := memory.above(self._process.pid, int(gib * GIB))) is not None:
+            if (held := rss.above(self._process.pid, int(gib * GIB))) is not None:
                 self._killed = f"the run was ended when it held {held / GIB:.2f} GiB: --memory {gib:g}"
         if self._killed is not None:
             self._kill()

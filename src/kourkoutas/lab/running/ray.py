@@ -1,4 +1,4 @@
-"""The crew on a Ray cluster: every run is a Ray task.
+"""The executor on a Ray cluster: every run is a Ray task.
 
 The driver, which is the process that the user started, owns the results folder: tasks send events and at the end the
 run's files, and only the driver writes them. So a run that was given up as lost, or whose driver was killed, leaves
@@ -25,7 +25,7 @@ from kourkoutas.lab import machine
 from kourkoutas.lab.results import parcel, store
 from kourkoutas.lab.results.backups import Backups, resolved
 from kourkoutas.lab.running import node
-from kourkoutas.lab.running.crew import GIB, Crew, Ended, Event, Hire, Limits
+from kourkoutas.lab.running.executor import GIB, Ended, Event, Executor, ExecutorFactory, Limits
 from kourkoutas.lab.running.worker import Task
 
 LOCAL = "local"  # a cluster of this machine, which lives as long as the study
@@ -33,7 +33,7 @@ SECONDS_TO_WAIT = 0.5
 SECONDS_TO_CONNECT = 10
 
 
-class RayCrew:
+class RayExecutor:
     """Ray tasks on the cluster at `address`.
 
     Args:
@@ -73,7 +73,7 @@ class RayCrew:
                 num_cpus=cpus,
                 num_gpus=gpus,
                 memory=int(wanted["memory"]) or None,
-                max_retries=0,  # whether a lost run is made again is decided by crew.make
+                max_retries=0,  # whether a lost run is made again is decided by executor.run_all
             )
             self._connection = connection.pop_all()
 
@@ -132,10 +132,10 @@ class RayCrew:
         self._connection.close()
 
 
-def hire(
+def on_cluster(
     address: str = "", *, cpus: float = 1.0, gpus: float = 0.0, storage: str | None = None, limits: Limits | None = None
-) -> Hire:
-    """A crew on the Ray cluster at `address`.
+) -> ExecutorFactory:
+    """An executor on the Ray cluster at `address`.
 
     Args:
       address: HOST:PORT, "auto" for the cluster that runs on this machine, "local" for a new one that ends with the
@@ -154,14 +154,14 @@ def hire(
     if not (math.isfinite(gpus) and gpus >= 0):
         raise ValueError(f"--gpus-per-run must be 0 or above; got {gpus}")
 
-    def hired(study: store.Study, tasks: Sequence[Task]) -> Crew:
+    def start(study: store.Study, tasks: Sequence[Task]) -> Executor:
         code = tasks[0].code
         files = None if code is None else parcel.of_code(Path(code.file))
         place = None if storage is None else _prepared(storage, study)
         chosen = address or os.environ.get("RAY_ADDRESS") or LOCAL
-        return RayCrew(chosen, cpus, gpus, limits or Limits(), files, place)
+        return RayExecutor(chosen, cpus, gpus, limits or Limits(), files, place)
 
-    return hired
+    return start
 
 
 @contextlib.contextmanager

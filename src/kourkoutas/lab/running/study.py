@@ -1,29 +1,67 @@
 """Many runs: make what is planned and resume after anything.
 
-make_runs   those of a list of runs that the folder does not hold, by a crew; the same call again resumes: finished runs
-            are kept, unfinished ones continue, failed ones wait for `retry_failed`
-single      one run in this process
+The same call again resumes: finished runs are kept, unfinished ones continue, failed ones wait for `retry_failed`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from kourkoutas.lab.planning.plan import Plan
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import crew, worker
-from kourkoutas.lab.running.trial import UNREAD
+from kourkoutas.lab.running import executor, pool, worker
+from kourkoutas.lab.running.executor import ExecutorFactory, Limits, Observer
+from kourkoutas.lab.running.trial import MISTAKES
 from kourkoutas.lab.specs.spec import Code, RunResult, RunSpec
+
+# Machines of a cluster come and go; what is killed on one machine mostly lacked memory, and would again.
+RAY_RETRIES = 2
+
+
+def choose_executor(
+    *,
+    ray: str | None = None,
+    workers: int | None = None,
+    cpus_per_run: float | None = None,
+    gpus_per_run: float | None = None,
+    storage: str | None = None,
+    retries: int | None = None,
+    timeout: float | None = None,
+    memory_per_run: float | None = None,
+) -> tuple[ExecutorFactory, int]:
+    """(what starts the executor, how often a lost run is made again), from the words of a command line."""
+    limits = Limits(timeout, memory_per_run)
+    if retries is not None and retries < 0:
+        raise ValueError(f"--retries must be 0 or above; got {retries}")
+    if ray is None:
+        given = {"--cpus-per-run": cpus_per_run, "--gpus-per-run": gpus_per_run, "--storage": storage}
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(f"{name} {value} is for runs on a Ray cluster: add --ray, or leave it out")
+        return pool.local(workers, limits), retries or 0
+    if workers is not None:
+        raise ValueError(
+            f"--workers {workers} is for processes of this machine; with --ray the nodes and --cpus-per-run say how "
+            "many runs are made at once: leave it out"
+        )
+    from kourkoutas.lab.running import ray as cluster
+
+    factory = cluster.on_cluster(
+        ray,
+        cpus=1.0 if cpus_per_run is None else cpus_per_run,
+        gpus=0.0 if gpus_per_run is None else gpus_per_run,
+        storage=storage,
+        limits=limits,
+    )
+    return factory, RAY_RETRIES if retries is None else retries
 
 
 class Guard:
     """Tells an observer what happens, and stops the study at the first run that shows that it has to be corrected."""
 
-    def __init__(self, observer: crew.Observer | None) -> None:
+    def __init__(self, observer: Observer | None) -> None:
         self._observer = observer
 
     def planned(self, total: int, kept: int, failed: int, workers: int, threads: int) -> None:
@@ -42,8 +80,8 @@ class Guard:
         if self._observer is not None:
             self._observer.finished(spec, result)
         last = (result.error or "").strip().rpartition("\n")[2]
-        if last.startswith(UNREAD):
-            raise ValueError(f"stopped after the first run: {last.removeprefix(UNREAD)}")
+        if last.startswith(MISTAKES):
+            raise ValueError(f"stopped after the first run: {last.partition(': ')[2]}")
 
 
 def make_runs(
@@ -51,16 +89,15 @@ def make_runs(
     specs: Sequence[RunSpec],
     *,
     code: Code | None,
-    hire: crew.Hire,
+    start: ExecutorFactory,
     retries: int = 0,
     retry_failed: bool = False,
     checkpoint_every: int | None = None,
-    sink: str | None = None,
-    observer: crew.Observer | None = None,
+    observer: Observer | None = None,
 ) -> None:
     """Make those of the runs that the folder does not hold.
 
-    `hire` gets those who make them. A lost run is made again up to `retries` times.
+    `start` gets who makes them. A lost run is made again up to `retries` times.
     """
     pending, kept, failed = [], 0, 0
     for spec in specs:
@@ -84,58 +121,13 @@ def make_runs(
             folder=study.folder(spec).resolve(),
             code=code,
             checkpoint_every=checkpoint_every,
-            sink=sink,
         )
         for spec in pending
     ]
-    with contextlib.closing(hire(study, tasks)) as hired:
+    with contextlib.closing(start(study, tasks)) as started:
         if observer is not None:
-            observer.planned(len(specs), kept, failed, hired.size, hired.threads)
-        crew.make(tasks, hired, study, observer, retries)
-
-
-def single(
-    plan: Plan,
-    out: str | Path | None,
-    *,
-    command: str,
-    checkpoint_every: int | None = None,
-    sink: str | None = None,
-    on_progress: worker.Report = lambda step, steps, loss: None,
-) -> RunResult:
-    """Make the one run of `plan` in this process; without `out` nothing is kept."""
-    (spec,) = plan.specs()
-    task = worker.Task(spec=spec, folder=Path(), code=plan.code, checkpoint_every=checkpoint_every, sink=sink)
-    if out is None:
-        with tempfile.TemporaryDirectory(prefix="kbeta-") as folder:
-            return worker.make(task.model_copy(update={"folder": Path(folder)}), on_progress)
-    with holding(_read_as_before(plan, Path(out)), out, command) as study:
-        study.plan([spec])
-        kept = study.result(spec)
-        if kept is not None and kept.status != "failed":
-            return kept
-        return worker.make(task.model_copy(update={"folder": study.folder(spec).resolve()}), on_progress)
-
-
-def _read_as_before(plan: Plan, out: Path) -> Plan:
-    """The plan of one run, its endpoint read as in the study of `out`, since it compares nothing itself."""
-    if plan.code is None or not (out / "study.json").exists():
-        return plan
-    there = store.Study.open(out).record.code
-    if there is None:
-        return plan
-    how = {"log": there.log, "higher_is_better": there.higher_is_better}
-    return replace(plan, code=plan.code.model_copy(update=how))
-
-
-def finished(plan: Plan, out: str | Path) -> bool:
-    """Whether `out` has the one run of `plan` already, so that `single` would only read it."""
-    (spec,) = plan.specs()
-    try:
-        kept = store.Study.open(out).result(spec)
-    except store.StoreError:
-        return False
-    return kept is not None and kept.status != "failed"
+            observer.planned(len(specs), kept, failed, started.size, started.threads)
+        executor.run_all(tasks, started, study, observer, retries)
 
 
 def holding(plan: Plan, out: str | Path, command: str) -> contextlib.AbstractContextManager[store.Writer]:

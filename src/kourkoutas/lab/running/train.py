@@ -31,7 +31,7 @@ from kourkoutas.lab.results.checkpoint import Checkpoints
 from kourkoutas.lab.results.files import Arrays, Lines, write_arrays
 from kourkoutas.lab.running.clock import Clock
 from kourkoutas.lab.specs import optimizers
-from kourkoutas.lab.specs.spec import RunResult, RunSpec
+from kourkoutas.lab.specs.spec import LARGEST, RunResult, RunSpec
 from kourkoutas.lab.testbeds import Problem
 from kourkoutas.trace import KEYS, WINDOW
 
@@ -47,7 +47,6 @@ def run(
     folder: Path | None = None,
     *,
     on_progress: Progress | None = None,
-    on_trace: Callable[[Arrays], None] | None = None,
     checkpoint_every: int | None = None,
     keep: int = 2,
 ) -> RunResult:
@@ -57,13 +56,13 @@ def run(
       spec: the run.
       folder: where its files go; None records nothing on the disk.
       on_progress: called as (steps taken, steps in all, loss) after every chunk.
-      on_trace: called with the whole trace so far (the arrays of trace.npz) after every chunk.
       checkpoint_every: steps between checkpoints, rounded up to whole chunks; the last state is kept too. None saves
         about once a minute and removes the checkpoints at the end; 0 never saves.
       keep: how many checkpoints stay.
 
     Returns:
-      The result. A run whose loss or parameters stop being finite gives the status "diverged"; errors are raised.
+      The result. A run whose loss exceeds 1e100, or whose parameters stop being finite, gives the status "diverged";
+      errors are raised.
     """
     if checkpoint_every is not None and checkpoint_every < 0:
         raise ValueError(f"`checkpoint_every` must be a number of steps >= 0 (0: never); got {checkpoint_every!r}")
@@ -88,7 +87,7 @@ def run(
     )
     with _Run(spec, problem, engine, recipe, folder, checkpoint_every, keep, clock) as it:
         it.resume()
-        it.loop(on_progress, on_trace)
+        it.loop(on_progress)
         it.finish()
         result.curve = it.curve()
         result.metrics = it.final_metrics()
@@ -150,15 +149,15 @@ class _Run:
     def seconds(self) -> float:
         return self._earlier + time.perf_counter() - self._start
 
-    def loop(self, on_progress: Progress | None, on_trace: Callable[[Arrays], None] | None) -> None:
-        """Chunk after chunk, until the end or until something is no longer finite."""
+    def loop(self, on_progress: Progress | None) -> None:
+        """Chunk after chunk, until the end or until it diverges."""
         problem = self._problem
         evaluated = int(self._evaluations[-1]["step"]) if self._evaluations else 0
         while self.step < problem.steps and self.diverged_at is None:
             stop = min(problem.steps, self.step + self._chunk)
             losses = self._take(self.step, stop)
             evaluating = problem.evaluate_every and stop - evaluated >= problem.evaluate_every
-            bad = np.flatnonzero(~np.isfinite(losses))
+            bad = np.flatnonzero(~(np.abs(losses) <= LARGEST))
             if bad.size:
                 stop = self.step + int(bad[0]) + 1
                 self.diverged_at = stop
@@ -167,8 +166,6 @@ class _Run:
                 self._evaluate(stop)
             self._record(self.step, stop)
             self.step = stop
-            if on_trace is not None:
-                on_trace(self._trace())
             if on_progress is not None:
                 on_progress(stop, problem.steps, float(self._losses[stop - 1]))
             self._checkpoint()
@@ -190,7 +187,7 @@ class _Run:
             return
         with self._clock.timing("evaluate"):
             metrics = self._problem.evaluate(self._engine, self._trainer.arrays(), step)
-        if step == self._problem.steps and not all(math.isfinite(v) for v in metrics.values()):
+        if step == self._problem.steps and not all(abs(v) <= LARGEST for v in metrics.values()):
             self.diverged_at = step
         self._evaluations.append({"step": step, **metrics})
 
@@ -262,9 +259,7 @@ class _Run:
         rows: Arrays = {"steps": trace.steps[new], **{key: getattr(trace, key)[new] for key in KEYS}}
         at, norms = trace.history
         rows |= {"every_step": at[at > self._resumed_at], "every_norm": norms[at > self._resumed_at]}
-        before = dict(self._before)
-        if before and "norm" not in before:  # a checkpoint of version 0.1
-            before["norm"] = np.full_like(before["sun"], np.nan)
+        before = self._before
         joined = {k: np.concatenate([before[k], x]) if k in before else x for k, x in rows.items()}
         return {"names": np.array(trace.names), **joined}
 
@@ -316,7 +311,7 @@ class _Run:
         self._losses[: self.step] = saved["losses"]
         self._evaluations = notes["evaluations"]
         self._earlier = notes["seconds"]
-        self._clock.add(notes.get("times", {}))  # checkpoints of earlier versions have none
+        self._clock.add(notes["times"])
         self._before = {k.removeprefix("trace/"): x for k, x in saved.items() if k.startswith("trace/")}
         self._trainer.restore({k.removeprefix("trainer/"): x for k, x in saved.items() if k.startswith("trainer/")})
         self._resumed_at = self.step

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import itertools
 import math
 import statistics
 import sys
@@ -32,12 +33,10 @@ import numpy as np
 from kourkoutas.lab.results import files
 from kourkoutas.lab.specs import optimizers
 from kourkoutas.lab.specs.optimizers import Recipe
-from kourkoutas.lab.specs.spec import OWN_SETTINGS, Code, RunResult, RunSpec
+from kourkoutas.lab.specs.spec import LARGEST, OWN_SETTINGS, Code, RunResult, RunSpec
 from kourkoutas.trace import HISTORY, KEYS, WINDOW, Trace
 
 CURVE_POINTS = 2000
-# What the last line of a failed run's traceback begins with, where it is the study that has to be corrected.
-UNREAD = "kourkoutas.lab.running.trial.UnreadSettingError: "
 Progress = Callable[[int, int | None, float | None], None]
 
 
@@ -68,8 +67,20 @@ class Settings(Mapping[str, Any]):
         return repr(self._values)
 
 
-class UnreadSettingError(ValueError):
+class StudyError(ValueError):
+    """It is the study that has to be corrected: its next run would fail in the same way."""
+
+
+class UnreadSettingError(StudyError):
     """A setting of the study that the function never looked at: arms that differ in it would be the same."""
+
+
+class NoFunctionError(StudyError):
+    """The file has no function of that name."""
+
+
+# What the last line of a failed run's traceback begins with then.
+MISTAKES = tuple(f"{kind.__module__}.{kind.__qualname__}: " for kind in (UnreadSettingError, NoFunctionError))
 
 
 class Trial:
@@ -82,13 +93,7 @@ class Trial:
       folder: the run's folder, for files of your own.
     """
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        folder: Path,
-        on_progress: Progress | None = None,
-        on_trace: Callable[[Mapping[str, Any]], None] | None = None,
-    ) -> None:
+    def __init__(self, spec: RunSpec, folder: Path, on_progress: Progress | None = None) -> None:
         self.seed = spec.seed
         self.used: set[str] = set()
         self._arm = spec.optimizer
@@ -98,7 +103,6 @@ class Trial:
         self.described: dict[str, Any] = {}
         self._options = spec.options
         self._on_progress = on_progress
-        self._on_trace = on_trace
         self._traced: Any = None
         self._trace: Trace | None = None
         self._pulled = 0
@@ -118,16 +122,19 @@ class Trial:
     def optimizer(self, params_or_model: Any, lr: Any = 1e-3) -> Any:
         """The arm's optimizer for the framework that `params_or_model` belongs to.
 
-        A torch module, parameters or named parameters give a `torch.optim.Optimizer`; a pytree of JAX arrays an Optax
-        transformation, whose `init` and `update` you call; an MLX module or tree an `mlx.optimizers.Optimizer`.
+        A torch module, parameters, named parameters or param groups give a `torch.optim.Optimizer`; a pytree of JAX
+        arrays an Optax transformation, whose `init` and `update` you call; an MLX module or tree an
+        `mlx.optimizers.Optimizer`.
         `lr` is a number, or for JAX and MLX also a function of the steps taken. An `lr` of the study (--set, --grid or
         --tune lr=...) takes its place, unless the function has read `trial.settings["lr"]` and made its own from that.
         """
+        framework, target = framework_of(params_or_model)
+        if framework == "torch" and all(isinstance(item, Mapping) and "lr" in item for item in target):
+            self._check_own_rates()
         lr = self._own_lr(lr)
         self.used.add("optimizer")
         self._ready = self._ready or time.perf_counter()
         recipe = optimizers.recipe(self._arm, {}, self._options)
-        framework, target = framework_of(params_or_model)
         optimizers.check(recipe, framework)
         self.described = {"framework": framework, "optimizer": recipe.described}
         if not callable(lr):
@@ -147,6 +154,13 @@ class Trial:
             )
         return own
 
+    def _check_own_rates(self) -> None:
+        if "lr" not in self.settings.read and "lr" in self.settings:
+            raise TypeError(
+                f"the study sets lr={self.settings['lr']}, but every param group brings its own: make them from "
+                "trial.settings['lr']"
+            )
+
     def log(self, step: int, **metrics: Any) -> None:
         """Record numbers (Python, NumPy or 0-dim arrays of a framework) at a step."""
         if files.CHECK in metrics:
@@ -159,11 +173,9 @@ class Trial:
         if self._file is None:
             self._file = files.Lines(self.folder / "metrics.jsonl")
         self._file.write({"step": int(step), **row})
-        if self._on_trace is not None or int(step) - self._pulled >= WINDOW // 2:
+        if int(step) - self._pulled >= WINDOW // 2:
             self._pulled = int(step)
             self._pull()
-        if self._on_trace is not None and self._trace is not None:
-            self._on_trace(self._rows(slice(-1, None)))  # the newest row, beside what was logged
         if self._on_progress is not None:
             self._on_progress(int(step), None, row.get("loss", next(iter(row.values()), None)))
 
@@ -216,12 +228,11 @@ def run(
     code: Code,
     *,
     on_progress: Progress | None = None,
-    on_trace: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> RunResult:
     """One run of the user's function."""
     function = load(code)
     start = time.perf_counter()  # of the training: the file's imports are paid once per worker, not per run
-    trial = Trial(spec, folder, on_progress, on_trace)
+    trial = Trial(spec, folder, on_progress)
     try:
         returned = function(trial)
     finally:
@@ -229,7 +240,7 @@ def run(
     if returned is not None:
         trial.used.add("returned")
     endpoint = _endpoint(code, returned, trial.rows)
-    finite = math.isfinite(endpoint)
+    finite = abs(endpoint) <= LARGEST
     if finite:  # else it may have ended before it came to them
         _check_read(code, trial)
     return RunResult(
@@ -270,7 +281,7 @@ def load(code: Code) -> Callable[[Trial], Any]:
     function = getattr(module, code.function, None)
     if not callable(function):
         names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
-        raise AttributeError(f"{path} has no function {code.function!r}; it has {', '.join(names) or 'none'}")
+        raise NoFunctionError(f"{path} has no function {code.function!r}; it has {', '.join(names) or 'none'}")
     return function  # type: ignore[no-any-return]
 
 
@@ -304,7 +315,7 @@ def framework_of(params_or_model: Any) -> tuple[str, Any]:
         if isinstance(params_or_model, torch.Tensor):
             return "torch", [params_or_model]
         if isinstance(params_or_model, Iterable) and not isinstance(params_or_model, Mapping | str):
-            items = list(params_or_model)  # a generator can be read only once
+            items = [_listed(item) for item in params_or_model]  # a generator can be read only once
             if items and all(_is_torch_entry(torch, item) for item in items):
                 return "torch", items
             params_or_model = items if not isinstance(params_or_model, list | tuple) else params_or_model
@@ -319,13 +330,23 @@ def framework_of(params_or_model: Any) -> tuple[str, Any]:
     ):
         return "jax", params_or_model
     raise TypeError(
-        "trial.optimizer takes a torch module or its parameters, a pytree of JAX arrays, or an MLX module; "
-        f"got {type(params_or_model).__name__}"
+        "trial.optimizer takes a torch module, its parameters or param groups, a pytree of JAX arrays, or an MLX "
+        f"module; got {type(params_or_model).__name__}"
     )
 
 
+def _listed(item: Any) -> Any:
+    """A param group with a list of its parameters; anything else unchanged."""
+    if not isinstance(item, Mapping) or "params" not in item:
+        return item
+    params = item["params"]
+    return {**item, "params": [params] if hasattr(params, "shape") else list(params)}
+
+
 def _is_torch_entry(torch: Any, item: Any) -> bool:
-    """A tensor or a (name, tensor) pair."""
+    """A tensor, a (name, tensor) pair, or a param group of them."""
+    if isinstance(item, Mapping):
+        return bool(item.get("params")) and all(_is_torch_entry(torch, one) for one in item["params"])
     if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
         item = item[1]
     return isinstance(item, torch.Tensor)
@@ -390,11 +411,15 @@ def _curve(rows: list[dict[str, float]]) -> dict[str, list[float]]:
 
 
 def _torch(recipe: Recipe, params: Sequence[Any], lr: Any) -> Any:
-    named = [item if isinstance(item, tuple) else (str(i), item) for i, item in enumerate(params)]
-    optimizer = optimizers.build_torch(recipe, named, diagnostics=True)
-    optimizer.defaults["lr"] = lr
-    for group in optimizer.param_groups:
-        group["lr"] = lr
+    count = itertools.count()
+
+    def pairs(items: Sequence[Any]) -> list[tuple[str, Any]]:
+        return [item if isinstance(item, tuple) else (str(next(count)), item) for item in items]
+
+    named: list[Any] = []
+    for item in params:
+        named += [{**item, "params": pairs(item["params"])}] if isinstance(item, Mapping) else pairs([item])
+    optimizer = optimizers.build_torch(recipe, named, diagnostics=True, lr=lr)
     if recipe.warm is not None or recipe.lr_scale != 1:
         _scale_torch_steps(optimizer, recipe)
     return optimizer

@@ -42,7 +42,6 @@ class Task(BaseModel):
     folder: Path
     code: Code | None = None
     checkpoint_every: int | None = None
-    sink: str | None = None
 
 
 def make(task: Task, report: Report) -> RunResult:
@@ -51,17 +50,9 @@ def make(task: Task, report: Report) -> RunResult:
     Raises:
       DiskFull: the run has no result; it is made again when the study is resumed.
     """
-    from kourkoutas.lab.running.sinks import following
-
     start = time.perf_counter()
     try:
-        with following(task.sink, task.spec, task.folder) as follower:
-
-            def progress(step: int, steps: int | None, loss: float | None) -> None:
-                follower.metrics()
-                report(step, steps, loss)
-
-            result = _run(task, progress, follower.trace if follower.wants_trace else None)
+        result = _run(task, report)
     except (Exception, SystemExit) as error:
         if store.is_full(error):
             raise store.DiskFull.of(cast(OSError, error)) from None
@@ -76,16 +67,14 @@ def failed(error: str, seconds: float) -> RunResult:
     return RunResult(status="failed", endpoint=None, metrics={}, curve={}, settings={}, seconds=seconds, error=error)
 
 
-def _run(task: Task, progress: Report, on_trace: Callable[[Any], None] | None) -> RunResult:
+def _run(task: Task, report: Report) -> RunResult:
     if task.code is not None:
         from kourkoutas.lab.running import trial
 
-        return trial.run(task.spec, task.folder, task.code, on_progress=progress, on_trace=on_trace)
+        return trial.run(task.spec, task.folder, task.code, on_progress=report)
     from kourkoutas.lab.running import train
 
-    return train.run(
-        task.spec, task.folder, on_progress=progress, on_trace=on_trace, checkpoint_every=task.checkpoint_every
-    )
+    return train.run(task.spec, task.folder, on_progress=report, checkpoint_every=task.checkpoint_every)
 
 
 def main(fd: int, parent: int) -> None:

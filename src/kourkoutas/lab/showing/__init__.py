@@ -1,1 +1,1 @@
-"""Showing a study to people: figures, report, progress, sinks."""
+"""Showing a study to people: figures, report, progress."""

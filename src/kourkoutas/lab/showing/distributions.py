@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from markupsafe import Markup
 
-from kourkoutas.lab.judging.analysis import Judged
-from kourkoutas.lab.judging.contrasts import Contrast
+from kourkoutas.lab.judging.comparing import Comparison, Contrast
 from kourkoutas.lab.judging.intervals import quantile
 from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.showing.drawing import (
@@ -33,18 +32,18 @@ ROW = 46.0
 MOST_PAIRS = 24  # contrasts with a panel of their own
 
 
-def _scale(judged: Judged, start: float, stop: float) -> tuple[Scale, float | None]:
+def _scale(judged: Comparison, start: float, stop: float) -> tuple[Scale, float | None]:
     """The values' scale, and where diverged runs stand: beyond it on the worse side; None when there are none."""
     every = np.array([x for by_seed in judged.values.values() for x in by_seed.values()], float)
     if np.isfinite(every).all():
         return scale_of(every, start, stop, log=judged.log), None
     room = 0.16 * (stop - start)
-    if judged.maximize:
+    if judged.higher_is_better:
         return scale_of(every, start + room, stop, log=judged.log), start + 0.35 * room
     return scale_of(every, start, stop - room, log=judged.log), stop - 0.35 * room
 
 
-def violins(judged: Judged, looks: Mapping[str, Look], anchor: Anchor) -> Drawing | None:
+def violins(judged: Comparison, looks: Mapping[str, Look], anchor: Anchor) -> Drawing | None:
     """One row per arm: the density of its values, every seed as a dot, the median as a bar."""
     arms = [arm for arm in looks if judged.values.get(arm)]
     if not arms:
@@ -65,7 +64,7 @@ def violins(judged: Judged, looks: Mapping[str, Look], anchor: Anchor) -> Drawin
                 data_arm=list(looks).index(arm),
             )
         )
-    better = "right" if judged.maximize else "left"
+    better = "right" if judged.higher_is_better else "left"
     told = f"{judged.title}: every run of {len(arms)} optimizers with its median; further {better} is better"
     return picture(parts, WIDTH, bottom + 38, f"{judged.title} ({better} is better)", told)
 
@@ -91,9 +90,7 @@ def density(values: Array) -> tuple[Array, Array] | None:
 
     width = 0.9·min(sd, IQR/1.34)·n^(-1/5)
     """
-    # In units of the largest one, sums of values near 1e308 stay finite.
-    unit = float(np.abs(values).max(initial=0.0)) or 1.0
-    x = values / unit
+    x = values
     if len(x) < 3 or float(np.ptp(x)) == 0:
         return None
     q1, q3 = np.quantile(x, [0.25, 0.75])
@@ -101,8 +98,7 @@ def density(values: Array) -> tuple[Array, Array] | None:
     width = 0.9 * spread * len(x) ** -0.2
     places = np.linspace(x.min() - 2 * width, x.max() + 2 * width, 60)
     heights = np.exp(-0.5 * ((places[:, None] - x) / width) ** 2).sum(axis=1)
-    with np.errstate(over="ignore"):
-        return np.nan_to_num(places * unit), heights / heights.max()
+    return places, heights / heights.max()
 
 
 def _violin(
@@ -110,7 +106,7 @@ def _violin(
     scale: Scale,
     lost: float | None,
     middle: float,
-    judged: Judged,
+    judged: Comparison,
     arm: str,
     anchor: Anchor,
 ) -> list[Markup]:
@@ -124,7 +120,7 @@ def _violin(
         half = 17 * heights
         d = line_path([*x, *x[::-1]], [*(middle - half), *(middle + half[::-1])])
         parts.append(element("path", d=d + "Z", class_="violin"))
-    ranked = np.where(np.isfinite(numbers), numbers, -math.inf if judged.maximize else math.inf)
+    ranked = np.where(np.isfinite(numbers), numbers, -math.inf if judged.higher_is_better else math.inf)
     median = quantile(ranked, 0.5)
     at = scale.at(median) if math.isfinite(median) else lost
     if at is not None:
@@ -147,13 +143,12 @@ def _violin(
     return parts
 
 
-def pairs(judged: Judged, places: Mapping[str, int], anchor: Anchor) -> list[Drawing]:
+def pairs(judged: Comparison, places: Mapping[str, int], anchor: Anchor) -> list[Drawing]:
     """One panel per contrast: a line per seed from the baseline's value to the treatment's."""
-    contrasts = judged.comparison.contrasts if judged.comparison else ()
-    return [_pairs(c, judged, places, anchor) for c in contrasts[:MOST_PAIRS]]
+    return [_pairs(c, judged, places, anchor) for c in judged.contrasts[:MOST_PAIRS]]
 
 
-def _pairs(c: Contrast, judged: Judged, places: Mapping[str, int], anchor: Anchor) -> Drawing:
+def _pairs(c: Contrast, judged: Comparison, places: Mapping[str, int], anchor: Anchor) -> Drawing:
     scale, lost = _scale(judged, 20.0, WIDTH - 20)
     top, bottom = 22.0, 122.0
     parts = _axis(scale, lost, top, bottom + 18, "log scale" if judged.log else "")

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from kourkoutas.lab.judging.analysis import Finding, Judged
+from kourkoutas.lab.judging.comparing import Comparison, Contrast
+from kourkoutas.lab.judging.headline import digits, percent_text
+from kourkoutas.lab.judging.labels import label as label_of
 from kourkoutas.lab.showing.drawing import CHARACTER, TYPICAL, WIDTH, Drawing, Scale, element, label, picture, tick_text
 
 WIDE = 580.0
@@ -36,35 +38,23 @@ class Row:
     arm: int
 
 
-def digits(value: float) -> str:
-    """Two digits of a small number, all before the point of a large one: 0.81, 9.3, 41, 312.
-
-    >>> [digits(x) for x in (0.8123, 9.0, 41.4, 312.2, 0.0)]
-    ['0.81', '9.0', '41', '312', '0']
-    """
-    size = abs(value)
-    if not math.isfinite(value):
-        return "∞"
-    if size >= 1e5 or 0 < size < 1e-3:
-        return f"{size:.2g}"
-    return f"{size:.0f}" if size >= 9.95 or size == 0 else f"{size:#.2g}"
-
-
-def percent_words(value: float | None, low: float | None, high: float | None) -> str:
+def percent_words(value: float | None, low: float | None, high: float | None, higher_is_better: bool = False) -> str:
     """An effect without signs to decode.
 
-    >>> percent_words(9.26, 4.3, 13.4), percent_words(-0.8, -3.1, 1.6)
-    ('9.3 % better (4.3 to 13)', '0.80 % worse (3.1 worse to 1.6 better)')
+    >>> percent_words(9.26, 4.3, 13.4), percent_words(-0.8, -3.1, 1.6), percent_words(-743, -800, -650)
+    ('9.3 % better (4.3 to 13)', '0.80 % worse (3.1 worse to 1.6 better)', '8.4× higher (650 to 800 % worse)')
     """
     if value is None or not math.isfinite(value):
         return "no finite pair"
-    side = "equal" if value == 0 else f"{digits(value)} % {'better' if value > 0 else 'worse'}"
+    text, word = percent_text(value, higher_is_better), "better" if value > 0 else "worse"
+    side = "equal" if value == 0 else f"{text} {word}" if text.endswith("%") else text
+    unit = "" if text.endswith("%") else f" % {word}"
     if low is None or high is None:
         return side
     if low < 0 < high:
         return f"{side} ({digits(low)} worse to {digits(high)} better)"
     near, far = sorted((abs(low), abs(high)))
-    return f"{side} ({digits(near)} to {digits(far)})"
+    return f"{side} ({digits(near)} to {digits(far)}{unit})"
 
 
 def own_words(value: float | None, low: float | None, high: float | None, log: bool) -> str:
@@ -75,24 +65,26 @@ def own_words(value: float | None, low: float | None, high: float | None, log: b
     return f"{'factor ' if log else ''}{value:.3g}{between}"
 
 
-def rows_of(judged: Judged, places: Mapping[str, int]) -> tuple[list[Row], bool]:
+def rows_of(endpoint: Comparison, places: Mapping[str, int]) -> tuple[list[Row], bool]:
     """The contrasts of one endpoint, and whether they are in percent."""
-    percent = all(f.percent is not None for f in judged.findings if f.effect is not None)
-    return [_row(f, judged, places, percent) for f in judged.findings], percent
+    percent = all(c.percent is not None for c in endpoint.contrasts if c.effect is not None)
+    return [_row(c, endpoint.primary, places, percent) for c in endpoint.contrasts], percent
 
 
-def _row(f: Finding, judged: Judged, places: Mapping[str, int], percent: bool) -> Row:
-    numbers = (f.percent, f.percent_low, f.percent_high) if percent else (f.effect, f.effect_low, f.effect_high)
-    words = percent_words(*numbers) if percent else own_words(*numbers, judged.log)
-    if f.diverged_treatment or f.diverged_baseline:
+def _row(c: Contrast, primary: bool, places: Mapping[str, int], percent: bool) -> Row:
+    of = c.percent if percent else c.effect
+    ends = None if of is None else of.interval
+    value = None if of is None else of.value
+    low, high = (None, None) if ends is None else (ends.low, ends.high)
+    words = percent_words(value, low, high, c.higher_is_better) if percent else own_words(value, low, high, c.log)
+    if c.lost:
         words += ", by ranks"
-    name = f"{f.treatment} vs {f.baseline}"
-    return Row(name, f.baseline, *numbers, words, f.verdict, judged.primary, places.get(f.baseline, 0))
+    return Row(c.name, c.baseline, value, low, high, words, c.verdict, primary, places.get(c.baseline, 0))
 
 
-def plots(judged: Sequence[Judged], places: Mapping[str, int]) -> list[Drawing]:
+def plots(endpoints: Sequence[Comparison], places: Mapping[str, int]) -> list[Drawing]:
     """The plot of some endpoints, drawn for a wide page and for a phone; nothing where nothing was compared."""
-    found = [(one, *rows_of(one, places)) for one in judged if one.findings]
+    found = [(one, *rows_of(one, places)) for one in endpoints if one.contrasts]
     if not found:
         return []
     first, rows, percent = found[0]
@@ -100,8 +92,8 @@ def plots(judged: Sequence[Judged], places: Mapping[str, int]) -> list[Drawing]:
     if len(rows) + sum(len(more) for _, more, _ in others) > MOST_ROWS:
         others = []
     groups = [(first.title, first.primary, rows)] + [(one.title, one.primary, more) for one, more, _ in others]
-    treatments = {f.treatment for one, *_ in found for f in one.findings}
-    who = treatments.pop() if len(treatments) == 1 else "the first named"
+    treatments = {c.treatment for one, *_ in found for c in one.contrasts}
+    who = label_of(treatments.pop()) if len(treatments) == 1 else "the first named"
     unit = "percent" if percent else "factor" if first.log else "difference"
     return [_draw(groups, who, unit, WIDE), _draw(groups, who, unit, WIDTH)]
 
@@ -125,7 +117,7 @@ def _draw(groups: Sequence[tuple[str, bool, list[Row]]], who: str, unit: str, wi
     height_of, parts, y = 26.0 if wide else 36.0, list[Markup](), 18.0
     body: list[Markup] = []
     for title, primary, rows in groups:
-        heading = f"{title} {'(primary: it decides)' if primary else '(secondary)'}"
+        heading = f"{title} {'(it decides)' if primary else '(secondary)'}"
         for line in textwrap.wrap(heading, int(width / CHARACTER)):
             body.append(label(line, 0, y + 18, class_="strong" if primary else "soft"))
             y += 18

@@ -35,6 +35,8 @@ from kourkoutas.lab.showing.drawing import (
 COLUMNS = 80
 BANDS = 48
 MOST_BUCKETS = 40
+# Ten colours of matplotlib's cividis, which those who confuse red and green see as others do.
+CIVIDIS = "00224e 123570 3b496c 575d6d 707173 8a8678 a59c74 c3b369 e1cc55 fee838"
 QUANTITIES = (("sun", "sun"), ("beta2", "β2"))
 
 
@@ -193,9 +195,11 @@ def _foot(
 
 @cache
 def _colours() -> NDArray[np.uint8]:
-    from matplotlib import colormaps
-
-    return np.asarray(colormaps["cividis"](np.linspace(0, 1, 256), bytes=True), np.uint8)
+    """256 colours between those of CIVIDIS, opaque."""
+    stops = np.array([[int(code[k : k + 2], 16) for k in (0, 2, 4)] for code in CIVIDIS.split()], float)
+    places = np.linspace(0, len(stops) - 1, 256)
+    channels = [np.interp(places, np.arange(len(stops)), stops[:, k]) for k in range(3)]
+    return np.stack([*channels, np.full(256, 255.0)], axis=1).round().astype(np.uint8)
 
 
 def _raster(share: Array, x: float, y: float, width: float, height: float) -> Markup:

@@ -10,10 +10,10 @@ import base64
 import io
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
+if TYPE_CHECKING:  # matplotlib takes a second to import, and most reports need none of it
+    from matplotlib.figure import Figure
 
 SETTINGS: Any = {"svg.hashsalt": "kbeta", "svg.fonttype": "none", "font.family": "DejaVu Sans"}
 NAMES = {"#000000": "var(--ink)", "#ffffff": "var(--paper)", "#dddddd": "var(--line)", "#b0b0b0": "var(--line)"}
@@ -35,6 +35,8 @@ class Picture:
 
 def svg(figure: Figure) -> bytes:
     """The figure as SVG, the same bytes for the same figure."""
+    import matplotlib as mpl
+
     out = io.BytesIO()
     with mpl.rc_context(SETTINGS):
         figure.savefig(out, format="svg", metadata={"Date": None})
@@ -42,6 +44,8 @@ def svg(figure: Figure) -> bytes:
 
 
 def png(figure: Figure, dpi: int = 150) -> bytes:
+    import matplotlib as mpl
+
     out = io.BytesIO()
     with mpl.rc_context(SETTINGS):
         figure.savefig(out, format="png", dpi=dpi)

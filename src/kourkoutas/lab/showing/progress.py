@@ -10,10 +10,10 @@ from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from kourkoutas.lab.judging.fitting import NAME, Fitting
-from kourkoutas.lab.running.crew import Observer
+from kourkoutas.lab.running.executor import Observer
 from kourkoutas.lab.running.study import Guard
 from kourkoutas.lab.showing.drawing import shorten
+from kourkoutas.lab.showing.fitting import NAME, Fitting
 from kourkoutas.lab.showing.status import Status, words
 from kourkoutas.lab.showing.status import name_of as status_name
 from kourkoutas.lab.specs.search_space import SearchSpace
@@ -159,6 +159,6 @@ def plan_line(total: int, kept: int, failed: int, workers: int, threads: int) ->
     if kept:
         parts.append(f"{kept} already finished" + (f" ({failed} of them failed)" if failed else ""))
     if kept < total:
-        crew = "1 worker" if workers == 1 else f"{workers} workers"
-        parts.append(f"{total - kept} to make: {crew} with {threads} thread{'' if threads == 1 else 's'} each")
+        makers = "1 worker" if workers == 1 else f"{workers} workers"
+        parts.append(f"{total - kept} to make: {makers} with {threads} thread{'' if threads == 1 else 's'} each")
     return ", ".join(parts)

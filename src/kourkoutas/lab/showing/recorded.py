@@ -10,7 +10,8 @@ import numpy as np
 
 from kourkoutas.lab import testbeds
 from kourkoutas.lab.judging.values import Seed
-from kourkoutas.lab.results.store import StoredRun, StoreError, Study
+from kourkoutas.lab.results.snapshot import Snapshot
+from kourkoutas.lab.results.store import StoredRun, StoreError
 from kourkoutas.lab.showing.curves import Course, Courses, rate_panel, summarise, thinned
 from kourkoutas.lab.showing.drawing import Drawing
 from kourkoutas.lab.showing.maps import TraceData
@@ -19,20 +20,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def courses(study: Study, runs: Sequence[StoredRun]) -> dict[str, dict[Seed, Course]]:
+def courses(snapshot: Snapshot) -> dict[str, dict[Seed, Course]]:
     """{arm: {seed: its training loss}}, of the runs that have recorded one.
 
     NOTE: a testbed's curve holds means of blocks of steps, but for its last entry, the last batch's own loss, which is
     an endpoint and no part of the curve. What a user's function logs is drawn as it is, by rising steps, where it has
     logged a finite loss: a row may hold other metrics alone. That a run diverged is told by its status, not by a gap.
     """
-    found: dict[str, dict[Seed, Course]] = {arm.label: {} for arm in study.record.arms}
-    for number, run in enumerate(runs):
+    found: dict[str, dict[Seed, Course]] = {arm.label: {} for arm in snapshot.record.arms}
+    own = snapshot.record.code is not None
+    for number, run in enumerate(snapshot.runs):
         if run.result is not None:
             steps, losses = run.result.curve.get("step", []), run.result.curve.get("loss", [])
-            if study.record.code is None and run.result.status == "ok" and len(steps) > 2:
+            if not own and run.result.status == "ok" and len(steps) > 2:
                 steps, losses = steps[:-1], losses[:-1]
-            if study.record.code is not None and not np.isfinite(losses).all():
+            if own and not np.isfinite(losses).all():
                 logged = _so_far(run)
                 steps, losses = logged if logged[0] else (steps, losses)
         else:
@@ -95,9 +97,9 @@ def traces(runs: Sequence[StoredRun], arm: str) -> list[TraceData]:
     return found
 
 
-def own_pictures(study: Study, runs: Sequence[StoredRun]) -> list[tuple[Figure, str]]:
+def own_pictures(snapshot: Snapshot) -> list[tuple[Figure, str]]:
     """What the testbed draws of final parameters: those of the first seed that most arms finished, by arm."""
-    record = study.record
+    record, runs = snapshot.record, snapshot.runs
     draw = None if record.code else getattr(testbeds.get(record.testbed), "figures", None)
     done = [run for run in runs if run.result and run.result.status == "ok" and (run.folder / "params.npz").exists()]
     if draw is None or not done:

@@ -1,7 +1,7 @@
 """One HTML page about a study: the answer first, figures, and everything else folded below.
 
-    build(study)                    report.html in the results folder
-    render(page_of(study))          the page as text
+    write(analysis)                 report.html in the results folder
+    render(page_of(analysis))       the page as text
 
 The page is one file. It holds its style, its script and its pictures, its content policy forbids the browser to fetch
 or run anything else, and it can be read with scripts off.
@@ -24,21 +24,20 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from kourkoutas.lab.judging import confirming, stats, tables, tuned
-from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, Judged, analyse, verdicts_of
-from kourkoutas.lab.judging.causes import Causes, examine, size_of
-from kourkoutas.lab.judging.targets import Target
-from kourkoutas.lab.judging.values import Seed
+from kourkoutas.lab.judging import headline
+from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, ToTarget
+from kourkoutas.lab.judging.statistics import OF_ARMS, show
+from kourkoutas.lab.judging.values import Seed, seed_ranges
 from kourkoutas.lab.results import export, files
-from kourkoutas.lab.results.store import StoredRun, Study
+from kourkoutas.lab.results.snapshot import Snapshot
+from kourkoutas.lab.results.store import StoredRun
 from kourkoutas.lab.showing import (
-    answer,
-    commands,
+    beta2_forecast,
+    console,
     curves,
     distributions,
     effects,
     maps,
-    memories,
     reaching,
     recorded,
     sensitivity,
@@ -69,7 +68,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Told:
+class FigureSection:
     """What a section of sentences, drawings and one table of (head, rows) shows."""
 
     notes: Sequence[str]
@@ -83,18 +82,16 @@ class Page:
     """A study as the page shows it.
 
     Attributes:
-      lead: the one sentence that answers.
-      caveats: what a reader must know beside it, such as that the arms were not tuned.
+      caveats: what a reader must know beside the headline, such as that the arms were not tuned.
       effects: the effect plot, for a wide page and for a phone.
       ranked: the arms, the best median first.
-      by_ranks: whether ranks decide a contrast of the effect plot, because a run diverged.
+      by_ranks: whether ranks decide a contrast of the effect plot, because a run diverged or failed.
       seeds: how many each arm is to be run on.
-      live: for a page that follows the study.
+      live: reloads itself.
     """
 
     title: str
     facts: Mapping[str, str]
-    lead: str
     caveats: Sequence[str]
     effects: Sequence[Drawing]
     by_ranks: bool
@@ -104,82 +101,42 @@ class Page:
     looks: Mapping[str, looks.Look]
     failures: Sequence[Failure]
     downloads: Mapping[str, str]
-    more: str | None
     sections: Sequence[Section]
     status: Status
     live: bool
 
 
-def page_of(
-    study: Study,
-    endpoints: Sequence[str] = (),
-    *,
-    target: Target | None = None,
-    live: bool = False,
-    resamples: int = stats.RESAMPLES,
-) -> Page:
-    """What the page of a results folder shows.
-
-    Args:
-      study: a results folder.
-      endpoints: metrics to judge by besides the primary endpoint, as in `analysis.analyse`.
-      target: adds how soon each arm reached it.
-      live: for a page that is served while the study goes on.
-      resamples: of each bootstrap.
-    """
-    runs = study.runs()
-    analysis = analyse(study, endpoints=endpoints, runs=runs, resamples=resamples)
-    arms = looks.looks_of([arm.label for arm in study.record.arms])
+def page_of(analysis: Analysis, *, live: bool = False) -> Page:
+    """What the page of a study shows; a `live` one reloads itself."""
+    snapshot = analysis.snapshot
+    arms = looks.looks_of([arm.label for arm in snapshot.record.arms])
     places = {arm: place for place, arm in enumerate(arms)}
-    failed = failures(runs)
-    status = status_of(study, runs)
-    courses = recorded.courses(study, runs)
+    courses = recorded.courses(snapshot)
     return Page(
-        title=f"Study: {study.record.testbed}",
-        facts=_facts(study, runs),
-        lead=_lead(analysis, status),
+        title=f"Study: {snapshot.record.testbed}",
+        facts=_facts(snapshot),
         caveats=[*analysis.fairness, *analysis.notes],
         effects=effects.plots(analysis.endpoints, places),
-        by_ranks=any(f.diverged_treatment or f.diverged_baseline for j in analysis.endpoints for f in j.findings),
-        seeds=len(study.record.seeds),
+        by_ranks=any(c.lost for one in analysis.endpoints for c in one.contrasts),
+        seeds=len(snapshot.record.seeds),
         analysis=analysis,
         ranked=_ranked(analysis),
         looks=arms,
-        failures=failed,
-        downloads={
-            "runs.csv": _csv(export.rows(study)),
-            "curves.csv": _csv(recorded.drawn(courses)),
-        },
-        more=commands.more_seeds(
-            study.record.command, study.record.seeds, study.record.tuning.seeds if study.record.tuning else ()
-        ),
-        sections=_sections(study, runs, analysis, arms, courses, failed, target),
-        status=status,
+        failures=failures(snapshot.runs),
+        downloads={"runs.csv": _csv(export.rows(snapshot)), "curves.csv": _csv(recorded.drawn(courses))},
+        sections=_sections(analysis, arms, courses),
+        status=status_of(snapshot),
         live=live,
     )
 
 
-def _lead(analysis: Analysis, status: Status) -> str:
-    """The one sentence that answers, or why there is no answer (yet)."""
-    first = analysis.primary
-    if status.total and status.failed == status.total:
-        return f"All {status.total} runs failed: there is nothing to compare."
-    if status.tuning and not first.values and status.done < status.total:
-        return f"The optimizers are being tuned, {status.tuned} of {status.tuning} runs so far; the comparison follows."
-    text = answer.sentence(first.findings, first.missing)
-    if status.done == status.total:
-        return text
-    so_far = f"So far, with {status.done} of {status.total} runs done"
-    return f"{so_far}: {text}" if first.findings else f"{so_far}, {answer.NOTHING}."
-
-
-def _facts(study: Study, runs: Sequence[StoredRun]) -> dict[str, str]:
-    record = study.record
-    every = [*runs, *study.tuning_runs()]
+def _facts(snapshot: Snapshot) -> dict[str, str]:
+    record = snapshot.record
+    every = [*snapshot.runs, *snapshot.tuning_runs]
     seconds = sum(run.result.seconds for run in every if run.result)
     made = {} if record.code else {"preset": record.preset, "engine": record.engine}
     return made | {
-        "seeds": commands.ranges(record.seeds),
+        "seeds": seed_ranges(record.seeds),
         "begun": _whole(record.created.replace("T", " ")[:16]) + "\u00a0UTC",
         "compute": f"{duration(seconds)} in {len(every)} runs",
     }
@@ -187,7 +144,7 @@ def _facts(study: Study, runs: Sequence[StoredRun]) -> dict[str, str]:
 
 def _ranked(analysis: Analysis) -> list[ArmSummary]:
     """The best median first, arms without one last."""
-    sign = -1 if analysis.primary.maximize else 1
+    sign = -1 if analysis.primary.higher_is_better else 1
     return sorted(analysis.arms, key=lambda arm: (arm.median is None, sign * (arm.median or 0.0)))
 
 
@@ -201,15 +158,8 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return "data:text/csv;charset=utf-8;base64," + base64.b64encode(out.getvalue().encode()).decode("ascii")
 
 
-def _sections(
-    study: Study,
-    runs: Sequence[StoredRun],
-    analysis: Analysis,
-    arms: Mapping[str, looks.Look],
-    courses: curves.Courses,
-    failed: Sequence[Failure],
-    target: Target | None,
-) -> list[Section]:
+def _sections(analysis: Analysis, arms: Mapping[str, looks.Look], courses: curves.Courses) -> list[Section]:
+    snapshot, runs = analysis.snapshot, analysis.snapshot.runs
     numbers = {(run.spec.optimizer, run.spec.seed): f"run-{k}" for k, run in enumerate(runs)}
     places = {arm: place for place, arm in enumerate(arms)}
 
@@ -219,111 +169,78 @@ def _sections(
     drawn = curves.panels(courses, arms)
     rate = recorded.rate(runs)
     found = [Section("curves", "Learning curves", "curves", [*drawn, *([rate] if rate else [])], open=True)]
-    ends = [one for j in analysis.endpoints if (one := distributions.violins(j, arms, anchor))]
+    ends = [violins for one in analysis.endpoints if (violins := distributions.violins(one, arms, anchor))]
     if ends:
         found.append(Section("ends", "Where the runs end", "ends", ends, open=True))
-    for at, judged in enumerate(analysis.endpoints):
-        found.append(_endpoint(at, judged, runs, analysis, places, anchor))
-    causes = [
-        (j, found_causes, [one.sentence for one in j.attribution])
-        for j in analysis.endpoints
-        if (found_causes := _causes(study, analysis, j)) or j.attribution
-    ]
+    by_run = {(run.spec.optimizer, run.spec.seed): run for run in runs}
+    for at, one in enumerate(analysis.endpoints):
+        data = {
+            "endpoint": one,
+            "runs": by_run,
+            "arms": [arm.label for arm in analysis.arms],
+            "pairs": distributions.pairs(one, places, anchor),
+            "effects": [] if one.primary else effects.plots([one], places),
+            "statistics": [s for s in OF_ARMS if any(s.name in own for own in one.arms.values())],
+            "anchor": anchor,
+        }
+        title = f"{one.title} ({one.standing}): every seed and every statistic"
+        found.append(Section(f"endpoint-{at}", title, "endpoint", data, short=one.title))
+    causes = [(one.title, [a.sentence for a in one.attribution]) for one in analysis.endpoints if one.attribution]
     if causes:
         title = "What does the work? Dynamics, mean β2 or hidden warmup"
         found.append(Section("causes", title, "causes", causes, short="What does the work?"))
     if analysis.sensitivity:
         found.append(_sensitivity(analysis, arms))
-    if target is not None:
-        found.append(_target(study, runs, target, arms))
+    if analysis.target is not None:
+        found.append(_target(analysis.target, runs, arms))
     traces = {arm: maps.drawings(own, arm) for arm in arms if (own := recorded.traces(runs, arm))}
     if traces:
         found.append(Section("traces", "sun and β2 over training", "traces", traces, open=True))
-    remembered = memories.of_arms(runs, list(arms))
-    if remembered:
-        drawn = [memories.draw(one, arm) for arm, one in remembered.items()]
-        told = Told((memories.NOTE,), drawn, memories.table(remembered), by_arm=False)
-        found.append(Section("memory", "Which memory predicts the norms?", "told", told, short="Memory"))
-    pictures = [embed(figure, text) for figure, text in recorded.own_pictures(study, runs)]
+    forecasts = beta2_forecast.of_arms(runs, list(arms))
+    if forecasts:
+        drawn = [beta2_forecast.draw(one, arm) for arm, one in forecasts.items()]
+        figures = FigureSection((beta2_forecast.NOTE,), drawn, beta2_forecast.table(forecasts), by_arm=False)
+        found.append(Section("beta2", "Which β2 predicts the norms?", "figures", figures, short="Best β2"))
+    pictures = [embed(figure, text) for figure, text in recorded.own_pictures(snapshot)]
     if pictures:
         found.append(Section("learnt", "What was learnt", "learnt", pictures, open=True))
     values = {j.title: j.values for j in analysis.endpoints}
     found.append(Section("runs", f"Every run ({len(runs)})", "runs", {"runs": runs, "values": values}))
+    failed = failures(runs)
     if failed:
         count = sum(len(one.runs) for one in failed)
         title = f"{count} run{'' if count == 1 else 's'} failed"
         found.append(Section("failures", title, "failures", failed))
-    found.append(Section("settings", "Settings and commands", "settings", _settings(study, runs)))
+    found.append(Section("settings", "Settings and commands", "settings", _settings(snapshot)))
     return found
-
-
-def _causes(study: Study, analysis: Analysis, judged: Judged) -> Causes | None:
-    """What the control arms support, by the same rule as the endpoint's own verdicts."""
-    if not (judged.findings or judged.missing):
-        return None
-
-    def counted(comparison: stats.Comparison) -> stats.Comparison:
-        lucky = analysis.tried and judged.primary
-        return confirming.counted(comparison, analysis.tried, study.record.chosen) if lucky else comparison
-
-    return examine(
-        judged.values,
-        log=judged.log,
-        higher_is_better=judged.maximize,
-        arms=[arm.label for arm in study.record.arms],
-        verdicts=verdicts_of(judged.findings),
-        counted=counted,
-    )
 
 
 def _sensitivity(analysis: Analysis, arms: Mapping[str, looks.Look]) -> Section:
     """How much each arm depends on the option that was tuned."""
     first = analysis.primary
-    drawn = sensitivity.draw(analysis.sensitivity, arms, first.title, log=first.log, maximize=first.maximize)
+    drawn = sensitivity.draw(analysis.sensitivity, arms, first.title, log=first.log, maximize=first.higher_is_better)
     note = (
         f"Each optimizer on the tuning seeds, against {analysis.sensitivity[0].option}; a ring marks the chosen value. "
         "Sensitivity is what a value loses against the best one, as a mean over the values tried."
     )
-    told = Told((note,), (drawn,), sensitivity.table(analysis.sensitivity))
+    figures = FigureSection((note,), (drawn,), sensitivity.table(analysis.sensitivity))
     title = f"Sensitivity to {analysis.sensitivity[0].option}"
-    return Section("sensitivity", title, "told", told, open=True)
+    return Section("sensitivity", title, "figures", figures, open=True)
 
 
-def _target(study: Study, runs: Sequence[StoredRun], target: Target, arms: Mapping[str, looks.Look]) -> Section:
+def _target(found: ToTarget, runs: Sequence[StoredRun], arms: Mapping[str, looks.Look]) -> Section:
     """How soon each arm reached a target."""
-    found, races = tuned.to_target(study, runs, target)
-    told = Told(
-        (*(race.sentence for race in races), reaching.NOTE),
-        (reaching.draw(found, reaching.last_step(runs), arms, str(target)),) if found else (),
-        reaching.table(found),
+    figures = FigureSection(
+        (*(race.sentence for race in found.contrasts), reaching.NOTE),
+        (reaching.draw(found.arms, reaching.last_step(runs), arms, found.target),) if found.arms else (),
+        reaching.table(found.arms),
     )
-    return Section("target", f"Time to {target}", "told", told, short="Time to target")
+    return Section("target", f"Time to {found.target}", "figures", figures, short="Time to target")
 
 
-def _endpoint(
-    at: int,
-    judged: Judged,
-    runs: Sequence[StoredRun],
-    analysis: Analysis,
-    places: Mapping[str, int],
-    anchor: distributions.Anchor,
-) -> Section:
-    data = {
-        "judged": judged,
-        "runs": {(run.spec.optimizer, run.spec.seed): run for run in runs},
-        "arms": [arm.label for arm in analysis.arms],
-        "seeds": analysis.seeds,
-        "pairs": distributions.pairs(judged, places, anchor),
-        "effects": effects.plots([judged], places),
-        "anchor": anchor,
-    }
-    title = f"{judged.title} ({tables.standing(judged)}): every seed, effects, tests"
-    return Section(f"endpoint-{at}", title, "endpoint", data, short=judged.title)
-
-
-def _settings(study: Study, runs: Sequence[StoredRun]) -> dict[str, Any]:
-    record = study.record
-    finished = {run.spec.optimizer: run.result.settings for run in runs if run.result and run.result.settings}
+def _settings(snapshot: Snapshot) -> dict[str, Any]:
+    record = snapshot.record
+    finished = {run.spec.optimizer: run.result.settings for run in snapshot.runs if run.result and run.result.settings}
     resolved = next(iter(finished.values()), record.settings)
     return {
         "commands": list(dict.fromkeys(call.command for call in record.calls)),
@@ -364,10 +281,9 @@ def script() -> str:
     return f"\n{_file('report.js')}"
 
 
-def policy(live: bool) -> str:
+def policy() -> str:
     """What the browser may do: show what is in the page, and run its one script."""
     parts = ["default-src 'none'", "img-src data:", f"style-src {_hash(style())}", f"script-src {_hash(script())}"]
-    parts += ["connect-src 'self'"] if live else []
     return "; ".join([*parts, "base-uri 'none'", "form-action 'none'"])
 
 
@@ -392,7 +308,7 @@ def swatch(look: looks.Look) -> Markup:
 
 def render(page: Page) -> str:
     """The page as text."""
-    return _environment().get_template("report.html.j2").render(page=page, policy=policy(page.live))
+    return _environment().get_template("report.html.j2").render(page=page, policy=policy())
 
 
 @cache
@@ -405,12 +321,9 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.globals.update(
-        show=tables.show,
-        show_ci=tables.show_ci,
-        show_effect=tables.show_effect,
-        rows_of_tests=tables.rows_of_tests,
-        antilog=stats.antilog,
-        size_of=size_of,
+        show=show,
+        answer=headline.answer,
+        statistics_title=console.statistics_title,
         swatch=swatch,
         words=words,
         name_of=name_of,
@@ -421,16 +334,10 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def build(
-    study: Study,
-    out: str | Path | None = None,
-    *,
-    endpoints: Sequence[str] = (),
-    target: Target | None = None,
-) -> Path:
+def write(analysis: Analysis, out: str | Path | None = None, *, live: bool = False) -> Path:
     """Write the page and return its path; report.html in the results folder unless `out` is given."""
-    out = Path(out) if out is not None else study.path / "report.html"
-    text = render(page_of(study, endpoints, target=target))
+    out = Path(out) if out is not None else analysis.snapshot.path / "report.html"
+    text = render(page_of(analysis, live=live))
     files.make_folder(out.parent)
     files.write_text(out, text)
     return out

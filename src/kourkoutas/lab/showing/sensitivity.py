@@ -1,7 +1,7 @@
 """The figure of a tuning: the endpoint against the tuned option, one line per optimizer.
 
-A point is the median of the tuning seeds, its bar goes from their best to their worst, and a ring marks the value that
-was chosen. Where the median run diverged a cross stands at the edge on the worse side.
+A point is the mean of the tuning seeds, its bar goes from their best to their worst, and a ring marks the value that
+was chosen. Where the mean run diverged a cross stands at the edge on the worse side.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from kourkoutas.lab.judging.sensitivity import Sensitivity
-from kourkoutas.lab.judging.tables import show
+from kourkoutas.lab.judging.statistics import show
 from kourkoutas.lab.showing.drawing import Drawing, Panel, element, line_path
 from kourkoutas.lab.specs.looks import Look
 
@@ -29,7 +29,7 @@ def draw(
         raise ValueError("no values were tried, so there is nothing to draw: tune one option, --tune lr=LOW:HIGH")
     option = found[0].option
     values = [float(point.value) for one in found for point in one.points]
-    ends = [x for one in found for p in one.points for x in (p.median, p.low, p.high) if math.isfinite(x)]
+    ends = [x for one in found for p in one.points for x in (p.mean, p.low, p.high) if math.isfinite(x)]
     panel = Panel.over(
         values,
         ends,
@@ -42,20 +42,20 @@ def draw(
     worst = panel.y.start if maximize else panel.y.stop
     for one in found:
         look = looks[one.arm]
-        fine = [point for point in one.points if math.isfinite(point.median)]
-        line = line_path(panel.x([p.value for p in fine]), panel.y([p.median for p in fine]))
+        fine = [point for point in one.points if math.isfinite(point.mean)]
+        line = line_path(panel.x([p.value for p in fine]), panel.y([p.mean for p in fine]))
         parts = [element("path", d=line, class_="curve", fill="none", stroke_dasharray=look.dasharray)]
         for point in one.points:
             x = panel.x.at(float(point.value))
-            told = f"{one.arm}, {option} {point.value:g}: median {show(point.median, 3)} of {point.runs} runs"
+            told = f"{one.arm}, {option} {point.value:g}: mean {show(point.mean, 3)} of {point.runs} runs"
             told += f", {point.diverged} diverged" if point.diverged else ""
             marks = [element("title", told)]
-            if math.isfinite(point.median):
-                ys = panel.y(np.array([y if math.isfinite(y) else point.median for y in (point.low, point.high)]))
+            if math.isfinite(point.mean):
+                ys = panel.y(np.array([y if math.isfinite(y) else point.mean for y in (point.low, point.high)]))
                 marks.append(element("line", x1=x, x2=x, y1=float(ys[0]), y2=float(ys[1]), class_="bar"))
-                marks.append(element("circle", cx=x, cy=panel.y.at(point.median), r=3.5, class_="point"))
+                marks.append(element("circle", cx=x, cy=panel.y.at(point.mean), r=3.5, class_="point"))
                 if point.value == one.best:
-                    marks.append(element("circle", cx=x, cy=panel.y.at(point.median), r=7, class_="chosen"))
+                    marks.append(element("circle", cx=x, cy=panel.y.at(point.mean), r=7, class_="chosen"))
             else:
                 marks.append(element("path", d=f"M{x - 4:.1f} {worst - 4:.1f}l8 8m0 -8l-8 8", class_="cross"))
             parts.append(element("g", *marks))

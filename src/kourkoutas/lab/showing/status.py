@@ -11,13 +11,14 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from kourkoutas.lab import testbeds
 from kourkoutas.lab.judging import planned
-from kourkoutas.lab.judging.values import plain
-from kourkoutas.lab.results.store import StoredRun, Study
+from kourkoutas.lab.judging.values import to_json
+from kourkoutas.lab.results.snapshot import Snapshot
+from kourkoutas.lab.results.store import StoredRun, StudyRecord
 
 
 @dataclass(frozen=True)
@@ -85,59 +86,53 @@ class Status:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; a loss that is not finite becomes the string "nan", "inf" or "-inf"."""
-        found: dict[str, Any] = plain(asdict(self))
+        found: dict[str, Any] = to_json(self)
         return found
 
 
-def status_of(study: Study, runs: Sequence[StoredRun] | None = None) -> Status:
-    """What the folder of a study shows now, the runs of a tuning among them.
-
-    Args:
-      study: a results folder.
-      runs: those to be compared, when they have been read already.
-    """
-    tuning, compared = study.tuning_runs(), study.runs() if runs is None else runs
-    every, later, lost = [*tuning, *compared], _later(study, compared), _lost(study, tuning)
-    holder = study.holder()
-    going = [] if holder is None else [_going(study, run) for run in every if _under_way(run, holder.since)]
+def status_of(snapshot: Snapshot) -> Status:
+    """What the folder of a study showed when it was read, the runs of a tuning among them."""
+    record, tuning, compared = snapshot.record, snapshot.tuning_runs, snapshot.runs
+    every, later, missing = [*tuning, *compared], _later(record, compared), _missing_tuning_runs(record, tuning)
+    holder = snapshot.holder
+    going = [] if holder is None else [_going(record, run) for run in every if _under_way(run, holder.since)]
     under_way = {run.id for run in going}
-    labels = list(dict.fromkeys([*(arm.label for arm in study.record.arms), *(r.spec.optimizer for r in every)]))
+    labels = list(dict.fromkeys([*(arm.label for arm in record.arms), *(r.spec.optimizer for r in every)]))
     arms = []
     for label in labels:
         own = [run for run in every if run.spec.optimizer == label]
         ends = [run.result.status if run.result else "" for run in own]
         running = sum(run.id in under_way for run in own)
-        waiting = ends.count("") - running + later.get(label, 0) + lost.get(label, 0)
+        waiting = ends.count("") - running + later.get(label, 0) + missing.get(label, 0)
         arms.append(ArmStatus(label, ends.count("ok"), ends.count("diverged"), ends.count("failed"), running, waiting))
     return Status(
-        testbed=study.record.testbed,
+        testbed=record.testbed,
         writer=None if holder is None else holder.text,
-        total=len(every) + sum(later.values()) + sum(lost.values()),
-        tuning=len(tuning) + sum(lost.values()),
+        total=len(every) + sum(later.values()) + sum(missing.values()),
+        tuning=len(tuning) + sum(missing.values()),
         tuned=sum(run.result is not None for run in tuning),
         finished=sum(arm.finished for arm in arms),
         diverged=sum(arm.diverged for arm in arms),
         failed=sum(arm.failed for arm in arms),
         running=len(going),
         waiting=sum(arm.waiting for arm in arms),
-        seconds_left=None if holder is None else _seconds_left(every, going, Counter(later) + Counter(lost)),
+        seconds_left=None if holder is None else _seconds_left(every, going, Counter(later) + Counter(missing)),
         arms=tuple(arms),
         going=tuple(going),
     )
 
 
-def _later(study: Study, compared: Sequence[StoredRun]) -> dict[str, int]:
+def _later(record: StudyRecord, compared: Sequence[StoredRun]) -> dict[str, int]:
     """{arm: runs to be compared that are not in the folder}: lost ones, and those that a tuning study plans only when
     the arm's values have been chosen."""
-    record = study.record
-    gone = planned.lost(record, compared)
+    gone = planned.missing_seeds(record, compared)
     to_come = [arm.label for arm in record.arms if record.tuning is not None and arm.label not in record.chosen]
     return {label: len(seeds) for label, seeds in gone.items()} | dict.fromkeys(to_come, len(record.seeds))
 
 
-def _lost(study: Study, tuning: Sequence[StoredRun]) -> dict[str, int]:
+def _missing_tuning_runs(record: StudyRecord, tuning: Sequence[StoredRun]) -> dict[str, int]:
     """{arm: tuning runs that are not in the folder, of values that were tried on other seeds}."""
-    question = study.record.tuning
+    question = record.tuning
     if question is None:
         return {}
     seeds: dict[tuple[str, str], set[int]] = {}
@@ -163,7 +158,7 @@ def _under_way(run: StoredRun, since: float) -> bool:
     return False
 
 
-def _going(study: Study, run: StoredRun) -> Going:
+def _going(record: StudyRecord, run: StoredRun) -> Going:
     rows = [row for row in run.metrics() if "step" in row]
     last = rows[-1] if rows else {}
     losses = [row["loss"] for row in rows if isinstance(row.get("loss"), int | float)]
@@ -171,21 +166,19 @@ def _going(study: Study, run: StoredRun) -> Going:
         run.id,
         run.spec.optimizer,
         run.spec.seed,
-        {}
-        if study.record.tuning is None or run.spec.seed in study.record.seeds
-        else study.record.tuning.values(run.spec),
+        {} if record.tuning is None or run.spec.seed in record.seeds else record.tuning.values(run.spec),
         int(last["step"]) if last else None,
-        _steps(study, run),
+        _steps(record, run),
         float(losses[-1]) if losses else None,
     )
 
 
-def _steps(study: Study, run: StoredRun) -> int | None:
+def _steps(record: StudyRecord, run: StoredRun) -> int | None:
     """The updates of a whole run of a testbed that names them among its settings."""
-    if study.record.code is not None:
+    if record.code is not None:
         return None
     try:
-        settings = testbeds.settings_of(testbeds.get(study.record.testbed), run.spec.preset, run.spec.settings)
+        settings = testbeds.settings_of(testbeds.get(record.testbed), run.spec.preset, run.spec.settings)
     except ValueError:
         return None
     steps = getattr(settings, "steps", None)

@@ -6,7 +6,8 @@ that it is saved and loaded with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,13 +20,13 @@ class Adafactor(KourkoutasBeta):
     """Adam with β2 = 1 - t^-power, t the steps that a parameter has taken.
 
     Args:
-      params: tensors.
+      params: tensors or param groups.
       power: how fast the memory grows.
     """
 
     def __init__(
         self,
-        params: Iterable[Tensor],
+        params: Iterable[Tensor | Mapping[str, Any]],
         lr: float = 1e-3,
         *,
         power: float = 0.8,
@@ -33,7 +34,8 @@ class Adafactor(KourkoutasBeta):
         eps: float = Hyper.eps,
     ) -> None:
         self._power = power
-        groups = [{"params": [p], "seen": 0} for p in params]
+        given = [item if isinstance(item, Mapping) else {"params": [item]} for item in params]
+        groups = [{**group, "params": [p], "seen": 0} for group in given for p in group["params"]]
         super().__init__(groups, lr, beta1=beta1, eps=eps, bias_correction="exact")
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

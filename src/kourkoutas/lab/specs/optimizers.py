@@ -13,12 +13,11 @@
 | X-warm                        | one of these, its learning rate times √(1 - 0.999^t): the hidden warmup?            |
 | adam95-nobc, adam999-nobc     | Adam without bias correction                                                        |
 | radam, adabelief, yogi, …     | rivals, from torch.optim, optax, mlx.optimizers or pytorch_optimizer as installed   |
-| muon                          | Muon on the matrices, Adam (adam999) on the rest: `muon+adam999`                    |
+| muon                          | Muon on the matrices, Adam (β2 0.999) on the rest                                   |
 | schedulefree, soap            | schedule-free AdamW (package schedulefree), SOAP (package pytorch_optimizer)        |
 | adagc, stable-spam, stableadamw, laprop | for spikes, from pytorch_optimizer, with its defaults and no weight decay |
 | lbfgs, kbeta-lbfgs            | L-BFGS; K-β for a share of the steps, then L-BFGS: `specs.switching`                |
 | torch.X, optax.x, mlx.X, pytorch_optimizer.X | any other optimizer of that library, with its own keywords as options |
-| A+B                           | A on some parameters, B on the rest: see `kourkoutas.lab.specs.groups`              |
 
 A label may carry a tag in brackets, "kbeta[alpha=0.9]", so that one study can hold several versions of an arm.
 
@@ -28,8 +27,7 @@ NOTE: `kbeta-static` is K-β in an endless warmup, because that, and not β2_min
 NOTE: a rival is what its library makes of it. torch and optax differ in NAdam (torch has a schedule of the momentum)
 and in AMSGrad (torch takes the maximum before the bias correction, optax after it).
 
-NOTE: Muon's step is scaled to the size of Adam's (0.2·√(longer side)), so that one learning rate suits both parts.
-Schedule-free AdamW is evaluated at its average; a user's own function calls its `eval()` and `train()` itself.
+NOTE: schedule-free AdamW is evaluated at its average; a user's own function calls its `eval()` and `train()` itself.
 
 NOTE: learning rates come from the testbed's schedule, times `Recipe.lr_factor`, one number per step. `lbfgs` searches
 its own step length from a first guess of 1, whatever the schedule. It is for losses that are the same at every step:
@@ -51,7 +49,6 @@ from numpy.typing import NDArray
 from kourkoutas.buckets import check_buckets
 from kourkoutas.lab.engines import training
 from kourkoutas.lab.errors import unknown
-from kourkoutas.lab.specs.groups import MATRICES, optax_pair, parted, taker, torch_pair
 from kourkoutas.lab.specs.spec import coerce, guess
 from kourkoutas.lab.specs.switching import SHARE, check_switch, steps_before, torch_switch
 from kourkoutas.rule import HYPER_NAMES, Hyper
@@ -109,8 +106,16 @@ RIVALS: dict[str, Rival] = {
         {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 1e-2},
     ),
     "muon": Rival(
-        {"torch": "torch.optim:Muon", "jax": "optax.contrib:muon"},
-        {"momentum": 0.95, "nesterov": True, "ns_steps": 5, "weight_decay": 0.0},
+        {"torch": "kourkoutas.lab.specs.muon:torch_muon", "jax": "kourkoutas.lab.specs.muon:optax_muon"},
+        {
+            "momentum": 0.95,
+            "nesterov": True,
+            "ns_steps": 5,
+            "weight_decay": 0.0,
+            "beta1": 0.9,
+            "beta2": 0.999,
+            "eps": 1e-8,
+        },
     ),
     "schedulefree": Rival(
         {"torch": "schedulefree:AdamWScheduleFree"},
@@ -153,14 +158,8 @@ RIVALS: dict[str, Rival] = {
         {"beta1": 0.9, "eps": 1e-8, "power": 0.8},
     ),
 }
-# Options that only one home needs: the switch that makes torch's Adam an AMSGrad, the size of Muon's step.
-_FIXED: dict[tuple[str, str], dict[str, Any]] = {
-    ("amsgrad", "torch"): {"amsgrad": True},
-    ("muon", "torch"): {"adjust_lr_fn": "match_rms_adamw"},
-    ("muon", "jax"): {"consistent_rms": 0.2},
-}
-# Rivals that are made for some of the parameters only, and what takes the rest.
-PARTNERS = {"muon": "adam999"}
+# Options that only one home needs: the switch that makes torch's Adam an AMSGrad.
+_FIXED: dict[tuple[str, str], dict[str, Any]] = {("amsgrad", "torch"): {"amsgrad": True}}
 _LIBRARIES = {
     "torch": ("torch", "torch.optim"),
     "optax": ("jax", "optax"),
@@ -170,7 +169,7 @@ _LIBRARIES = {
 # This module's option name → the keyword in each engine's libraries.
 _KEYWORDS: dict[str, dict[str, str]] = {
     "torch": {"decay": "alpha"},
-    "jax": {"beta1": "b1", "beta2": "b2", "decay": "decay", "momentum": "beta"},
+    "jax": {"beta1": "b1", "beta2": "b2", "decay": "decay"},
     "mlx": {"decay": "alpha"},
 }
 
@@ -236,8 +235,8 @@ class Recipe:
     def step(self) -> Recipe:
         return Recipe(self.family, self.family, self.items)
 
-    def torch(self, named: Sequence[tuple[str, Any]], diagnostics: bool = False) -> Any:
-        return build_torch(self, named, diagnostics)
+    def torch(self, named: Sequence[tuple[str, Any]], diagnostics: bool = False, lr: Any = 0.0) -> Any:
+        return build_torch(self, named, diagnostics, lr)
 
     def optax(self, diagnostics: bool = False) -> Callable[[Any], Any]:
         return build_optax(self, diagnostics)
@@ -282,10 +281,6 @@ def recipe(label: str, kbeta: Mapping[str, Any] | None = None, overrides: Mappin
     if lr_scale is None or not lr_scale > 0:
         raise ValueError(f"`lr_scale` must be > 0, for example 0.1; got {lr_scale!r}")
     base = label.partition("[")[0]
-    if base in PARTNERS:
-        base = f"{base}+{PARTNERS[base]}"
-    if "+" in base:
-        return Recipe(label, base, _pair_options(base, kbeta, overrides), None, lr_scale)
     warm: float | None = None
     options: dict[str, Any]
     if base in ("kbeta", "kbeta-static", "kbeta-fixed", "kbeta-exact", "kbeta-exact-warm"):
@@ -305,49 +300,6 @@ def recipe(label: str, kbeta: Mapping[str, Any] | None = None, overrides: Mappin
     else:
         raise unknown("optimizer", label, LABELS)
     return Recipe(label, family, tuple(sorted(options.items())), warm, lr_scale)
-
-
-def _pair_options(
-    base: str, kbeta: Mapping[str, Any] | None, overrides: Mapping[str, Any]
-) -> tuple[tuple[str, Any], ...]:
-    """The options of both parts, under `first.` and `rest.`, and what the first takes."""
-    takes = str(overrides.get("takes", MATRICES))
-    taker(takes)
-    items: list[tuple[str, Any]] = [("takes", takes)]
-    for name in overrides:
-        if name != "takes" and not name.startswith(("first.", "rest.")):
-            raise unknown(f"option of {base}", name, ("takes", "first.NAME", "rest.NAME", "lr_scale"))
-    names = base.split("+")
-    if len(names) != 2 or not all(names):
-        raise ValueError(f"optimizer {base!r} must be two joined by +, for example muon+adam95")
-    for side, name in zip(("first", "rest"), names, strict=True):
-        own = {key.removeprefix(f"{side}."): value for key, value in overrides.items() if key.startswith(f"{side}.")}
-        part = _part(name, kbeta, own)
-        items += [(f"{side}.{key}", value) for key, value in part.items]
-        items += [(f"{side}.family", part.family), (f"{side}.lr_scale", part.lr_scale)]
-    return tuple(sorted(items))
-
-
-def _part(name: str, kbeta: Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> Recipe:
-    """One of a pair, alone: here "muon" is Muon itself."""
-    if name in PARTNERS:
-        options = {**RIVALS[name].options, **{k: guess(v) for k, v in overrides.items() if k != "lr_scale"}}
-        scale = coerce("lr_scale", overrides.get("lr_scale", 1.0), 1.0)
-        return Recipe(name, name, tuple(sorted(options.items())), None, scale)
-    made = recipe(name, kbeta, overrides)
-    if made.warm is not None or "+" in made.family or made.family == "lbfgs":
-        raise ValueError(f"optimizer {name!r} cannot be one of two: its step is not its own; use adam95 or another")
-    return made
-
-
-def parts(recipe: Recipe) -> tuple[Recipe, Recipe]:
-    """The two recipes of an `A+B`, from its options."""
-    made = []
-    for side, name in zip(("first", "rest"), recipe.family.split("+"), strict=True):
-        own = {k.removeprefix(f"{side}."): v for k, v in recipe.items if k.startswith(f"{side}.")}
-        family, scale = own.pop("family"), own.pop("lr_scale")
-        made.append(Recipe(name, family, tuple(sorted(own.items())), None, scale))
-    return made[0], made[1]
 
 
 def _kbeta_options(base: str, kbeta: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -393,11 +345,6 @@ def engines_of(recipe: Recipe) -> tuple[str, ...]:
     """The engines that have this optimizer, whether or not its library is installed."""
     if recipe.family in ("kbeta", "adam"):
         return ("torch", "jax", "mlx")
-    if "+" in recipe.family:
-        first, rest = parts(recipe)
-        return tuple(
-            engine for engine in ("torch", "jax") if engine in engines_of(first) and engine in engines_of(rest)
-        )
     if recipe.family == "kbeta-lbfgs":
         return ("torch",)
     if recipe.family in RIVALS:
@@ -408,26 +355,17 @@ def engines_of(recipe: Recipe) -> tuple[str, ...]:
 def check(recipe: Recipe, engine: str) -> None:
     """Raise unless `recipe` can be built on `engine`: the optimizer exists there, its library is installed, and it has
     the options."""
-    if "+" in recipe.family or recipe.family == "kbeta-lbfgs":
-        if engine not in engines_of(recipe):
-            raise _elsewhere(recipe, engine)
-        for part in parts(recipe) if "+" in recipe.family else ():
-            check(part, engine)
-    elif recipe.family not in ("kbeta", "adam"):
+    homes = engines_of(recipe)
+    if engine not in homes:
+        raise ValueError(
+            f"optimizer {recipe.label!r} is not available on engine {engine!r}: use --engine {' or '.join(homes)}"
+        )
+    if recipe.family not in ("kbeta", "adam", "kbeta-lbfgs"):
         _rival(recipe, engine)
 
 
-def _elsewhere(recipe: Recipe, engine: str) -> ValueError:
-    homes = " or ".join(engines_of(recipe))
-    where = f"use --engine {homes}" if homes else "no engine has both its parts"
-    return ValueError(f"optimizer {recipe.label!r} is not available on engine {engine!r}: {where}")
-
-
 def _rival(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The constructor of a rival on `engine` and its keywords."""
-    homes = engines_of(recipe)
-    if engine not in homes:
-        raise _elsewhere(recipe, engine)
+    """The constructor of a rival on `engine`, which has it, and its keywords."""
     if recipe.family in RIVALS:
         module, _, name = RIVALS[recipe.family].homes[engine].partition(":")
     else:
@@ -436,7 +374,7 @@ def _rival(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, A
     try:
         home = importlib.import_module(module)
     except ImportError:
-        rest = [e for e in homes if e != engine]
+        rest = [e for e in engines_of(recipe) if e != engine]
         other = f", or use --engine {' or '.join(rest)}" if rest else ""
         package = module.partition(".")[0].replace("_", "-")
         raise ImportError(
@@ -446,7 +384,7 @@ def _rival(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, A
     make = getattr(home, name, None)
     if not callable(make):
         raise unknown(f"optimizer of {module}", name, [n for n in dir(home) if not n.startswith("_")])
-    words = {} if recipe.family == "adafactor-beta2" else _KEYWORDS[engine]
+    words = {} if module.startswith("kourkoutas.") else _KEYWORDS[engine]
     options = {words.get(k, k): v for k, v in recipe.items}
     accepted = tuple(inspect.signature(make).parameters)
     if "betas" in accepted and "beta1" not in accepted and ("beta1" in options or "beta2" in options):
@@ -458,29 +396,32 @@ def _rival(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, A
     return make, options
 
 
-def build_torch(recipe: Recipe, named: Sequence[tuple[str, Any]], diagnostics: bool = False) -> Any:
-    """A torch optimizer of named leaf tensors; its learning rate is set per step through its param groups."""
+def build_torch(recipe: Recipe, params: Sequence[Any], diagnostics: bool = False, lr: Any = 0.0) -> Any:
+    """A torch optimizer of (name, leaf tensor) pairs, or of param groups of them.
+
+    An engine sets the learning rate of each step through the param groups.
+    """
     import torch
 
     if recipe.family == "kbeta":
         from kourkoutas.torch import KourkoutasBeta
 
-        return KourkoutasBeta(named, lr=0.0, diagnostics=diagnostics, **recipe.options)
+        return KourkoutasBeta(params, lr=lr, diagnostics=diagnostics, **recipe.options)
     if recipe.family == "kbeta-lbfgs":
-        return _torch_switch(recipe, named)
-    if "+" in recipe.family:
-        return _torch_pair(recipe, named)
-    tensors = [p for _, p in named]
+        return _torch_switch(recipe, params, lr)
+    unnamed = [_unnamed(item) for item in params]
     if recipe.family != "adam":
         make, options = _rival(recipe, "torch")
-        optimizer = make(tensors, lr=0.0, **options)
+        optimizer = make(unnamed, lr=lr, **options)
         training(optimizer, True)
         return optimizer
     o = recipe.options
-    kind = torch.optim.AdamW if o["weight_decay"] else torch.optim.Adam
-    fused = all(p.device.type in ("cpu", "cuda", "mps") for p in tensors)
+    decoupled = o["weight_decay"] or any("weight_decay" in item for item in params if isinstance(item, Mapping))
+    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+    tensors = [p for item in unnamed for p in (item["params"] if isinstance(item, Mapping) else [item])]
+    fused = all(p.device.type in ("cpu", "cuda", "mps") and not p.is_complex() for p in tensors)
     optimizer = kind(
-        tensors, lr=0.0, betas=(o["beta1"], o["beta2"]), eps=o["eps"], weight_decay=o["weight_decay"], fused=fused
+        unnamed, lr=lr, betas=(o["beta1"], o["beta2"]), eps=o["eps"], weight_decay=o["weight_decay"], fused=fused
     )
     if not o["bias_correction"]:
         for p in tensors:
@@ -492,7 +433,7 @@ def build_torch(recipe: Recipe, named: Sequence[tuple[str, Any]], diagnostics: b
     return optimizer
 
 
-def _torch_switch(recipe: Recipe, named: Sequence[tuple[str, Any]]) -> Any:
+def _torch_switch(recipe: Recipe, params: Sequence[Any], lr: float) -> Any:
     import torch
 
     from kourkoutas.torch import KourkoutasBeta
@@ -503,16 +444,14 @@ def _torch_switch(recipe: Recipe, named: Sequence[tuple[str, Any]]) -> Any:
         raise ValueError(
             f"optimizer {recipe.label!r} must know after how many steps to change: set {recipe.label}.after=1000"
         )
-    first = KourkoutasBeta(named, lr=0.0, **options)
-    return torch_switch(first, torch.optim.LBFGS([p for _, p in named], lr=1.0, **RIVALS["lbfgs"].options), after)
+    first = KourkoutasBeta(params, lr=lr, **options)
+    tensors = [p for group in first.param_groups for p in group["params"]]
+    return torch_switch(first, torch.optim.LBFGS(tensors, lr=1.0, **RIVALS["lbfgs"].options), after)
 
 
-def _torch_pair(recipe: Recipe, named: Sequence[tuple[str, Any]]) -> Any:
-    taken = parted([(name, p.ndim) for name, p in named], recipe.options["takes"], recipe.label)
-    first, rest = parts(recipe)
-    mine = [item for item, here in zip(named, taken, strict=True) if here]
-    others = [item for item, here in zip(named, taken, strict=True) if not here]
-    return torch_pair(build_torch(first, mine), build_torch(rest, others), (first.lr_scale, rest.lr_scale))
+def _unnamed(item: Any) -> Any:
+    """A tensor of a (name, tensor) pair, or a param group with its tensors."""
+    return {**item, "params": [p for _, p in item["params"]]} if isinstance(item, Mapping) else item[1]
 
 
 def build_optax(recipe: Recipe, diagnostics: bool = False) -> Callable[[Any], Any]:
@@ -528,12 +467,6 @@ def build_optax(recipe: Recipe, diagnostics: bool = False) -> Callable[[Any], An
         from kourkoutas.optax import kourkoutas_beta
 
         return lambda lr: kourkoutas_beta(lr, diagnostics=diagnostics, **o)
-    if "+" in recipe.family:
-        first, rest = parts(recipe)
-        one, two = build_optax(first), build_optax(rest)
-        return lambda lr: optax_pair(
-            one(_scaled(lr, first.lr_scale)), two(_scaled(lr, rest.lr_scale)), o["takes"], recipe.label
-        )
     if recipe.family != "adam":
         make, options = _rival(recipe, "jax")
         return lambda lr: make(lr, **options)
@@ -550,11 +483,6 @@ def build_optax(recipe: Recipe, diagnostics: bool = False) -> Callable[[Any], An
         )
 
     return adam
-
-
-def _scaled(lr: Any, scale: float) -> Any:
-    """A number, maybe traced, or a schedule, times a factor."""
-    return (lambda count: lr(count) * scale) if callable(lr) else lr * scale
 
 
 def build_mlx(recipe: Recipe, diagnostics: bool = False) -> Any:

@@ -65,6 +65,9 @@ def digest_of(content: Any) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
+LARGEST = 1e100  # a larger loss or endpoint is that of a diverged run: its square is still a number
+
+
 class RunSpec(BaseModel):
     """One run, completely: the same spec gives the same result.
 
@@ -73,7 +76,7 @@ class RunSpec(BaseModel):
       settings: overrides of the testbed's preset (`--set steps=100`).
       options: overrides of this arm's optimizer (`--set kbeta.alpha=0.9`).
       resolved: digest of what preset, overrides and recipe come down to, and of the testbed's version, so that a
-        changed preset is another run; None in results of version 0.1, which did not record it.
+        changed preset is another run.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -104,7 +107,7 @@ class RunResult(BaseModel):
     """What one run gave; `result.json`. Non-finite numbers are written as the strings "NaN" and "Infinity".
 
     Attributes:
-      status: "ok", "diverged" (a loss or a parameter stopped being finite: a result) or "failed" (an error).
+      status: "ok", "diverged" (a loss above 1e100, or a parameter that is not finite: a result) or "failed" (an error).
       endpoint: the testbed's primary endpoint; None unless the status is "ok".
       metrics: name → value at the end; of a diverged run `diverged_at`, the number of updates taken until then.
       curve: columns of equal length: `step` (updates taken), `loss` (mean of the block that ends there; the last entry
@@ -133,8 +136,7 @@ class RunResult(BaseModel):
 class Arm(BaseModel):
     """One column of a study: an optimizer, its options that differ from the recipe, and settings of its own (grids).
 
-    `resolved` is what that comes down to: the testbed's version, all settings and all options. Version 0.1 did not
-    record it.
+    `resolved` is what that comes down to: the testbed's version, all settings and all options.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,6 +1,6 @@
 "use strict";
-// What a reader can do beside reading: see values, follow one optimizer, come from a seed to its run, copy a command, and
-// on a served page see the study go on. Without this script everything can still be read, downloaded and unfolded.
+// What a reader can do beside reading: see values, follow one optimizer, and come from a seed to its run. Without this
+// script everything can still be read, downloaded and unfolded.
 
 const tip = document.getElementById("tip");
 
@@ -45,27 +45,6 @@ function pick(arm) {
   for (const button of document.querySelectorAll("button.pick")) {
     button.setAttribute("aria-pressed", String(button.closest("[data-arm]").dataset.arm === arm));
   }
-}
-
-function makeCopy(root) {
-  const more = root.querySelector("#more");
-  if (!more || root.querySelector("#copy")) return;
-  const button = document.createElement("button");
-  button.type = "button";
-  button.id = "copy";
-  button.textContent = "copy";
-  more.after(" ", button);
-}
-
-function copy(button) {
-  const more = document.getElementById("more");
-  const told = ok => { button.textContent = ok ? "copied" : "select and copy"; };
-  const select = () => {
-    getSelection().selectAllChildren(more);
-    told(document.execCommand("copy"));
-  };
-  if (navigator.clipboard) navigator.clipboard.writeText(more.textContent).then(() => told(true), select);
-  else select();
 }
 
 // Where the pointer is in the coordinates of a picture.
@@ -120,7 +99,6 @@ addEventListener("keydown", event => {
 });
 addEventListener("click", event => {
   const button = event.target.closest("button");
-  if (button?.id === "copy") return copy(button);
   if (button?.classList.contains("pick")) {
     const arm = button.closest("[data-arm]").dataset.arm;
     return pick(arm === picked ? null : arm);
@@ -147,37 +125,16 @@ addEventListener("afterprint", () => { for (const one of folded) one.open = fals
 function prepare(root) {
   takeTitles(root);
   makePicks(root);
-  makeCopy(root);
 }
 prepare(document);
 if (location.hash) unfold(location.hash.slice(1));
 
-// A served page asks now and then how the study is, and takes over what has changed, leaving what the reader has
-// unfolded and picked.
-async function follow() {
-  let seen = null, wait = 2000;
-  for (;;) {
-    await new Promise(done => setTimeout(done, wait));
-    let state;
-    try {
-      state = await (await fetch("state")).json();
-    } catch {
-      const line = document.querySelector("#live strong");
-      if (line) line.textContent = "The server has stopped; this page shows the last it told.";
-      return;
-    }
-    if (state.page === seen) continue;
-    const page = new DOMParser().parseFromString(await (await fetch("./")).text(), "text/html");
-    const was = new Map([...document.querySelectorAll("details")].map(one => [one.id, one.open]));
-    const main = page.getElementById("main");
-    for (const one of main.querySelectorAll("details")) if (was.has(one.id)) one.open = was.get(one.id);
-    prepare(main);
-    const y = scrollY;
-    document.getElementById("main").replaceWith(document.adoptNode(main));
-    scrollTo(0, y);
-    pick(picked);
-    seen = state.page;
-    wait = state.wait;
-  }
+// A page that reloads itself keeps what the reader has unfolded.
+if (document.querySelector("meta[http-equiv=refresh]")) {
+  const kept = JSON.parse(sessionStorage.getItem("open") ?? "{}");
+  for (const one of document.querySelectorAll("details")) if (one.id in kept) one.open = kept[one.id];
+  addEventListener("pagehide", () => {
+    const now = [...document.querySelectorAll("details")].map(one => [one.id, one.open]);
+    sessionStorage.setItem("open", JSON.stringify(Object.fromEntries(now)));
+  });
 }
-if ("live" in document.body.dataset) follow();

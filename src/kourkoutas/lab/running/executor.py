@@ -1,10 +1,10 @@
 """Who makes the runs of a study: the contract that local processes (`pool`) and a Ray cluster (`ray`) fulfil.
 
-A crew takes runs and tells what becomes of them. Nothing else of the laboratory knows which crew is at work.
+An executor takes runs and tells what becomes of them. Nothing else of the laboratory knows which one is at work.
 
-NOTE: when a crew tells that a run has ended, everything that the run left is in the run's folder, its result.json last.
-A run that left no result.json is made again if it was lost (its process was killed from outside, its machine went away)
-and attempts are left; else it is recorded as failed, with the reason. So every run is recorded exactly once.
+NOTE: when an executor tells that a run has ended, everything that the run left is in the run's folder, its result.json
+last. A run that left no result.json is made again if it was lost (its process was killed from outside, its machine went
+away) and attempts are left; else it is recorded as failed, with the reason. So every run is recorded exactly once.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Ended:
 Event = Started | Progress | Ended
 
 
-class Crew(Protocol):
-    """Those who make the runs of one execution.
+class Executor(Protocol):
+    """Makes runs, some of them at the same time.
 
     Attributes:
       size: how many runs are made at the same time.
@@ -100,8 +100,8 @@ class Crew(Protocol):
         ...
 
 
-Hire = Callable[[store.Study, Sequence[Task]], Crew]
-"""Gets a crew for these runs of this study."""
+ExecutorFactory = Callable[[store.Study, Sequence[Task]], Executor]
+"""Starts an executor for these runs of this study."""
 
 
 class Observer(Protocol):
@@ -116,18 +116,18 @@ class Observer(Protocol):
     def finished(self, spec: RunSpec, result: RunResult) -> None: ...
 
 
-def make(
-    tasks: Sequence[Task], crew: Crew, study: store.Writer, observer: Observer | None = None, retries: int = 0
+def run_all(
+    tasks: Sequence[Task], executor: Executor, study: store.Writer, observer: Observer | None = None, retries: int = 0
 ) -> None:
-    """Have the crew make these runs; a lost one is given out again up to `retries` times."""
+    """Have the executor make these runs; a lost one is given out again up to `retries` times."""
     left = {task.spec.id: task for task in tasks}
     again = dict.fromkeys(left, retries)
     started: set[str] = set()
     with _terminated_as_interrupt():
         for task in tasks:
-            crew.submit(task)
+            executor.submit(task)
         while left:
-            for event in crew.events():
+            for event in executor.events():
                 task = left[event.run]
                 if event.run not in started:
                     started.add(event.run)
@@ -140,7 +140,7 @@ def make(
                     result = study.result(task.spec)
                     if result is None and event.lost and again[event.run] > 0:
                         again[event.run] -= 1
-                        crew.submit(task)
+                        executor.submit(task)
                         continue
                     if result is None:
                         attempts = f"\nAttempts: {retries + 1}" if event.lost and retries else ""

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from kourkoutas.lab.judging import memory
+from kourkoutas.lab.judging import beta2_forecast as forecast
 
 
 def plainly(norms, beta, floor=1e-9):
@@ -24,9 +24,9 @@ def plainly(norms, beta, floor=1e-9):
 
 def test_the_losses_are_those_of_the_definition():
     norms = np.exp(np.random.default_rng(0).normal(size=(60, 2)))
-    got = memory.losses(norms)
+    got = forecast.losses(norms)
     for b in range(2):
-        for k, beta in enumerate(memory.BETAS):
+        for k, beta in enumerate(forecast.BETAS):
             np.testing.assert_allclose(got[:, b, k], plainly(norms[:, b], beta), rtol=1e-10)
 
 
@@ -34,13 +34,13 @@ def test_a_step_without_a_gradient_is_not_there():
     norms = np.exp(np.random.default_rng(1).normal(size=(40, 1)))
     holes = np.insert(norms, [0, 5, 5, 30], np.nan, axis=0)
     there = np.isfinite(holes[:, 0])
-    np.testing.assert_array_equal(memory.losses(holes)[there], memory.losses(norms))
-    assert np.isnan(memory.losses(holes)[~there]).all()
+    np.testing.assert_array_equal(forecast.losses(holes)[there], forecast.losses(norms))
+    assert np.isnan(forecast.losses(holes)[~there]).all()
 
 
 def test_norms_of_any_size_have_a_loss():
     for size in (0.0, 1e-200, 1e-30, 1e30, 1e200):
-        assert np.isfinite(memory.losses(np.full((20, 1), size))[1:]).all()
+        assert np.isfinite(forecast.losses(np.full((20, 1), size))[1:]).all()
 
 
 def test_one_spike_that_no_memory_saw_coming_does_not_decide_a_stretch():
@@ -49,15 +49,15 @@ def test_one_spike_that_no_memory_saw_coming_does_not_decide_a_stretch():
     spiked = norms.copy()
     spiked[1000] *= 1e4
     for own in (norms, spiked):
-        assert memory.examine(["b"], np.arange(2000), own, stretches=1).best.item() == 0.8
-    np.testing.assert_allclose(memory.losses(spiked)[1000, 0, 0], plainly(spiked[:, 0], 0.8)[1000], rtol=1e-10)
+        assert forecast.examine(["b"], np.arange(2000), own, stretches=1).best.item() == 0.8
+    np.testing.assert_allclose(forecast.losses(spiked)[1000, 0, 0], plainly(spiked[:, 0], 0.8)[1000], rtol=1e-10)
 
 
 def test_a_level_that_never_moves_wants_the_longest_memory_and_a_random_walk_a_short_one():
     rng = np.random.default_rng(2)
     still = np.abs(rng.normal(size=4000))
     walk = np.exp(np.cumsum(0.3 * rng.normal(size=4000)) * 1.0)
-    found = memory.examine(["still", "walk"], np.arange(1, 4001), np.stack([still, walk], 1), stretches=2)
+    found = forecast.examine(["still", "walk"], np.arange(1, 4001), np.stack([still, walk], 1), stretches=2)
     assert found.best[1].tolist() == [0.999, 0.8]
 
 
@@ -69,24 +69,24 @@ def test_a_planted_memory_is_found_within_one_place_of_the_list():
         n2 = s * rng.chisquare(8) / 8
         s = max(0.95 * s + 0.05 * n2, 1e-3)
         norms.append(math.sqrt(n2))
-    found = memory.examine(["b"], np.arange(20000), np.array(norms)[:, None], stretches=1)
+    found = forecast.examine(["b"], np.arange(20000), np.array(norms)[:, None], stretches=1)
     assert found.best.item() in (0.9, 0.95, 0.98)
-    assert found.excess[0, 0, memory.BETAS.index(0.95)] < found.excess[0, 0, 0]
+    assert found.excess[0, 0, forecast.BETAS.index(0.95)] < found.excess[0, 0, 0]
 
 
 def test_the_stretches_hold_every_step_once_and_excess_is_never_negative():
     norms = np.exp(np.random.default_rng(4).normal(size=(101, 3)))
     norms[:, 2] = np.nan
-    found = memory.examine("abc", np.arange(7, 108), norms)
+    found = forecast.examine("abc", np.arange(7, 108), norms)
     assert found.edges[0] == 7
     assert found.edges[-1] == 108
     assert np.isnan(found.best[:, 2]).all()
     assert (found.excess[:, :2] >= 0).all()
     assert (found.excess[:, :2].min(-1) == 0).all()
-    loss = memory.losses(norms)
+    loss = forecast.losses(norms)
     by_hand = np.nanmean(loss[found.edges[1] - 7 : found.edges[2] - 7, :2], 0)
     np.testing.assert_allclose(found.excess[1, :2], by_hand - by_hand.min(-1, keepdims=True), atol=1e-12)
-    both = memory.over_runs([found, found])
+    both = forecast.over_runs([found, found])
     np.testing.assert_allclose(both.excess, found.excess, atol=1e-12)
     assert found.to_json()["best"][0][2] is None
 
@@ -103,7 +103,7 @@ def test_the_stretches_hold_every_step_once_and_excess_is_never_negative():
 )
 def test_what_cannot_be_examined_is_said(options, word):
     with pytest.raises(ValueError, match=word):
-        memory.examine(**{"names": ["a"], "steps": [1, 2, 3], "norms": np.ones((3, 1)), **options})
+        forecast.examine(**{"names": ["a"], "steps": [1, 2, 3], "norms": np.ones((3, 1)), **options})
 
 
 def test_the_command_and_the_report_tell_of_a_real_run_what_a_plain_computation_tells(tmp_path):
@@ -112,7 +112,7 @@ def test_the_command_and_the_report_tell_of_a_real_run_what_a_plain_computation_
     import sys
 
     pytest.importorskip("jax")
-    from kourkoutas.lab.results.store import Study
+    from kourkoutas.lab.results.snapshot import Snapshot
 
     call = [sys.executable, "-m", "kourkoutas"]
     made = [*call, "study", "rare_trigger", "--preset", "smoke", "--engine", "jax", "--seeds", "0-1"]
@@ -121,17 +121,17 @@ def test_the_command_and_the_report_tell_of_a_real_run_what_a_plain_computation_
     told = subprocess.run([*call, "norms", str(tmp_path), "--json"], check=True, capture_output=True, timeout=60)
     found = json.loads(told.stdout)
     assert list(found) == ["kbeta"]
-    traces = [run.trace() for run in Study.open(tmp_path).runs() if run.spec.optimizer == "kbeta"]
+    traces = [run.trace() for run in Snapshot.read(tmp_path).runs if run.spec.optimizer == "kbeta"]
     steps = traces[0]["every_step"]
     assert steps.tolist() == list(range(1, len(steps) + 1))
     norms = [trace["every_norm"][:, 0].astype(float) for trace in traces]
-    losses = [np.array([plainly(n, beta) for beta in memory.BETAS]) for n in norms]
+    losses = [np.array([plainly(n, beta) for beta in forecast.BETAS]) for n in norms]
     for part, (low, high) in enumerate(itertools.pairwise(found["kbeta"]["edges"])):
         means = np.array([np.nanmean(loss[:, (steps >= low) & (steps < high)], 1) for loss in losses])
         want = np.mean(means - means.min(1, keepdims=True), 0)
         np.testing.assert_allclose(found["kbeta"]["excess"][part][0], want - want.min(), atol=1e-9)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Which memory predicts the norms?" in page
+    assert "Which β2 predicts the norms?" in page
     bad = subprocess.run([*call, "norms", str(tmp_path), "--optimizer", "adam999"], capture_output=True, text=True)
     assert bad.returncode != 0
     assert "no recorded norms" in " ".join(bad.stderr.split())

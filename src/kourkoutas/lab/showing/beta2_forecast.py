@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kourkoutas.lab.judging import memory
-from kourkoutas.lab.judging.memory import Memories
+from kourkoutas.lab.judging import beta2_forecast as forecast
+from kourkoutas.lab.judging.beta2_forecast import Forecasts
 from kourkoutas.lab.results.store import StoredRun, StoreError
 from kourkoutas.lab.showing.drawing import Drawing, Panel, element, line_path
 
@@ -28,7 +28,7 @@ NOTE = (
 FLOOR = 1e-3  # nats per step, below which a loss does not matter
 
 
-def recorded(runs: Sequence[StoredRun], arm: str) -> list[Memories]:
+def recorded(runs: Sequence[StoredRun], arm: str) -> list[Forecasts]:
     """What the norms of each run of one arm say; none for runs that have no norms."""
     found = []
     for run in runs:
@@ -36,26 +36,26 @@ def recorded(runs: Sequence[StoredRun], arm: str) -> list[Memories]:
         if run.spec.optimizer == arm:
             with contextlib.suppress(StoreError):  # a damaged trace costs its own part of the picture, not the page
                 trace = run.trace()
-        if trace is not None and len(trace.get("every_step", ())) > memory.STRETCHES:
+        if trace is not None and len(trace.get("every_step", ())) > forecast.STRETCHES:
             names = [str(name) for name in trace["names"]]
-            found.append(memory.examine(names, trace["every_step"], trace["every_norm"]))
+            found.append(forecast.examine(names, trace["every_step"], trace["every_norm"]))
     return found
 
 
-def of_arm(runs: Sequence[StoredRun], arm: str) -> Memories | None:
+def of_arm(runs: Sequence[StoredRun], arm: str) -> Forecasts | None:
     """The mean over an arm's runs of the same length; None if none has norms."""
     found = recorded(runs, arm)
     longest = max((one.edges for one in found), key=lambda edges: edges[-1], default=())
     alike = [one for one in found if one.edges == longest and one.names == found[0].names]
-    return memory.over_runs(alike) if alike else None
+    return forecast.over_runs(alike) if alike else None
 
 
-def of_arms(runs: Sequence[StoredRun], arms: Sequence[str]) -> dict[str, Memories]:
+def of_arms(runs: Sequence[StoredRun], arms: Sequence[str]) -> dict[str, Forecasts]:
     """`of_arm` of those arms that have norms."""
     return {arm: one for arm in arms if (one := of_arm(runs, arm)) is not None}
 
 
-def draw(found: Memories, arm: str) -> Drawing:
+def draw(found: Forecasts, arm: str) -> Drawing:
     """One panel: excess loss against memory, a line per stretch."""
     length = 1 / (1 - np.asarray(found.betas))
     worst = float(np.nanmax(found.pooled, initial=10 * FLOOR))
@@ -82,12 +82,12 @@ def draw(found: Memories, arm: str) -> Drawing:
     )
 
 
-def stretches(found: Memories) -> list[str]:
+def stretches(found: Forecasts) -> list[str]:
     """The names of the stretches: "steps 1 to 500"."""
     return [f"steps {low} to {high - 1}" for low, high in itertools.pairwise(found.edges)]
 
 
-def table(by_arm: dict[str, Memories]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def table(by_arm: dict[str, Forecasts]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """(head, rows): of each arm and stretch, the best memory and what the others lose."""
     betas = next(iter(by_arm.values())).betas
     head = ("optimizer", "stretch", "best β", *(f"β {beta:g}" for beta in betas))
@@ -98,7 +98,7 @@ def table(by_arm: dict[str, Memories]) -> tuple[tuple[str, ...], list[tuple[str,
     ]
 
 
-def buckets(found: Memories) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def buckets(found: Forecasts) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """(head, rows): the best β of each bucket, by stretch."""
     head = ("bucket", *stretches(found))
     rows = [(name, *(f"{b:g}" for b in found.best[:, k])) for k, name in enumerate(found.names)]

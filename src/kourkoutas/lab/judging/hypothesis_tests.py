@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import special
 
 from kourkoutas.lab.judging.values import Array
 
@@ -29,7 +29,6 @@ class PairedT:
     p: float | None
     d_z: float | None
     r: float | None
-    p_holm: float | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,6 @@ class Wilcoxon:
     p: float | None
     rank_biserial: float | None
     method: str
-    p_holm: float | None = None
 
     @property
     def floor(self) -> float | None:
@@ -55,7 +53,6 @@ class SignTest:
     wins: int
     losses: int
     p: float | None
-    p_holm: float | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,6 @@ class McNemar:
     neither: int
     rate_difference: float
     p: float
-    p_holm: float | None = None
 
 
 def paired_t(d: Array, rounding: Array, left_out: int = 0) -> PairedT:
@@ -114,22 +110,29 @@ def wilcoxon(d: Array, rounding: Array) -> Wilcoxon:
     up, total = float(ranks[d > 0].sum()), float(ranks.sum())
     tied = len(np.unique(ranks)) < n
     if n > EXACT_UP_TO:
+        from scipy import stats  # which takes a second to import
+
         p = float(stats.wilcoxon(np.sign(d) * ranks, method="asymptotic").pvalue)
         method = "normal approximation"
     else:
-        # P(W⁺ = w) on doubled ranks, which are whole numbers: each rank joins W⁺ with probability ½
-        steps = np.rint(2 * ranks).astype(int)
-        chance, highest = np.zeros(int(steps.sum()) + 1), 0
-        chance[0] = 1.0
-        for step in steps:
-            joined = chance[: highest + 1].copy()
-            chance[: highest + 1] *= 0.5
-            highest += step
-            chance[step : highest + 1] += 0.5 * joined
+        chance = signed_rank_chances(ranks)
         at = round(2 * up)
         p = min(1.0, 2 * min(float(chance[: at + 1].sum()), float(chance[at:].sum())))
         method = "exact, tied ranks shared" if tied else "exact"
     return Wilcoxon(n, zeros, min(up, total - up), p, (2 * up - total) / total, method)
+
+
+def signed_rank_chances(ranks: Array) -> Array:
+    """P(2·W⁺ = w) for w = 0, 1, …: each rank joins W⁺ with probability ½; doubled midranks are whole numbers."""
+    steps = np.rint(2 * ranks).astype(int)
+    chance, highest = np.zeros(int(steps.sum()) + 1), 0
+    chance[0] = 1.0
+    for step in steps:
+        joined = chance[: highest + 1].copy()
+        chance[: highest + 1] *= 0.5
+        highest += step
+        chance[step : highest + 1] += 0.5 * joined
+    return chance
 
 
 def sign_test(wins: int, losses: int) -> SignTest:

@@ -67,7 +67,7 @@ def losses(norms: ArrayLike, betas: Sequence[float] = BETAS, floor: float = 1e-9
 
 
 @dataclass(frozen=True)
-class Memories:
+class Forecasts:
     """How well each memory predicted, by stretch of training and bucket.
 
     Attributes:
@@ -98,17 +98,17 @@ class Memories:
         return _at_best(self.betas, self.pooled)
 
     def to_json(self) -> dict[str, Any]:
-        def plain(x: Array) -> Any:
-            return [plain(row) for row in x] if x.ndim > 1 else [None if np.isnan(v) else float(v) for v in x]
+        def listed(x: Array) -> Any:
+            return [listed(row) for row in x] if x.ndim > 1 else [None if np.isnan(v) else float(v) for v in x]
 
         return {
             "betas": list(self.betas),
             "edges": list(self.edges),
             "buckets": list(self.names),
-            "best": plain(self.best),
-            "excess": plain(self.excess),
-            "pooled_best": plain(self.pooled_best),
-            "pooled_excess": plain(self.pooled),
+            "best": listed(self.best),
+            "excess": listed(self.excess),
+            "pooled_best": listed(self.pooled_best),
+            "pooled_excess": listed(self.pooled),
         }
 
 
@@ -118,7 +118,7 @@ def examine(
     norms: ArrayLike,
     betas: Sequence[float] = BETAS,
     stretches: int = STRETCHES,
-) -> Memories:
+) -> Forecasts:
     """Which memory would have predicted best, in each of `stretches` equally long parts of training.
 
     Args:
@@ -142,16 +142,16 @@ def examine(
     loss = losses(norms, betas)
     edges = np.linspace(at[0], at[-1] + 1, stretches + 1).round().astype(int)
     parts = [_mean(loss[(at >= low) & (at < high)], axis=0) for low, high in itertools.pairwise(edges)]
-    return Memories(tuple(names), tuple(betas), tuple(edges.tolist()), _less_best(np.stack(parts)))
+    return Forecasts(tuple(names), tuple(betas), tuple(edges.tolist()), _less_best(np.stack(parts)))
 
 
-def over_runs(found: Sequence[Memories]) -> Memories:
+def over_runs(found: Sequence[Forecasts]) -> Forecasts:
     """The mean excess over runs of the same problem."""
     first = found[0]
     if any((m.names, m.betas, m.edges) != (first.names, first.betas, first.edges) for m in found):
         raise ValueError("runs that differ in buckets or steps cannot be averaged: look at them one by one")
     excess = _mean(np.stack([m.excess for m in found]), axis=0)
-    return Memories(first.names, first.betas, first.edges, _less_best(excess))
+    return Forecasts(first.names, first.betas, first.edges, _less_best(excess))
 
 
 def _mean(x: Array, axis: int) -> Array:

@@ -1,0 +1,283 @@
+"""The statistics of a comparison, one list for console, JSON and page.
+
+To add one, write its function and give it an entry in `OF_CONTRASTS` or `OF_ARMS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kourkoutas.lab.judging import hypothesis_tests as tests
+from kourkoutas.lab.judging.intervals import (
+    Interval,
+    antilog,
+    bootstrap_mean,
+    clopper_pearson,
+    quantile,
+    t_interval,
+)
+from kourkoutas.lab.judging.values import Array
+
+UNDEFINED = "t, its p-value, d_z, r and intervals are undefined"
+
+
+@dataclass(frozen=True)
+class Paired:
+    """What the statistics of a contrast are made of.
+
+    Attributes:
+      x, y: values of treatment and baseline, NaN for a run that diverged or failed.
+      d: y - x on the scale of the comparison, positive where the treatment is better; infinite where one run was lost,
+        0 where both were.
+      rounding: bounds on the rounding errors of d.
+    """
+
+    x: Array
+    y: Array
+    d: Array
+    rounding: Array
+    log: bool
+    higher_is_better: bool
+    threshold: float | None
+    confidence: float
+    resamples: int
+
+    @cached_property
+    def both(self) -> Array:
+        """d of the pairs in which both runs have a value."""
+        return np.asarray(self.d[self.whole])
+
+    @cached_property
+    def whole(self) -> NDArray[np.bool_]:
+        return np.isfinite(self.x) & np.isfinite(self.y)
+
+    @cached_property
+    def t(self) -> tests.PairedT:
+        return tests.paired_t(self.both, self.rounding[self.whole], len(self.d) - len(self.both))
+
+    @cached_property
+    def wilcoxon(self) -> tests.Wilcoxon:
+        return tests.wilcoxon(self.d, self.rounding)
+
+    @property
+    def wins(self) -> int:
+        return int(np.sum(self.d > 0))
+
+    @property
+    def losses(self) -> int:
+        return int(np.sum(self.d < 0))
+
+
+@dataclass(frozen=True)
+class OneArm:
+    """What the statistics of one optimizer are made of: its values, NaN for a run that diverged or failed."""
+
+    x: Array
+    log: bool
+    higher_is_better: bool
+    threshold: float | None
+    confidence: float
+
+    @cached_property
+    def finite(self) -> Array:
+        return self.x[np.isfinite(self.x)]
+
+    def quantile(self, q: float) -> float:
+        """With lost runs as the worst."""
+        return quantile(np.where(np.isfinite(self.x), self.x, -math.inf if self.higher_is_better else math.inf), q)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The value of a statistic.
+
+    Attributes:
+      interval: a confidence interval, or for a median its quartiles.
+      p, p_holm: of a test, and adjusted for the planned contrasts.
+      detail: what else is to be told, such as t(9) = 2.26.
+    """
+
+    value: float | None
+    interval: Interval | None = None
+    p: float | None = None
+    p_holm: float | None = None
+    detail: str = ""
+
+
+Of = TypeVar("Of")
+
+
+@dataclass(frozen=True)
+class Statistic(Generic[Of]):
+    """One statistic: its name in JSON, its title for people, how it is computed and how it is shown.
+
+    `compute` gives None where the statistic has no meaning for the data at hand.
+    """
+
+    name: str
+    title: str
+    compute: Callable[[Of], Result | None]
+    show: Callable[[Result], str]
+
+
+def show(value: float | None, digits: int = 4) -> str:
+    """A number for people: `digits` significant figures, "–" for None, "diverged" for what is not finite."""
+    if value is None:
+        return "–"
+    return f"{value:.{digits}g}" if math.isfinite(value) else "diverged"
+
+
+def with_interval(result: Result, digits: int = 4) -> str:
+    """value [low, high]."""
+    if result.interval is None:
+        return show(result.value, digits)
+    return f"{show(result.value, digits)} [{show(result.interval.low, digits)}, {show(result.interval.high, digits)}]"
+
+
+def _detail(result: Result) -> str:
+    return result.detail
+
+
+def _scaled(pairs: Paired, value: float, interval: Interval | None) -> Result:
+    """A mean of d, on logarithms as a ratio."""
+    if not pairs.log:
+        return Result(value, interval)
+    if interval is not None:
+        interval = Interval(antilog(interval.low), antilog(interval.high), interval.method)
+    return Result(antilog(value), interval)
+
+
+def _mean(pairs: Paired) -> Result | None:
+    if not len(pairs.both):
+        return None
+    interval = t_interval(pairs.both, pairs.confidence) if pairs.t.t is not None else None
+    return _scaled(pairs, float(pairs.both.mean()), interval)
+
+
+def _bootstrap(pairs: Paired) -> Result | None:
+    interval = bootstrap_mean(pairs.both, pairs.confidence, pairs.resamples) if pairs.t.t is not None else None
+    return None if interval is None else _scaled(pairs, float(pairs.both.mean()), interval)
+
+
+def _median(pairs: Paired) -> Result:
+    """Of ratios on logarithms, else of differences; a lost run stands at the end of its side."""
+    with np.errstate(over="ignore"):
+        spread = np.power(10.0, pairs.d) if pairs.log else pairs.d
+    q1, median, q3 = (quantile(spread, q) for q in (0.25, 0.5, 0.75))
+    return Result(median, Interval(q1, q3, "quartiles"))
+
+
+def _show_median(result: Result) -> str:
+    def one(value: float) -> str:
+        if math.isfinite(value):
+            return show(value)
+        return "baseline diverged" if value > 0 else "treatment diverged"
+
+    ends = result.interval
+    middle = "–" if result.value is None else one(result.value)
+    return middle if ends is None else f"{middle} [{one(ends.low)}, {one(ends.high)}]"
+
+
+def _better(pairs: Paired) -> Result | None:
+    """The share of seeds on which the treatment is better, of those that differ."""
+    n = pairs.wins + pairs.losses
+    if not n:
+        return None
+    ties = len(pairs.d) - n
+    told = f"{pairs.wins} of {n}" + (f", {ties} equal" if ties else "")
+    return Result(pairs.wins / n, clopper_pearson(pairs.wins, n, pairs.confidence), detail=told)
+
+
+def _d_z(pairs: Paired) -> Result | None:
+    return None if pairs.t.d_z is None else Result(pairs.t.d_z)
+
+
+def _r(pairs: Paired) -> Result | None:
+    return None if pairs.t.r is None else Result(pairs.t.r)
+
+
+def _rank_biserial(pairs: Paired) -> Result | None:
+    return None if pairs.wilcoxon.rank_biserial is None else Result(pairs.wilcoxon.rank_biserial)
+
+
+def _paired_t(pairs: Paired) -> Result:
+    t = pairs.t
+    told = "undefined" if t.t is None else f"t({t.df}) = {t.t:.3f}"
+    left_out = f", without {t.left_out} pairs" if t.left_out and t.t is not None else ""
+    return Result(t.t, p=t.p, detail=told + left_out)
+
+
+def _wilcoxon(pairs: Paired) -> Result:
+    w = pairs.wilcoxon
+    told = "undefined" if w.statistic is None else f"W = {w.statistic:g}, n = {w.n}, {w.method}"
+    return Result(w.statistic, p=w.p, detail=told)
+
+
+def _sign(pairs: Paired) -> Result:
+    return Result(pairs.wins, p=tests.sign_test(pairs.wins, pairs.losses).p, detail=f"{pairs.wins} to {pairs.losses}")
+
+
+def _mcnemar(pairs: Paired) -> Result | None:
+    if pairs.threshold is None:
+        return None
+    m = tests.mcnemar(pairs.x, pairs.y, pairs.threshold, pairs.higher_is_better)
+    told = f"only first {m.only_treatment}, only other {m.only_baseline}"
+    return Result(m.rate_difference, p=m.p, detail=told)
+
+
+OF_CONTRASTS: Sequence[Statistic[Paired]] = (
+    Statistic("mean", "mean [t]", _mean, with_interval),
+    Statistic("bootstrap", "mean [BCa]", _bootstrap, with_interval),
+    Statistic("median", "median [quartiles]", _median, _show_median),
+    Statistic("better", "P(better) [Clopper–Pearson]", _better, lambda r: f"{with_interval(r, 2)}, {r.detail}"),
+    Statistic("d_z", "d_z", _d_z, with_interval),
+    Statistic("r", "r", _r, with_interval),
+    Statistic("rank_biserial", "rank-biserial r", _rank_biserial, with_interval),
+    Statistic("paired_t", "paired t", _paired_t, _detail),
+    Statistic("wilcoxon", "Wilcoxon", _wilcoxon, _detail),
+    Statistic("sign", "sign", _sign, _detail),
+    Statistic("mcnemar", "McNemar, exact", _mcnemar, _detail),
+)
+
+
+def _runs(arm: OneArm) -> Result:
+    return Result(float(len(arm.x)), detail=f"{len(arm.x)}, {len(arm.x) - len(arm.finite)} lost")
+
+
+def _middle(arm: OneArm) -> Result:
+    return Result(arm.quantile(0.5), Interval(arm.quantile(0.25), arm.quantile(0.75), "quartiles"))
+
+
+def _arithmetic(arm: OneArm) -> Result | None:
+    if not len(arm.finite):
+        return None
+    sd = f" ± {show(float(arm.finite.std(ddof=1)), 2)}" if len(arm.finite) > 1 else ""
+    mean = float(arm.finite.mean())
+    return Result(mean, detail=show(mean) + sd)
+
+
+def _geometric(arm: OneArm) -> Result | None:
+    return Result(antilog(float(np.log10(arm.finite).mean()))) if arm.log and len(arm.finite) else None
+
+
+def _success(arm: OneArm) -> Result | None:
+    if arm.threshold is None:
+        return None
+    k, n = int(np.sum(tests.succeeds(arm.x, arm.threshold, arm.higher_is_better))), len(arm.x)
+    return Result(k / n, clopper_pearson(k, n, arm.confidence), detail=f"{k} of {n}")
+
+
+OF_ARMS: Sequence[Statistic[OneArm]] = (
+    Statistic("runs", "runs", _runs, _detail),
+    Statistic("median", "median [quartiles]", _middle, with_interval),
+    Statistic("geometric_mean", "geometric mean", _geometric, with_interval),
+    Statistic("mean", "mean ± sd", _arithmetic, _detail),
+    Statistic("success", "success [Clopper–Pearson]", _success, lambda r: f"{r.detail}: {with_interval(r, 3)}"),
+)
