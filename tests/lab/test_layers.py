@@ -1,5 +1,8 @@
 """The layers of the laboratory: pyproject.toml names them, import-linter holds them."""
 
+import importlib
+import operator
+import re
 import shutil
 import subprocess
 import sys
@@ -50,3 +53,12 @@ def test_an_upward_import_breaks_the_contract(tmp_path: Path, file: str, text: s
     done = linted(tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert told in " ".join(done.stdout.split())
+
+
+def test_the_way_of_a_study_names_functions_that_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    steps = re.findall(r"^\d+\. `(\S+): (\S+)`", text, flags=re.M)
+    assert 10 <= len(steps) <= 15
+    for file, name in steps:
+        module = importlib.import_module("kourkoutas." + file.removesuffix(".py").replace("/", "."))
+        assert callable(operator.attrgetter(name)(module)), (file, name)

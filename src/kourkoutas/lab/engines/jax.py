@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ import optax
 from jax import lax
 from numpy.typing import NDArray
 
-from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Optimizer, Params, Squares, Trainer
+from kourkoutas.lab.engines import Array, Axis, Batches, Engine, Loss, Optimizer, Params, Squares, Trainer
 from kourkoutas.lab.engines.taylor import taylor_silu
 from kourkoutas.trace import HISTORY, Trace
 
@@ -155,6 +155,21 @@ class JaxEngine:
     """See `kourkoutas.lab.engines.Engine`."""
 
     name = "jax"
+    exp = staticmethod(jnp.exp)
+    sqrt = staticmethod(jnp.sqrt)
+    sin = staticmethod(jnp.sin)
+    cos = staticmethod(jnp.cos)
+    tanh = staticmethod(jnp.tanh)
+    abs = staticmethod(jnp.abs)
+    square = staticmethod(jnp.square)
+    round = staticmethod(jnp.round)
+    sigmoid = staticmethod(jax.nn.sigmoid)
+    silu = staticmethod(jax.nn.silu)
+    stop_gradient = staticmethod(lax.stop_gradient)
+    logaddexp = staticmethod(jnp.logaddexp)
+    maximum = staticmethod(jnp.maximum)
+    where = staticmethod(jnp.where)
+    einsum = staticmethod(jnp.einsum)
 
     def array(self, x: Any) -> Array:
         return jnp.asarray(x)
@@ -168,41 +183,8 @@ class JaxEngine:
     def arange(self, n: int) -> Array:
         return jnp.arange(n, dtype=jnp.int32)
 
-    def exp(self, x: Array) -> Array:
-        return jnp.exp(x)
-
-    def sqrt(self, x: Array) -> Array:
-        return jnp.sqrt(x)
-
-    def sin(self, x: Array) -> Array:
-        return jnp.sin(x)
-
-    def cos(self, x: Array) -> Array:
-        return jnp.cos(x)
-
-    def tanh(self, x: Array) -> Array:
-        return jnp.tanh(x)
-
-    def abs(self, x: Array) -> Array:
-        return jnp.abs(x)
-
-    def square(self, x: Array) -> Array:
-        return jnp.square(x)
-
-    def round(self, x: Array) -> Array:
-        return jnp.round(x)
-
-    def logaddexp(self, x: Array, y: Array | float) -> Array:
-        return jnp.logaddexp(x, y)
-
-    def maximum(self, x: Array, y: Array | float) -> Array:
-        return jnp.maximum(x, y)
-
     def clip(self, x: Array, low: float, high: float) -> Array:
         return jnp.clip(x, low, high)
-
-    def where(self, condition: Array, x: Array | float, y: Array | float) -> Array:
-        return jnp.where(condition, x, y)
 
     def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
         return jnp.sum(x, axis=axis, keepdims=keepdims)
@@ -228,18 +210,9 @@ class JaxEngine:
     def broadcast(self, x: Array, shape: Sequence[int]) -> Array:
         return jnp.broadcast_to(x, tuple(shape))
 
-    def einsum(self, subscripts: str, *xs: Array) -> Array:
-        return jnp.einsum(subscripts, *xs)
-
     def linear(self, x: Array, w: Array, b: Array | None = None) -> Array:
         y = jnp.matmul(x, w)
         return y if b is None else y + b
-
-    def sigmoid(self, x: Array) -> Array:
-        return jax.nn.sigmoid(x)
-
-    def silu(self, x: Array) -> Array:
-        return jax.nn.silu(x)
 
     def gelu(self, x: Array) -> Array:
         return jax.nn.gelu(x, approximate=True)
@@ -287,9 +260,6 @@ class JaxEngine:
     def cross_entropy(self, logits: Array, ids: Array) -> Array:
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, ids))
 
-    def stop_gradient(self, x: Array) -> Array:
-        return lax.stop_gradient(x)
-
     def value_and_grad(self, f: Callable[..., Array]) -> Callable[..., tuple[Array, Params]]:
         return jax.value_and_grad(f)
 
@@ -309,4 +279,4 @@ class JaxEngine:
         return JaxTrainer(loss, params, optimizer, constants or {}, trace_every)
 
 
-ENGINE = JaxEngine()
+ENGINE = cast(Engine, JaxEngine())

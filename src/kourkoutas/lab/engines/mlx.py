@@ -12,7 +12,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
 from numpy.typing import NDArray
 
-from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Optimizer, Params, Squares, Trainer
+from kourkoutas.lab.engines import Array, Axis, Batches, Engine, Loss, Optimizer, Params, Squares, Trainer
 from kourkoutas.lab.engines.taylor import taylor_silu
 from kourkoutas.trace import HISTORY, Trace
 
@@ -118,6 +118,20 @@ class MlxEngine:
     """See `kourkoutas.lab.engines.Engine`."""
 
     name = "mlx"
+    exp = staticmethod(mx.exp)
+    sqrt = staticmethod(mx.sqrt)
+    sin = staticmethod(mx.sin)
+    cos = staticmethod(mx.cos)
+    tanh = staticmethod(mx.tanh)
+    abs = staticmethod(mx.abs)
+    square = staticmethod(mx.square)
+    round = staticmethod(mx.round)
+    sigmoid = staticmethod(mx.sigmoid)
+    stop_gradient = staticmethod(mx.stop_gradient)
+    logaddexp = staticmethod(mx.logaddexp)
+    maximum = staticmethod(mx.maximum)
+    where = staticmethod(mx.where)
+    einsum = staticmethod(mx.einsum)
 
     def array(self, x: Any) -> Array:
         return _array(x)
@@ -131,41 +145,8 @@ class MlxEngine:
     def arange(self, n: int) -> Array:
         return mx.arange(n, dtype=mx.int32)
 
-    def exp(self, x: Array) -> Array:
-        return mx.exp(x)
-
-    def sqrt(self, x: Array) -> Array:
-        return mx.sqrt(x)
-
-    def sin(self, x: Array) -> Array:
-        return mx.sin(x)
-
-    def cos(self, x: Array) -> Array:
-        return mx.cos(x)
-
-    def tanh(self, x: Array) -> Array:
-        return mx.tanh(x)
-
-    def abs(self, x: Array) -> Array:
-        return mx.abs(x)
-
-    def square(self, x: Array) -> Array:
-        return mx.square(x)
-
-    def round(self, x: Array) -> Array:
-        return mx.round(x)
-
-    def logaddexp(self, x: Array, y: Array | float) -> Array:
-        return mx.logaddexp(x, y)
-
-    def maximum(self, x: Array, y: Array | float) -> Array:
-        return mx.maximum(x, y)
-
     def clip(self, x: Array, low: float, high: float) -> Array:
         return mx.clip(x, low, high)
-
-    def where(self, condition: Array, x: Array | float, y: Array | float) -> Array:
-        return mx.where(condition, x, y)
 
     def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
         return mx.sum(x, axis=axis, keepdims=keepdims)
@@ -191,14 +172,8 @@ class MlxEngine:
     def broadcast(self, x: Array, shape: Sequence[int]) -> Array:
         return mx.broadcast_to(x, tuple(shape))
 
-    def einsum(self, subscripts: str, *xs: Array) -> Array:
-        return mx.einsum(subscripts, *xs)
-
     def linear(self, x: Array, w: Array, b: Array | None = None) -> Array:
         return x @ w if b is None else mx.addmm(b, x, w)
-
-    def sigmoid(self, x: Array) -> Array:
-        return mx.sigmoid(x)
 
     def silu(self, x: Array) -> Array:
         return x * mx.sigmoid(x)
@@ -248,9 +223,6 @@ class MlxEngine:
     def cross_entropy(self, logits: Array, ids: Array) -> Array:
         return nn.losses.cross_entropy(logits, ids, reduction="mean")
 
-    def stop_gradient(self, x: Array) -> Array:
-        return mx.stop_gradient(x)
-
     def value_and_grad(self, f: Callable[..., Array]) -> Callable[..., tuple[Array, Params]]:
         both: Callable[..., tuple[Array, Params]] = mx.value_and_grad(f)
         return both
@@ -272,4 +244,4 @@ class MlxEngine:
         return MlxTrainer(loss, params, optimizer, constants or {}, trace_every)
 
 
-ENGINE = MlxEngine()
+ENGINE = cast(Engine, MlxEngine())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from kourkoutas import _native
-from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Optimizer, Params, Squares, Trainer, training
+from kourkoutas.lab.engines import Array, Axis, Batches, Engine, Loss, Optimizer, Params, Squares, Trainer, training
 from kourkoutas.lab.engines.torch_taylor import TaylorLayer, TaylorSquares, compiled, suits
 from kourkoutas.trace import HISTORY, Trace
 
@@ -180,6 +180,18 @@ class TorchEngine:
     """See `kourkoutas.lab.engines.Engine`."""
 
     name = "torch"
+    exp = staticmethod(torch.exp)
+    sqrt = staticmethod(torch.sqrt)
+    sin = staticmethod(torch.sin)
+    cos = staticmethod(torch.cos)
+    tanh = staticmethod(torch.tanh)
+    abs = staticmethod(torch.abs)
+    square = staticmethod(torch.square)
+    round = staticmethod(torch.round)
+    sigmoid = staticmethod(torch.sigmoid)
+    silu = staticmethod(F.silu)
+    where = staticmethod(torch.where)
+    einsum = staticmethod(torch.einsum)
 
     def array(self, x: Any) -> Array:
         return _tensor(x)
@@ -194,30 +206,6 @@ class TorchEngine:
     def arange(self, n: int) -> Array:
         return torch.arange(n, dtype=torch.int32)
 
-    def exp(self, x: Array) -> Array:
-        return torch.exp(x)
-
-    def sqrt(self, x: Array) -> Array:
-        return torch.sqrt(x)
-
-    def sin(self, x: Array) -> Array:
-        return torch.sin(x)
-
-    def cos(self, x: Array) -> Array:
-        return torch.cos(x)
-
-    def tanh(self, x: Array) -> Array:
-        return torch.tanh(x)
-
-    def abs(self, x: Array) -> Array:
-        return torch.abs(x)
-
-    def square(self, x: Array) -> Array:
-        return torch.square(x)
-
-    def round(self, x: Array) -> Array:
-        return torch.round(x)
-
     def logaddexp(self, x: Array, y: Array | float) -> Array:
         return torch.logaddexp(x, torch.as_tensor(y, dtype=x.dtype, device=x.device))
 
@@ -226,9 +214,6 @@ class TorchEngine:
 
     def clip(self, x: Array, low: float, high: float) -> Array:
         return torch.clamp(x, low, high)
-
-    def where(self, condition: Array, x: Array | float, y: Array | float) -> Array:
-        return torch.where(condition, x, y)
 
     def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
         return torch.sum(x) if axis is None and not keepdims else torch.sum(x, dim=axis, keepdim=keepdims)
@@ -254,17 +239,8 @@ class TorchEngine:
     def broadcast(self, x: Array, shape: Sequence[int]) -> Array:
         return torch.broadcast_to(x, tuple(shape))
 
-    def einsum(self, subscripts: str, *xs: Array) -> Array:
-        return torch.einsum(subscripts, *xs)
-
     def linear(self, x: Array, w: Array, b: Array | None = None) -> Array:
         return F.linear(x, w.T, b)
-
-    def sigmoid(self, x: Array) -> Array:
-        return torch.sigmoid(x)
-
-    def silu(self, x: Array) -> Array:
-        return F.silu(x)
 
     def gelu(self, x: Array) -> Array:
         return F.gelu(x, approximate="tanh")
@@ -337,4 +313,4 @@ class TorchEngine:
         return TorchTrainer(loss, params, optimizer, constants or {}, trace_every, compile)
 
 
-ENGINE = TorchEngine()
+ENGINE = cast(Engine, TorchEngine())
