@@ -35,9 +35,9 @@ TARGETS = {
     "buckets": Target("kourkoutas.buckets", ("tests/test_buckets.py",)),
     **{
         name: Target(f"kourkoutas.lab.judging.{name}", ("tests/lab/test_stats.py",))
-        for name in ("tests", "intervals", "contrasts", "summaries", "stats", "values")
+        for name in ("hypothesis_tests", "intervals", "comparing", "statistics", "values")
     },
-    "confirming": Target("kourkoutas.lab.judging.confirming", ("tests/lab/test_confirming.py",)),
+    "deciding": Target("kourkoutas.lab.judging.deciding", ("tests/lab/test_deciding.py",)),
 }
 ARITHMETIC = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult}
 COMPARISONS = {

@@ -79,8 +79,8 @@ def test_the_same_call_again_makes_nothing_twice(task: Any, tmp_path: Path) -> N
 
 def test_names_in_the_display_stay_text(task: Any, tmp_path: Path) -> None:
     result = lab.study(task.train, optimizers=["kbeta"], seeds=[0], out=tmp_path / "out", progress=False)
-    arm = result.study.record.arms[0]
-    result.study.record.arms[0] = arm.model_copy(update={"label": "<script>alert(1)</script>"})
+    arm = result.snapshot.record.arms[0]
+    result.snapshot.record.arms[0] = arm.model_copy(update={"label": "<script>alert(1)</script>"})
     assert "<script>" not in result._repr_html_()
 
 

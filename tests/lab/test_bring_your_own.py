@@ -242,8 +242,8 @@ def test_the_exact_command_in_the_readme_form_prints_machine_readable_results(tm
     assert {(run["optimizer"], run["seed"]): run["endpoint"] for run in found["runs"]} == {
         (name, seed): 1.0 + seed + len(name) for name in ("kbeta", "adam95") for seed in range(3)
     }
-    assert [row["median"] for row in found["summary"]] == [7.0, 8.0]
-    (contrast,) = found["comparisons"]["value of train"]["contrasts"]
+    assert [arm["median"] for arm in found["analysis"]["arms"]] == [7.0, 8.0]
+    (contrast,) = found["analysis"]["endpoints"][0]["contrasts"]
     assert (contrast["treatment"], contrast["baseline"], contrast["wins"]) == ("kbeta", "adam95", 3)
     assert store.Study.open(tmp_path / "out").record.command.endswith("--no-report --json")
 

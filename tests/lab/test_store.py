@@ -375,4 +375,4 @@ def test_a_preset_that_has_changed_since_is_another_study(tmp_path: Path) -> Non
 
 def test_a_study_that_did_not_record_its_presets_cannot_be_extended(tmp_path: Path) -> None:
     make(tmp_path / "out", (SPEC, RESULT), arms=[resolved_arm("kbeta", resolved=False)])
-    refused(tmp_path / "out", "it was written by version 0.1", arms=[resolved_arm("kbeta")])
+    refused(tmp_path / "out", "it does not record what its presets came down to", arms=[resolved_arm("kbeta")])

@@ -165,7 +165,8 @@ def test_a_full_disk_ends_a_study_in_one_line_and_it_goes_on_when_there_is_room(
     call = [sys.executable, "-P", "-c", source, *words]
     done = subprocess.run(call, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    planned, *errors = done.stderr.strip().splitlines()
+    doubt, planned, *errors = done.stderr.strip().splitlines()
+    assert doubt.startswith("2 pairs of seeds")
     assert planned.startswith("4 runs, 4 to make")
     assert len(errors) == 1, done.stderr
     assert "kbeta: no room left on the disk" in errors[0]

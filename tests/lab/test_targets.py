@@ -135,9 +135,9 @@ def test_the_first_arm_of_a_seed_pays_for_the_data_but_its_steps_are_not_slower(
     assert all(run["times"]["per_step"] >= 0.01 for run in (first, second))
     assert first["times"]["per_step"] * 10 < first["seconds"] - 0.3
     # 4·0.8⁴ = 1.64 and 4·0.9⁷ = 1.91; 5·0.8⁵ = 1.64 and 5·0.9⁹ = 1.94
-    arms = {arm["arm"]: arm["steps"] for arm in found["target"]["arms"]}
+    arms = {arm: one["steps"] for arm, one in found["analysis"]["target"]["arms"].items()}
     assert arms == {"kbeta": {"0": 4, "1": 5}, "adam95": {"0": 7, "1": 9}}
-    (race,) = found["target"]["contrasts"]
+    (race,) = found["analysis"]["target"]["contrasts"]
     assert (race["treatment"], race["wins"]) == ("kbeta", 2)
     text = subprocess.run(
         [*call, "--target", "loss<=2"], capture_output=True, text=True, timeout=120, check=True

@@ -185,7 +185,8 @@ def _sentence(baseline: str, parts: Sequence[Part], n: int, confidence: float, l
     if not parts:
         return f"{who}: no clear difference on the {n} seeds that all controls finished, so nothing to take apart."
     shares = ", ".join(
-        f"{part.cause} {100 * part.share:.0f} % [{100 * part.ci.low:.0f}, {100 * part.ci.high:.0f}]" for part in parts
+        f"{part.cause} {round(100 * part.share)} % [{round(100 * part.ci.low)}, {round(100 * part.ci.high)}]"
+        for part in parts
     )
     of = "logarithm of the ratio" if log else "difference"
     return f"{who}, shares of the {of} with {100 * confidence:g} % intervals, {n} seeds: {shares}."

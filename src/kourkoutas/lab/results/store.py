@@ -430,6 +430,8 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
 
 def _arms_differ(old: Sequence[Arm], new: Sequence[Arm]) -> list[str]:
     """How arms of the same name differ, and settings that any two arms should share."""
+    if any(arm.resolved is None for arm in old) and any(arm.resolved is not None for arm in new):
+        return ["it does not record what its presets came down to, so its runs cannot be told from newer ones"]
     differs = []
     by_label = {arm.label: arm for arm in old}
     by_settings = {json.dumps(arm.settings, sort_keys=True): arm for arm in reversed(old)}

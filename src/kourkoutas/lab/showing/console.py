@@ -34,6 +34,7 @@ def answer(analysis: Analysis, report: Path | None = None) -> RenderableType:
     plots = [one for one in analysis.endpoints if one.contrasts]
     parts.extend(effects(one, heading=k == 0) for k, one in enumerate(plots))
     parts.append(optimizers(analysis, most=SHORT))
+    parts.extend(target(analysis))
     for failure in failures(analysis.snapshot.runs)[:3]:
         parts.append(Text(f"{len(failure.runs)} failed ({failure.who}): {failure.summary}"))
     parts.extend(Text(line) for line in (*analysis.fairness, *analysis.notes))
