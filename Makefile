@@ -1,14 +1,23 @@
-# Two commands do everything on a fresh machine with Python 3.11: `make study` and `make test`.
+# Two commands do everything on a fresh machine with Python 3.11, 3.12 or 3.13: `make study` and `make test`.
 PYTHON ?= python3
 EXTRAS ?= torch,jax,mlx,state,lab,tune,dev
 BIN := .venv/bin
+STUDY := .venv/.study
 READY := .venv/.ready
 PIP := -m pip install --quiet --disable-pip-version-check
 PYTEST := -m pytest -n auto --dist worksteal
+INPUTS := pyproject.toml constraints.txt setup.py $(wildcard src/kourkoutas/_native/*.[ch])
 
-.PHONY: study test test-all test-integrations test-floors test-ray test-sanitize coverage mutate browser lint bench docs dist venv clean
+# On Linux pip's own choice of torch brings gigabytes of CUDA. For the CPU build set TORCH_CPU_INDEX to the address of
+# PyTorch's index for CPUs, which PyTorch's install page names: `make test TORCH_CPU_INDEX=...`.
+ifneq ($(TORCH_CPU_INDEX),)
+export PIP_EXTRA_INDEX_URL := $(PIP_EXTRA_INDEX_URL) $(TORCH_CPU_INDEX)
+endif
 
-study: $(READY)
+.PHONY: study test test-all test-integrations test-floors test-ray test-sanitize coverage mutate browser lint bench pictures docs dist venv clean
+
+# Needs JAX and the laboratory only, so the first answer does not wait for torch and MLX.
+study: $(STUDY)
 	$(BIN)/kbeta study rare_trigger --preset paper --seeds 0-9 --optimizers kbeta,adam95,adam999 \
 		--engine jax --workers 2 --out results/rare_trigger
 
@@ -30,10 +39,10 @@ test-all: $(READY) browser
 	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python $(PIP) triton==3.7.1
 	$(BIN)/python $(PYTEST) --ignore=tests/integrations
 
-# Keras has one backend per process. The two files of the laboratory have tests of rivals and tables whose packages are
+# Keras has one backend per process. The three files of the laboratory have tests of rivals and tables whose packages are
 # not in .venv.
 test-integrations: .venv-integrations/.ready
-	.venv-integrations/bin/python $(PYTEST) tests/integrations tests/lab/test_rivals.py tests/lab/test_across.py
+	.venv-integrations/bin/python $(PYTEST) tests/integrations tests/lab/test_rivals.py tests/lab/test_optimizers.py tests/lab/test_across.py
 	KERAS_BACKEND=torch .venv-integrations/bin/python $(PYTEST) tests/integrations/test_keras.py
 	KERAS_BACKEND=jax .venv-integrations/bin/python $(PYTEST) tests/integrations/test_keras.py
 
@@ -78,7 +87,11 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/step_time.py
 
-# The site, into site/.
+# Every picture of README and docs, from the tables beside docs/pictures/make.py and from benchmarks/memory_trial/.
+pictures: $(STUDY)
+	$(BIN)/python docs/pictures/make.py
+
+# The site, into site/. KaTeX sets the formulas; its files are copied into the site, which then asks for nothing outside.
 docs: .venv-docs/.ready
 	.venv-docs/bin/python -m doctest docs/site/docstrings.py
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
@@ -94,24 +107,39 @@ venv: $(READY)
 
 # An interrupted install leaves no stamp, so the next call finishes it. Byte-compiling on all cores at once takes less
 # time than pip on one, or than every test process on its own; some packages hold templates that do not compile.
-$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/kourkoutas/_native/*.[ch])
+COMPILE = $(BIN)/python -m compileall -q -j 0 -x /tests/ .venv/lib >/dev/null 2>&1 || true
+KERNELS = import kourkoutas._native as n; n.step and n.taylor or print(\
+	"No C compiler: PyTorch steps on the CPU and the Heat3D testbed run without their C kernels, and take longer.")
+
+$(STUDY): $(INPUTS)
 	$(PYTHON) -m venv .venv
-	$(BIN)/python $(PIP) --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
-	$(BIN)/python -m compileall -q -j 0 -x /tests/ .venv/lib >/dev/null 2>&1 || true
+	$(BIN)/python $(PIP) --no-compile -c constraints.txt -e '.[jax,lab]'
+	$(COMPILE)
+	@$(BIN)/python -c '$(KERNELS)'
 	touch $@
 
+$(READY): $(INPUTS)
+	$(PYTHON) -m venv .venv
+	$(BIN)/python $(PIP) --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
+	$(COMPILE)
+	@$(BIN)/python -c '$(KERNELS)'
+	touch $(STUDY) $@
+
 # The index has torchvision, which timm needs, for CUDA only. Beside a CPU build of torch that one cannot be imported;
-# 0.15.2 is the last that can be without its compiled part, which nothing here uses.
-.venv-integrations/.ready: pyproject.toml constraints.txt setup.py $(wildcard src/kourkoutas/_native/*.[ch])
+# 0.15.2 is the last that can be without its compiled part, which nothing here uses. torchphysics asks for numpy below 2 and
+# for Jupyter, and works without either.
+.venv-integrations/.ready: $(INPUTS)
 	$(PYTHON) -m venv .venv-integrations
 	.venv-integrations/bin/python $(PIP) -c constraints.txt -e '.[torch,jax,lab,dev,integrations]'
 	.venv-integrations/bin/python -c "import torchvision" 2>/dev/null || \
 		.venv-integrations/bin/python $(PIP) --no-deps torchvision==0.15.2
+	.venv-integrations/bin/python $(PIP) -c constraints.txt --no-deps torchphysics
 	touch $@
 
 .venv-docs/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python $(PIP) -c constraints.txt $$($(PYTHON) release/requirements.py docs)
+	npm install --silent --no-audit --no-fund --prefix .venv-docs/katex katex@0.19.1
 	touch $@
 
 .venv-dist/.ready: pyproject.toml constraints.txt

@@ -1,6 +1,8 @@
-"""The optional C kernels; everything else about the build is in pyproject.toml."""
+"""The optional C kernels and the description for the package index; everything else is in pyproject.toml."""
 
+import re
 import sys
+from pathlib import Path
 
 from setuptools import Distribution, Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -44,9 +46,21 @@ class Compiled(Distribution):
         return True
 
 
-# The kernels use POSIX threads and dlsym.
-setup(
-    ext_modules=[] if sys.platform == "win32" else KERNELS,
-    distclass=Compiled,
-    cmdclass={"bdist_wheel": StableABIWheel},
-)
+HOME = "https://github.com/kourkoutas-beta/kourkoutas-beta/blob/main/"
+RAW = "https://raw.githubusercontent.com/kourkoutas-beta/kourkoutas-beta/main/"
+
+
+def for_the_index(readme: str) -> str:
+    """README with absolute links. In a clone they are relative; a package index has no files beside the page."""
+    readme = re.sub(r"\]\((?![a-z]+:|#)", f"]({HOME}", readme)
+    return re.sub(r'\b(src|srcset)="(?![a-z]+:)', rf'\1="{RAW}', readme)
+
+
+if __name__ == "__main__":
+    setup(
+        long_description=for_the_index((Path(__file__).parent / "README.md").read_text(encoding="utf-8")),
+        long_description_content_type="text/markdown",
+        ext_modules=[] if sys.platform == "win32" else KERNELS,  # they use POSIX threads and dlsym
+        distclass=Compiled,
+        cmdclass={"bdist_wheel": StableABIWheel},
+    )

@@ -3,7 +3,7 @@
 Python blocks of one page run in order, in one namespace. A block that is a file of `examples/` is run by the tests
 of that example. Shell lines: a `make` target must exist, a `kbeta` call must parse, also within a sentence. Calls of
 `kbeta` and `python` are also run, at the smallest size, by slow tests, but for `kbeta watch`, which serves until it is
-stopped and has tests of its own. `pip` lines must name extras that exist. Blocks marked `text` are not code.
+stopped and has tests of its own. `pip` lines must name extras that exist. Blocks marked `text` or `diff` are not code.
 """
 
 import os
@@ -50,7 +50,8 @@ def calls_in_sentences() -> list[tuple[str, str]]:
 
 
 def included(block: str) -> str | None:
-    found = re.fullmatch(r'--8<-- "(.+)"\s*', block)
+    """The file that a block is, or is a section of."""
+    found = re.fullmatch(r'--8<-- "([^:]+)(?::\w+)?"\s*', block)
     return found[1] if found else None
 
 
@@ -64,7 +65,7 @@ KBETA = parameters(commands(), "kbeta ")
 def test_every_block_says_what_it_is():
     for page in PAGES:
         languages = {language for _, language, _ in BLOCK.findall(page.read_text(encoding="utf-8"))}
-        assert languages <= {"python", "sh", "text"}, f"{page.name} has code blocks of the kinds {languages}"
+        assert languages <= {"python", "sh", "text", "diff"}, f"{page.name} has code blocks of the kinds {languages}"
 
 
 def test_there_is_no_indented_command():
@@ -76,7 +77,7 @@ def test_there_is_no_indented_command():
 
 def test_what_a_page_includes_is_looked_at():
     for page in PAGES:
-        for file in re.findall(r'^--8<-- "(.+)"$', page.read_text(encoding="utf-8"), re.MULTILINE):
+        for file in re.findall(r'^--8<-- "([^":]+)(?::\w+)?"$', page.read_text(encoding="utf-8"), re.MULTILINE):
             assert (ROOT / file) in PAGES or (ROOT / file).parent.name == "examples", f"{page.name} includes {file}"
 
 
@@ -125,7 +126,7 @@ def test_pip_lines_name_extras_that_exist():
 
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+\.(?:md|png|py))\)", page.read_text(encoding="utf-8")):
+        for target in re.findall(r"\]\(([^)#:]+\.(?:md|png|gif|py))(?:#[\w-]+)?\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
         here = "https://github.com/kourkoutas-beta/kourkoutas-beta/blob/main/"
         there = re.findall(re.escape(here) + r"([\w./-]+)", page.read_text(encoding="utf-8"))

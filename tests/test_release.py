@@ -9,8 +9,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def load(name):
-    spec = importlib.util.spec_from_file_location(f"release_{name}", ROOT / "release" / f"{name}.py")
+def load(name, folder=ROOT / "release"):
+    spec = importlib.util.spec_from_file_location(f"release_{name}", folder / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -49,3 +49,22 @@ def test_the_packages_are_tried_with_every_framework_that_has_a_floor():
 def test_pins_are_sorted_so_that_one_is_found():
     names = [name.lower().replace("_", "-") for name in pins()]
     assert names == sorted(names)
+
+
+def test_the_description_for_the_index_has_no_relative_link():
+    pytest.importorskip("setuptools")
+    setup = load("setup", ROOT)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    described = setup.for_the_index(readme)
+    pattern = r'\]\(([^)]+)\)|\b(?:src|srcset)="([^"]+)"'
+    before = [link or picture for link, picture in re.findall(pattern, readme)]
+    after = [link or picture for link, picture in re.findall(pattern, described)]
+    assert len(after) == len(before)
+    for old, new in zip(before, after, strict=True):
+        if old.startswith("https://"):
+            assert new == old
+        else:
+            home = setup.RAW if old.endswith((".png", ".gif")) else setup.HOME
+            assert new == home + old
+            assert (ROOT / old).exists(), old
+    assert sum(new.startswith((setup.RAW, setup.HOME)) for new in after) > 5

@@ -172,8 +172,8 @@ def test_a_bucket_that_does_not_go_on_keeps_its_state_and_has_coefficients_that_
     state = rule.State(np.array([2.0, 0.5]), np.array([2.0, 7.0, 1.0]), np.array([-0.1, -0.3, -0.2]), np.array([0, 4]))
     with np.errstate(invalid="ignore"):  # inf/inf of the bucket that does not go on
         new = rule.step(hyper, 0.5, np.array([3.0, np.inf]), state, np, members=Pair())
-    assert new.fine.tolist() == [True, False]
-    assert new.fine_each.tolist() == [True, True, False]
+    assert new.updated.tolist() == [True, False]
+    assert new.updated_each.tolist() == [True, True, False]
     assert new.state.step.tolist() == [3, 8, 1]
     assert new.state.skipped.tolist() == [0, 5]
     assert new.state.ema[1] == 0.5
@@ -184,24 +184,22 @@ def test_a_bucket_that_does_not_go_on_keeps_its_state_and_has_coefficients_that_
     assert k == [0, 0, 0, 1, None, 0, 1]
 
 
-def test_buckets_and_parameters_without_a_gradient_stay_as_they_are():
+def test_a_bucket_without_a_gradient_stays_as_it_is():
     state = rule.State(np.array([2.0, 0.5]), np.array([2.0, 7.0, 1.0]))
-    live, present = np.array([True, False]), np.array([True, False, False])
-    new = rule.step(Hyper(), 0.5, np.array([3.0, 0.0]), state, np, members=Pair(), live=live, present=present)
-    assert new.state.step.tolist() == [3, 7, 1]
+    has_grad = np.array([True, False])
+    new = rule.step(Hyper(), 0.5, np.array([3.0, 0.0]), state, np, members=Pair(), has_grad=has_grad)
+    assert new.state.step.tolist() == [3, 8, 1]
     assert new.state.ema.tolist() == pytest.approx([0.93 * 2 + 0.07 * 3, 0.5], rel=1e-15)
-    assert new.fine_each.tolist() == [True, False, False]
+    assert new.updated_each.tolist() == [True, True, False]
 
 
-@pytest.mark.parametrize("told", [None, True, False])
-def test_sun_beta2_and_norm_of_a_bucket_without_a_gradient_are_nan_where_they_are_read(told):
+def test_sun_beta2_and_norm_of_a_bucket_without_a_gradient_are_nan():
     state, norm = rule.State(np.array([2.0, 0.5]), np.array([2.0, 7.0])), np.array([3.0, 4.0])
-    asked = {} if told is None else {"told": told}  # read by default
-    new = rule.step(Hyper(), 0.5, norm, state, np, live=np.array([True, False]), **asked)
-    all_live = rule.step(Hyper(), 0.5, norm, state, np)
-    for got, want in ((new.sun, all_live.sun), (new.beta2, all_live.beta2), (new.norm, norm)):
+    new = rule.step(Hyper(), 0.5, norm, state, np, has_grad=np.array([True, False]))
+    both = rule.step(Hyper(), 0.5, norm, state, np)
+    for got, want in ((new.sun, both.sun), (new.beta2, both.beta2), (new.norm, norm)):
         assert got[0] == want[0]
-        assert got[1] == want[1] if told is False else np.isnan(got[1])
+        assert np.isnan(got[1])
 
 
 def test_the_warmup_of_a_bucket_ends_with_the_largest_count_of_its_members():
@@ -280,7 +278,7 @@ def test_the_coefficients_are_the_papers_with_every_option():
     assert step.k.rate == pytest.approx(0.1 * math.sqrt(b2) / a1, **close)
     assert step.k.floor == pytest.approx((0.01 + tiny) * math.sqrt(b2), **close)
     assert (step.k.limit, step.k.fade, step.k.leak) == (pytest.approx(0.3), pytest.approx(0.02), 0.6)
-    assert (step.fine, step.fine_each) == (None, None)
+    assert (step.updated, step.updated_each) == (None, None)
 
 
 @pytest.mark.parametrize("warmup", [1, 3])
@@ -303,7 +301,7 @@ def test_what_goes_on_beside_a_skipped_bucket_has_the_plain_coefficients():
         b = rule.step(skip, 0.1, np.array([2.0, math.nan]), state, np)
     assert (b.sun[0], b.beta2[0]) == (a.sun[0], a.beta2[0])
     assert np.isnan([b.sun[1], b.beta2[1]]).all()
-    assert b.fine.tolist() == b.fine_each.tolist() == [True, False]
+    assert b.updated.tolist() == b.updated_each.tolist() == [True, False]
     assert b.state.step.tolist() == [4, 3]
     for name in ("c1", "c2", "rate", "floor", "fade", "leak"):
         got, want = getattr(b.k, name), np.broadcast_to(getattr(a.k, name), 2)
@@ -321,3 +319,12 @@ def test_betas_as_arrays_give_the_bias_corrections_of_numbers():
     a1, b2 = rule.bias_corrections(hyper, np.array([1.0, 7.0]), None, np)
     assert a1 == pytest.approx([0.2, 1 - 0.8**7])
     assert b2 == pytest.approx([0.05, 1 - 0.95**7])
+
+
+def test_sum_of_log_beta2_of_an_adam_state_is_zero_before_the_first_step_whatever_beta2():
+    steps = np.array([0, 1, 50])
+    assert rule.adam_log_beta2(0.95, steps, np) == pytest.approx(steps * math.log(0.95))
+    assert rule.adam_log_beta2(0.0, steps, np).tolist() == [0, -math.inf, -math.inf]
+    assert rule.adam_log_beta2(np.array([0.5, 0.5, 0.9]), steps, np) == pytest.approx(
+        [0, math.log(0.5), 50 * math.log(0.9)]
+    )

@@ -1,4 +1,4 @@
-"""Docstrings are written for Sphinx, IDEs and `help()`; here their formulas and references become Markdown.
+"""Docstrings are written for Sphinx, IDEs and `help()`; here their formulas, references and examples become Markdown.
 
 Defaults that the front ends take from `Hyper`, `_DEFAULT.alpha` or `Hyper.alpha` in the source, are shown as numbers.
 """
@@ -18,6 +18,8 @@ DEFAULTS = {x.target.id: ast.unparse(x.value) for x in HYPER.body if isinstance(
 BLOCK = re.compile(r"^\.\. math::\n((?:[ \t]+.*\n|\n)+)", re.MULTILINE)
 INLINE = re.compile(r":math:`([^`]+)`")
 REFERENCE = re.compile(r":(?:class|meth|func|mod):(?=`)")
+EXAMPLE = re.compile(r"^Example:$", re.MULTILINE)
+SESSION = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 
 
 class Docstrings(griffe.Extension):
@@ -32,7 +34,7 @@ class Docstrings(griffe.Extension):
 
 
 def markdown(text: str) -> str:
-    r"""`.. math::` as $$ … $$, :math: as $…$, and :class: and the like as plain code.
+    r"""`.. math::` as $$ … $$, :math: as $…$, :class: and the like as plain code, and examples as code blocks.
 
     >>> print(markdown(".. math::\n    a = b\n\nArgs:"))
     $$
@@ -43,6 +45,14 @@ def markdown(text: str) -> str:
     <BLANKLINE>
     >>> markdown("the norm :math:`n_t`, see :class:`kourkoutas.Hyper`")
     'the norm $n_t$, see `kourkoutas.Hyper`\n'
+
+    Griffe makes code blocks of the section "Examples" only, and Markdown makes quotes of a session outside of it.
+
+    >>> markdown("Example:\n  >>> 1 + 1\n  2")
+    'Examples:\n  >>> 1 + 1\n  2\n'
+    >>> markdown("Adds.\n\n>>> 1 + 1\n2\n\nMore.")
+    'Adds.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore.\n'
     """
     text = BLOCK.sub(lambda found: f"$$\n{textwrap.dedent(found[1]).strip()}\n$$\n\n", text + "\n")
+    text = SESSION.sub(lambda found: f"```pycon\n{found[0]}\n```", EXAMPLE.sub("Examples:", text))
     return REFERENCE.sub("", INLINE.sub(r"$\1$", text))

@@ -50,12 +50,12 @@ def by_module(model: Any) -> Callable[[str, Any], str]:
     return module
 
 
-def told_apart(names: Sequence[str], buckets: Buckets = "parameter") -> list[str]:
+def unique_names(names: Sequence[str], buckets: Buckets = "parameter") -> list[str]:
     """The names, with a number behind those that occur again: two parameters of one name, say of two models, are two.
 
     Under "module" the name says too little, and ValueError names it; where names are not keys they stay as they are.
 
-    >>> told_apart(["weight", "bias", "weight"])
+    >>> unique_names(["weight", "bias", "weight"])
     ['weight', 'bias', 'weight#2']
     """
     if buckets not in ("parameter", "module"):

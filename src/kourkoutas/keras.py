@@ -15,7 +15,7 @@ import math
 from typing import Any
 
 from kourkoutas import rule
-from kourkoutas.buckets import check_buckets, partition, told_apart
+from kourkoutas.buckets import check_buckets, partition, unique_names
 from kourkoutas.rule import Buckets, Hyper, check_learning_rate
 
 try:
@@ -78,7 +78,7 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         if self.built:
             return
         super().build(variables)
-        names = told_apart([v.path.replace("/", ".") for v in variables], self.buckets)
+        names = unique_names([v.path.replace("/", ".") for v in variables], self.buckets)
         parts = partition(self.buckets, names, variables)
         self.bucket_names = list(parts.names)
         self._bucket_of = list(parts.index)
@@ -114,13 +114,14 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         hyper, wide = self.hyper, self._ema.dtype
         indices = [self._get_variable_index(v) for v in trainable_variables]
         bucket_of = [self._bucket_of[i] for i in indices]
-        present = list(dict.fromkeys(bucket_of))
-        place = [present.index(b) for b in bucket_of]
+        number = {b: i for i, b in enumerate(dict.fromkeys(bucket_of))}
+        present, place = list(number), [number[b] for b in bucket_of]
         lr = ops.cast(learning_rate, wide)
         grads = [ops.cast(g, _wide(v)) for g, v in zip(grads, trainable_variables, strict=True)]
 
         # n = √ Σ_p ||g(p)||² of the buckets that have a gradient
-        norm = _pooled([_norm(g, wide) for g in grads], place, len(present))
+        members = _Members(place, len(present))
+        norm = members.pooled([_norm(g, wide) for g in grads])
         exact, skip = hyper.bias_correction == "exact", hyper.nonfinite == "skip"
         old = rule.State(
             ema=ops.take(self._ema, present),
@@ -129,11 +130,11 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
             skipped=ops.take(self._skipped, present) if skip else None,
         )
         mean_abs = ops.stack([_mean_abs(v, wide) for v in trainable_variables]) if hyper.adaptive_tiny else None
-        new = rule.step(hyper, lr, norm, old, ops, members=_Members(place, len(present)), mean_abs=mean_abs)
+        new = rule.step(hyper, lr, norm, old, ops, members=members, mean_abs=mean_abs)
 
         for k, (i, g, theta) in enumerate(zip(indices, grads, trainable_variables, strict=True)):
             own = rule.Coefficients(*(_entry(x, k) for x in new.k))
-            self._update(i, g, theta, own, None if new.fine_each is None else new.fine_each[k])
+            self._update(i, g, theta, own, None if new.updated_each is None else new.updated_each[k])
         _put(self._ema, present, new.state.ema)
         _put(self._t, indices, new.state.step)
         if exact:
@@ -141,11 +142,11 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         if skip:
             _put(self._skipped, present, new.state.skipped)
         for variable, value in ((self._sun, new.sun), (self._beta2, new.beta2)):
-            kept = value if new.fine is None else ops.where(new.fine, value, ops.take(variable, present))
+            kept = value if new.updated is None else ops.where(new.updated, value, ops.take(variable, present))
             _put(variable, present, kept)
 
-    def _update(self, i: int, g: Any, variable: Any, k: rule.Coefficients, fine: Any) -> None:
-        """The update of `rule.Coefficients` on one variable; `fine` False leaves all as they were."""
+    def _update(self, i: int, g: Any, variable: Any, k: rule.Coefficients, updated: Any) -> None:
+        """The update of `rule.Coefficients` on one variable; `updated` False leaves all as they were."""
         wide = _wide(variable)
         c1, c2, rate, floor, limit, fade, leak = (None if x is None else ops.cast(x, wide) for x in k)
         theta = ops.cast(ops.stop_gradient(ops.convert_to_tensor(variable)), wide)
@@ -169,7 +170,7 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         new.append((variable, theta - delta))
         for target, value in new:
             value = ops.cast(value, target.dtype)
-            self.assign(target, value if fine is None else ops.where(fine, value, ops.convert_to_tensor(target)))
+            self.assign(target, value if updated is None else ops.where(updated, value, ops.convert_to_tensor(target)))
 
     def get_config(self) -> dict[str, Any]:
         """What a saved model needs to make this optimizer again."""
@@ -211,14 +212,20 @@ class _Members:
     """Variables of a step and their buckets, for `rule.step`."""
 
     def __init__(self, place: list[int], count: int) -> None:
-        self._place, self._count = place, count
+        self._place = place
+        self._own: list[list[int]] = [[] for _ in range(count)]  # per bucket: its variables
+        for k, b in enumerate(place):
+            self._own[b].append(k)
 
     def spread(self, x: Any) -> Any:
         return ops.take(x, self._place)
 
     def largest(self, x: Any) -> Any:
-        own = [[x[k] for k, b in enumerate(self._place) if b == j] for j in range(self._count)]
-        return ops.stack([ops.max(ops.stack(xs)) for xs in own])
+        return ops.stack([ops.max(ops.stack([x[k] for k in own])) for own in self._own])
+
+    def pooled(self, norms: list[Any]) -> Any:
+        """√ Σ n² of the members of each bucket, without overflow."""
+        return ops.stack([_norm(ops.stack([norms[k] for k in own]), norms[0].dtype) for own in self._own])
 
 
 def _norm(g: Any, wide: str) -> Any:
@@ -227,16 +234,6 @@ def _norm(g: Any, wide: str) -> Any:
     largest = ops.max(ops.abs(g)) if 0 not in g.shape else ops.zeros((), wide)
     scale = ops.where((largest > 0) & ops.isfinite(largest), largest, ops.ones_like(largest))
     return scale * ops.sqrt(ops.sum(ops.square(g / scale)))
-
-
-def _pooled(norms: list[Any], place: list[int], count: int) -> Any:
-    """√ Σ n² of the members of each of `count` buckets, without overflow."""
-    return ops.stack(
-        [
-            _norm(ops.stack([n for n, b in zip(norms, place, strict=True) if b == j]), norms[0].dtype)
-            for j in range(count)
-        ]
-    )
 
 
 def _put(variable: Any, places: list[int], values: Any) -> None:

@@ -23,6 +23,7 @@ may be lost: next to `tiny_spike` they are nothing. float64 gradients may overfl
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -84,8 +85,8 @@ class Hyper:
       tiny_spike: added to the moving average that the norm is divided by, > 0.
       tiny_denom: size of the adaptive-tiny term, ≥ 0.
       decay: None (no v_max), 1 (AMSGrad), in (0, 1) (leaky AMSGrad), 0 (never a v_max, also with max_ratio).
-      max_ratio: None, or the bound on |Δθ| in units of the learning rate, > 0. With `decay=None` it turns on AMSGrad,
-        as in the paper; use `decay=0` to clip only.
+      max_ratio: None, or the bound on |Δθ| in units of the learning rate, > 0; of a complex θ on each part. With
+        `decay=None` it turns on AMSGrad, as in the paper; use `decay=0` to clip only.
       adaptive_tiny: add tiny_denom·max(⟨|p|⟩, 1) to the denominator.
       bias_correction: v is divided by 1 - β2_max^t ("beta2max", the paper's; early steps are smaller than Adam's),
         by 1 - Π β2, the weight that v really holds ("exact"), or neither m nor v is corrected ("none").
@@ -160,6 +161,12 @@ class Hyper:
         """The Hyper made of those entries of `options` that are hyper-parameters."""
         return cls(**{name: options[name] for name in HYPER_NAMES if name in options})
 
+    def with_alpha(self, alpha: Any) -> Hyper:
+        """The same with the α of one step, an array: nothing is checked again."""
+        new = copy.copy(self)
+        object.__setattr__(new, "alpha", alpha)
+        return new
+
     @property
     def leak(self) -> float | None:
         """δ in v_max ← max(δ·v_max, v), or None when v̂ = v and no v_max is kept.
@@ -219,11 +226,11 @@ class Step(NamedTuple):
 
     state: State
     k: Coefficients
-    sun: Any  # per bucket; NaN where it did not go on
-    beta2: Any  # per bucket; NaN where it did not go on
-    norm: Any  # n, per bucket; NaN where it did not go on
-    fine: Any  # which buckets go on; None: all
-    fine_each: Any  # which parameters go on; None: all
+    sun: Any  # per bucket; NaN where it was not updated
+    beta2: Any  # per bucket; NaN where it was not updated
+    norm: Any  # n, per bucket; NaN where it was not updated
+    updated: Any  # which buckets were updated; None: all
+    updated_each: Any  # which parameters were updated; None: all
 
 
 class Members(Protocol):
@@ -266,9 +273,7 @@ def step(
     *,
     members: Members | None = None,
     mean_abs: Any = None,
-    live: Any = None,
-    present: Any = None,
-    told: bool = True,
+    has_grad: Any = None,
 ) -> Step:
     """The scalars of one step: from pooled norms to the coefficients of the update and the state afterwards.
 
@@ -280,13 +285,12 @@ def step(
       xp: the array namespace.
       members: None when every bucket has one parameter, in the same order.
       mean_abs: ⟨|θ|⟩ per parameter, for adaptive_tiny.
-      live: which buckets have a gradient; None: all.
-      present: which parameters have a gradient; None: all.
-      told: whether sun, β2 and n are read, and must be NaN for a bucket that does not go on.
+      has_grad: which buckets have a gradient; None: all. Only for buckets that lie on several ranks: a front end that
+        knows which parameters have a gradient passes the entries of these only.
 
-    NOTE: a bucket that does not go on (no gradient, or a norm that is not finite under nonfinite="skip") keeps its
-    state, and its coefficients leave m, v, v_max and θ as they are to the bit if its gradient is replaced by zeros
-    and θ is finite.
+    NOTE: a bucket is not updated if it has no gradient, or if its norm is not finite and `nonfinite` is "skip". It then
+    keeps its state, and its coefficients leave m, v, v_max and θ as they are to the bit, if its gradient is replaced by
+    zeros and θ is finite.
     """
     t = state.step + 1
     t_bucket = t if members is None or _is_zero(hyper.warmup_steps) else members.largest(t)
@@ -314,20 +318,18 @@ def step(
         leak=hyper.leak,
     )
     new = State(r, t, log_beta2, state.skipped)
-    if live is None and hyper.nonfinite != "skip":
+    if has_grad is None and hyper.nonfinite != "skip":
         return Step(new, k, sun, 1 - c2, norm, None, None)
 
-    fine = live
+    updated = has_grad
     if hyper.nonfinite == "skip":
         finite = xp.isfinite(norm)
-        fine = finite if live is None else finite & live
+        updated = finite if has_grad is None else finite & has_grad
         if state.skipped is not None:
             new = new._replace(skipped=xp.where(finite, state.skipped, state.skipped + 1))
-    each = fine if members is None else members.spread(fine)
-    if present is not None:
-        each = each & present
+    each = updated if members is None else members.spread(updated)
     new = new._replace(
-        ema=xp.where(fine, r, state.ema),
+        ema=xp.where(updated, r, state.ema),
         step=xp.where(each, t, state.step),
         log_beta2=None if log_beta2 is None else xp.where(each, log_beta2, state.log_beta2),
     )
@@ -345,11 +347,9 @@ def step(
         still(k.fade, 0),
         still(k.leak, 1),
     )
-    if not told:
-        return Step(new, k, sun, 1 - c2, norm, fine, each)
-    nan = xp.zeros_like(sun) + math.nan
-    kept = [xp.where(fine, x, nan) for x in (sun, 1 - c2, norm)]
-    return Step(new, k, kept[0], kept[1], kept[2], fine, each)
+    # NOTE: a NaN as a number, not as an array, which a search for NaNs (jax.debug_nans) would find at every step.
+    sun, beta2, norm = [xp.where(updated, x, math.nan) for x in (sun, 1 - c2, norm)]
+    return Step(new, k, sun, beta2, norm, updated, each)
 
 
 def _memory(hyper: Hyper, norm: Any, ema: Any, t: Any, xp: Any) -> tuple[Any, Any, Any]:
@@ -384,11 +384,15 @@ def _real(x: Any, like: Any) -> Any:
     return x.astype(like.dtype) if hasattr(x, "astype") and hasattr(like, "dtype") else x
 
 
+def _log(beta: Any, xp: Any) -> Any:
+    if not _is_number(beta):
+        return xp.log(beta)
+    return math.log(beta) if beta > 0 else -math.inf
+
+
 def _one_minus_power(beta: Any, step: Any, xp: Any) -> Any:
     """1 - β^t as -expm1(t·log β), which keeps its digits in float32 when β is near 1."""
-    if not _is_number(beta):
-        return -xp.expm1(step * xp.log(beta))
-    exponent = step * (math.log(beta) if beta > 0 else -math.inf)
+    exponent = step * _log(beta, xp)
     return -math.expm1(exponent) if isinstance(exponent, float) else -xp.expm1(exponent)
 
 
@@ -409,3 +413,11 @@ def bias_corrections(hyper: Hyper, step: Any, log_beta2: Any, xp: Any) -> tuple[
     if hyper.bias_correction == "exact":
         return a1, -xp.expm1(log_beta2)
     return a1, _one_minus_power(hyper.beta2_max, step, xp)
+
+
+def adam_log_beta2(beta2: Any, step: Any, xp: Any) -> Any:
+    """Σ log β2 of parameters that took `step` steps with one β2, as for the moments of an Adam.
+
+    Zero for a parameter that took none, also where β2 = 0 and the logarithm is -inf.
+    """
+    return xp.where(step > 0, xp.where(step > 0, step, 1) * _log(beta2, xp), 0.0)

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from kourkoutas.lab import engines
+from kourkoutas.lab.running.train import run
 from kourkoutas.lab.specs import optimizers
 from kourkoutas.lab.specs.optimizers import CONTROLS, LABELS, RIVALS, check, engines_of, recipe
+from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.oracle import Oracle
 from kourkoutas.rule import Hyper
 
@@ -184,6 +186,105 @@ def test_any_optimizer_of_a_library_can_be_a_rival(label, engine):
 def test_an_unknown_optimizer_of_a_library_lists_near_ones():
     with pytest.raises(ValueError, match=r"unknown optimizer of optax 'adagrd': did you mean 'adagrad'"):
         check(recipe("optax.adagrd"), "jax")
+
+
+def test_adam_equal_has_one_beta_for_both_moments():
+    expected = {"beta1": 0.95, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0, "bias_correction": True}
+    assert recipe("adam-equal", KBETA).options == expected
+    assert recipe("adam-equal", KBETA, {"beta1": "0.9", "beta2": "0.9"}).options["beta1"] == 0.9
+
+
+@pytest.mark.parametrize("name", ["adagc", "stable-spam", "stableadamw", "laprop", "soap"])
+def test_a_rival_of_pytorch_optimizer_that_is_not_installed_is_named_with_the_way_out(name, monkeypatch):
+    def missing(module):
+        raise ImportError(module)
+
+    monkeypatch.setattr(optimizers.importlib, "import_module", missing)
+    with pytest.raises(ImportError, match=f"optimizer '{name}' .* pip install pytorch-optimizer$"):
+        check(recipe(name), "torch")
+
+
+def by_hand(name, n=25):
+    """w of `steps` by the rival's equations, in NumPy."""
+    w, m, v = START.astype(np.float64), np.zeros(3), np.zeros(3)
+    for t in range(1, n + 1):
+        g = np.array([1, 5, 0.2]) * w
+        if name == "laprop":
+            # normalise, then momentum
+            v = 0.999 * v + 0.001 * g * g
+            m = 0.9 * m + 0.1 * LR * g / (np.sqrt(v / (1 - 0.999**t)) + 1e-15)
+            w = w - m / (1 - 0.9**t)
+        else:
+            # Adam's step over max(1, RMS of g²/v)
+            b1, b2 = ((1 - 0.9**t), (1 - 0.99**t))
+            m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+            rms = np.sqrt(np.mean(g * g / np.maximum(v / b2, 1e-16)))
+            w = w - LR / max(1, rms) * (m / b1) / (np.sqrt(v / b2) + 1e-8)
+    return w
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pytorch_optimizer") is None, reason="pytorch_optimizer is not installed")
+@pytest.mark.parametrize("name", ["laprop", "stableadamw"])
+def test_a_rival_of_pytorch_optimizer_takes_the_steps_of_its_paper(name):
+    np.testing.assert_allclose(steps(name, "torch"), by_hand(name), rtol=2e-3)
+
+
+def test_kbeta_then_lbfgs_is_kbeta_before_the_switch_and_finds_the_minimum_after_it():
+    before = steps("kbeta-lbfgs", "torch", n=12, options={"after": 12})
+    np.testing.assert_array_equal(before, steps("kbeta", "torch", n=12))
+    after = steps("kbeta-lbfgs", "torch", n=20, options={"after": "12"})
+    assert np.abs(after).max() < 1e-3 * np.abs(before).max()
+
+
+def test_kbeta_then_lbfgs_changes_after_its_share_of_the_steps():
+    made = recipe("kbeta-lbfgs", KBETA, {"share": "0.25", "alpha": "0.9"})
+    assert made.over(1_000).options["after"] == 250
+    assert (made.options["after"], made.options["alpha"]) == (None, 0.9)
+    assert recipe("kbeta", KBETA).over(1_000) == recipe("kbeta", KBETA)
+    with pytest.raises(ValueError, match=r"set kbeta-lbfgs.after=1000"):
+        steps("kbeta-lbfgs", "torch")
+    with pytest.raises(ValueError, match="'kbeta-lbfgs' is not available on engine 'jax': use --engine torch"):
+        check(made, "jax")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"share": "1.5"}, r"`share` must be in \(0, 1\), for example 0.5; got 1.5"),
+        ({"after": "0"}, "`after` must be a number of steps >= 1, or none for a share of all; got 0"),
+        ({"shar": 0.5}, "unknown option of kbeta-lbfgs 'shar'"),
+    ],
+)
+def test_a_switch_that_cannot_be_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        recipe("kbeta-lbfgs", KBETA, options)
+
+
+@pytest.mark.parametrize("label", ["lbfgs", "kbeta-lbfgs"])
+def test_an_optimizer_for_one_and_the_same_loss_refuses_a_testbed_that_draws_batches(label):
+    with pytest.raises(
+        ValueError, match=f"optimizer '{label}' needs the same loss at every step, and rare_trigger draws"
+    ):
+        run(RunSpec(testbed="rare_trigger", optimizer=label))
+
+
+def test_lbfgs_after_kbeta_lowers_the_loss_of_a_pinn_and_a_killed_run_goes_on_to_the_same_bits(tmp_path):
+    settings = {"steps": 620, "lr": 3e-3}
+    spec = RunSpec(testbed="burgers", optimizer="kbeta-lbfgs", settings=settings)
+    whole = run(spec, tmp_path / "whole", checkpoint_every=0)
+    assert whole.metrics["final_loss"] < 0.7 * run(spec.model_copy(update={"optimizer": "kbeta"})).metrics["final_loss"]
+
+    class Killed(Exception):
+        pass
+
+    def kill(step, steps, loss):
+        if step >= 500:  # after the switch
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(spec, tmp_path / "cut", checkpoint_every=1, on_progress=kill)
+    resumed = run(spec, tmp_path / "cut", checkpoint_every=1)
+    assert resumed.metrics == whole.metrics
 
 
 def test_adam_takes_complex_parameters_as_torch_does():

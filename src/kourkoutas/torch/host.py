@@ -123,9 +123,9 @@ class HostStep:
             with np.errstate(all="ignore"):  # a NaN norm is the caller's to see
                 new = rule.step(*arguments, np, members=self.members, mean_abs=self.mean_abs)
         going: Sequence[int] = range(len(steps))
-        if new.fine is not None:
-            going = np.flatnonzero(np.broadcast_to(new.fine_each, len(steps))).tolist()
-            for t, fine in zip(work.skipped, np.atleast_1d(new.fine).tolist(), strict=True):
+        if new.updated is not None:
+            going = np.flatnonzero(np.broadcast_to(new.updated_each, len(steps))).tolist()
+            for t, fine in zip(work.skipped, np.atleast_1d(new.updated).tolist(), strict=True):
                 t.add_(not fine)
         if self.route.name != "adam":  # which counts by itself
             count.write(new.state.step)

@@ -83,21 +83,21 @@ class DeviceStep:
         logs = vector(work.log_beta2s) if work.log_beta2s else None
         skipped = torch.stack(work.skipped).to(self.device) if work.skipped else None
         state = rule.State(vector(work.norm_emas), vector(work.steps), logs, skipped)
-        members, live = self.members, None
+        members, has_grad = self.members, None
         if self.pooled is not None and (latest := self.pooled.latest) is not None:
             # Buckets with members on other ranks: theirs count, too.
             index = torch.tensor(work.bucket_of, dtype=torch.int64, device=self.device)
-            members, live = Members(index, lambda t: latest.to(t)), latest > 0
+            members, has_grad = Members(index, lambda t: latest.to(t)), latest > 0
         arguments = (self.hyper, self.lr, self.norm, state, torch)
-        new = rule.step(*arguments, members=members, mean_abs=self.mean_abs, live=live)
+        new = rule.step(*arguments, members=members, mean_abs=self.mean_abs, has_grad=has_grad)
         kept = (work.norm_emas, work.steps, work.log_beta2s, work.skipped)
         for targets, values in zip(kept, new.state, strict=True):
             if targets and not (self.adam and targets is work.steps):
                 values = [x.to(t.device) for x, t in zip(values.unbind(), targets, strict=True)]
                 torch._foreach_copy_(targets, values)
         grads, going = self.grads, range(len(self.grads))
-        if new.fine_each is not None:
-            fine = new.fine_each.unbind()
+        if new.updated_each is not None:
+            fine = new.updated_each.unbind()
             grads = [torch.where(ok.to(g.device), g, 0) for ok, g in zip(fine, grads, strict=True)]
         if grads:
             (update_by_adam if self.adam else update)(self.hyper, self.group, work, grads, new.k, going)

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook as _register
 from torch.optim.optimizer import register_optimizer_step_pre_hook as _register_pre_hook
 
 from kourkoutas import _native
-from kourkoutas.buckets import partition, told_apart
+from kourkoutas.buckets import partition, unique_names
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient
 from kourkoutas.torch import host, native, pooling, routes
 from kourkoutas.torch.lists import DeviceStep
@@ -208,7 +208,7 @@ class KourkoutasBeta(Optimizer):
                 "`buckets` is 'module' but the parameters have no names: pass model.named_parameters(), "
                 "or, where a tool dropped the names, buckets=kourkoutas.buckets.by_module(model)"
             )
-        parts = partition(options["buckets"], told_apart(names, options["buckets"]), tensors)
+        parts = partition(options["buckets"], unique_names(names, options["buckets"]), tensors)
         super().add_param_group({**options, "params": entries})  # which warns of a parameter given twice
         group = self.param_groups[-1]
         if len(tensors) < len(entries):

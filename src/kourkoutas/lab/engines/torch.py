@@ -113,6 +113,7 @@ class TorchTrainer:
         self._optimizer = optimizer.torch(list(self._params.items()), traced)
         # Finds its own step length, for which it evaluates the loss at several points.
         self._searches = isinstance(self._optimizer, torch.optim.LBFGS)
+        self._needs_closure = self._searches or getattr(self._optimizer, "needs_closure", False)
         self._taken = self._offset = 0
         self._trace_every = trace_every if traced else 0
         self.trace = self._new_trace()
@@ -134,7 +135,7 @@ class TorchTrainer:
             evaluate = functools.partial(self._evaluate, {**self._constants, **batch})
             for group in self._optimizer.param_groups:
                 group["lr"] = 1.0 if self._searches else float(lr)
-            if self._searches:
+            if self._needs_closure:
                 losses.append(torch.as_tensor(self._optimizer.step(evaluate)))
             else:
                 losses.append(evaluate())

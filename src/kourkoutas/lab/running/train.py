@@ -74,6 +74,12 @@ def run(
     clock = Clock()
     with clock.timing("setup"):
         problem = testbed.problem(settings, spec.seed)
+    if recipe.full_batch and problem.batches(0, 1):
+        raise ValueError(
+            f"optimizer {spec.optimizer!r} needs the same loss at every step, and {testbed.name} draws batches: "
+            "use it on burgers, pinnacle or heat3d, or take another optimizer"
+        )
+    recipe = recipe.over(problem.steps)
 
     result = RunResult(
         status="ok",

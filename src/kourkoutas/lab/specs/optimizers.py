@@ -9,11 +9,14 @@
 | adafactor-beta2               | Adam with β2 = 1 - t^-0.8                                                           |
 | adam90, adam95, adam99, adam999 | the framework's Adam, β1 0.9, eps 1e-8, bias correction on                        |
 | adam-mid                      | Adam with β2 = ½(β2_min + β2_max): is it the mean value?                            |
+| adam-equal                    | Adam with β1 = β2 = 0.95                                                            |
 | X-warm                        | one of these, its learning rate times √(1 - 0.999^t): the hidden warmup?            |
 | adam95-nobc, adam999-nobc     | Adam without bias correction                                                        |
 | radam, adabelief, yogi, …     | rivals, from torch.optim, optax, mlx.optimizers or pytorch_optimizer as installed   |
 | muon                          | Muon on the matrices, Adam (β2 0.999) on the rest                                   |
 | schedulefree, soap            | schedule-free AdamW (package schedulefree), SOAP (package pytorch_optimizer)        |
+| adagc, stable-spam, stableadamw, laprop | for spikes, from pytorch_optimizer, with its defaults and no weight decay |
+| lbfgs, kbeta-lbfgs            | L-BFGS; K-β for a share of the steps, then L-BFGS: `specs.switching`                |
 | torch.X, optax.x, mlx.X, pytorch_optimizer.X | any other optimizer of that library, with its own keywords as options |
 
 A label may carry a tag in brackets, "kbeta[alpha=0.9]", so that one study can hold several versions of an arm.
@@ -27,7 +30,8 @@ and in AMSGrad (torch takes the maximum before the bias correction, optax after 
 NOTE: schedule-free AdamW is evaluated at its average; a user's own function calls its `eval()` and `train()` itself.
 
 NOTE: learning rates come from the testbed's schedule, times `Recipe.lr_factor`, one number per step. `lbfgs` searches
-its own step length from a first guess of 1, whatever the schedule; it suits losses without noise.
+its own step length from a first guess of 1, whatever the schedule. It is for losses that are the same at every step:
+a testbed that draws batches is refused.
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ from kourkoutas.buckets import check_buckets
 from kourkoutas.lab.engines import training
 from kourkoutas.lab.errors import unknown
 from kourkoutas.lab.specs.spec import coerce, guess
+from kourkoutas.lab.specs.switching import SHARE, check_switch, steps_before, torch_switch
 from kourkoutas.rule import HYPER_NAMES, Hyper
 
 WARM = 0.999
@@ -55,6 +60,7 @@ LATE = 2**24
 
 CONTROLS = ("kbeta-static", "adam-mid", "adam95-warm", "adam999-warm", "kbeta-exact")
 FIXED = {"adam90": 0.9, "adam95": 0.95, "adam99": 0.99, "adam999": 0.999}
+EQUAL = 0.95  # β1 and β2 of adam-equal
 _ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "bias_correction": True}
 
 
@@ -119,6 +125,22 @@ RIVALS: dict[str, Rival] = {
         {"torch": "pytorch_optimizer:SOAP"},
         {"beta1": 0.95, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0},
     ),
+    "adagc": Rival(
+        {"torch": "pytorch_optimizer:AdaGC"},
+        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
+    ),
+    "stable-spam": Rival(
+        {"torch": "pytorch_optimizer:StableSPAM"},
+        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
+    ),
+    "stableadamw": Rival(
+        {"torch": "pytorch_optimizer:StableAdamW"},
+        {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0},
+    ),
+    "laprop": Rival(
+        {"torch": "pytorch_optimizer:LaProp"},
+        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-15, "weight_decay": 0.0},
+    ),
     # One iteration per step; the line search evaluates the loss and its gradient two or more times.
     "lbfgs": Rival(
         {"torch": "torch.optim:LBFGS"},
@@ -157,6 +179,8 @@ LABELS = (
     *CONTROLS,
     *(label for base in (*FIXED, "kbeta-exact", "adafactor-beta2") if (label := f"{base}-warm") not in CONTROLS),
     "kbeta-fixed",
+    "kbeta-lbfgs",
+    "adam-equal",
     "adam95-nobc",
     "adam999-nobc",
     *RIVALS,
@@ -184,6 +208,18 @@ class Recipe:
     @property
     def options(self) -> dict[str, Any]:
         return dict(self.items)
+
+    @property
+    def full_batch(self) -> bool:
+        """Whether it needs the same loss at every step."""
+        return self.family in ("lbfgs", "kbeta-lbfgs")
+
+    def over(self, steps: int) -> Recipe:
+        """The recipe for a run of `steps` steps: a share of them becomes a number."""
+        if self.family != "kbeta-lbfgs":
+            return self
+        items = {**self.options, "after": steps_before(self.options, steps)}
+        return dataclasses.replace(self, items=tuple(sorted(items.items())))
 
     # What an engine asks of it: see `kourkoutas.lab.engines.Optimizer`.
 
@@ -250,6 +286,10 @@ def recipe(label: str, kbeta: Mapping[str, Any] | None = None, overrides: Mappin
     if base in ("kbeta", "kbeta-static", "kbeta-fixed", "kbeta-exact", "kbeta-exact-warm"):
         family, options = "kbeta", _kbeta_options(base.removesuffix("-warm"), kbeta or {}, overrides)
         warm = WARM if base.endswith("-warm") else None
+    elif base == "kbeta-lbfgs":
+        switch = {"share": guess(overrides.pop("share", SHARE)), "after": guess(overrides.pop("after", None))}
+        check_switch(**switch)
+        family, options = base, {**_kbeta_options(base, kbeta or {}, overrides), **switch}
     elif base in LABELS and base.startswith("adam") and base not in RIVALS:
         family, options, warm = "adam", *_adam_options(base, kbeta or {}, overrides)
     elif base in RIVALS or base == "adafactor-beta2-warm":
@@ -286,9 +326,12 @@ def _adam_options(
 ) -> tuple[dict[str, Any], float | None]:
     hyper = Hyper.pick(kbeta)
     options: dict[str, Any] = dict(_ADAM)
-    options["beta2"] = (
-        round((hyper.beta2_min + hyper.beta2_max) / 2, 12) if base == "adam-mid" else FIXED[base.partition("-")[0]]
-    )
+    if base == "adam-mid":
+        options["beta2"] = round((hyper.beta2_min + hyper.beta2_max) / 2, 12)
+    elif base == "adam-equal":
+        options["beta1"] = options["beta2"] = EQUAL
+    else:
+        options["beta2"] = FIXED[base.partition("-")[0]]
     options["bias_correction"] = not base.endswith("-nobc")
     for name, value in overrides.items():
         if name not in options:
@@ -302,6 +345,8 @@ def engines_of(recipe: Recipe) -> tuple[str, ...]:
     """The engines that have this optimizer, whether or not its library is installed."""
     if recipe.family in ("kbeta", "adam"):
         return ("torch", "jax", "mlx")
+    if recipe.family == "kbeta-lbfgs":
+        return ("torch",)
     if recipe.family in RIVALS:
         return tuple(RIVALS[recipe.family].homes)
     return (_LIBRARIES[recipe.family.partition(".")[0]][0],)
@@ -310,17 +355,17 @@ def engines_of(recipe: Recipe) -> tuple[str, ...]:
 def check(recipe: Recipe, engine: str) -> None:
     """Raise unless `recipe` can be built on `engine`: the optimizer exists there, its library is installed, and it has
     the options."""
-    if recipe.family not in ("kbeta", "adam"):
-        _rival(recipe, engine)
-
-
-def _rival(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The constructor of a rival on `engine` and its keywords."""
     homes = engines_of(recipe)
     if engine not in homes:
         raise ValueError(
             f"optimizer {recipe.label!r} is not available on engine {engine!r}: use --engine {' or '.join(homes)}"
         )
+    if recipe.family not in ("kbeta", "adam", "kbeta-lbfgs"):
+        _rival(recipe, engine)
+
+
+def _rival(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The constructor of a rival on `engine`, which has it, and its keywords."""
     if recipe.family in RIVALS:
         module, _, name = RIVALS[recipe.family].homes[engine].partition(":")
     else:
@@ -329,7 +374,7 @@ def _rival(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, A
     try:
         home = importlib.import_module(module)
     except ImportError:
-        rest = [e for e in homes if e != engine]
+        rest = [e for e in engines_of(recipe) if e != engine]
         other = f", or use --engine {' or '.join(rest)}" if rest else ""
         package = module.partition(".")[0].replace("_", "-")
         raise ImportError(
@@ -362,6 +407,8 @@ def build_torch(recipe: Recipe, params: Sequence[Any], diagnostics: bool = False
         from kourkoutas.torch import KourkoutasBeta
 
         return KourkoutasBeta(params, lr=lr, diagnostics=diagnostics, **recipe.options)
+    if recipe.family == "kbeta-lbfgs":
+        return _torch_switch(recipe, params, lr)
     unnamed = [_unnamed(item) for item in params]
     if recipe.family != "adam":
         make, options = _rival(recipe, "torch")
@@ -384,6 +431,22 @@ def build_torch(recipe: Recipe, params: Sequence[Any], diagnostics: bool = False
                 "exp_avg_sq": torch.zeros_like(p),
             }
     return optimizer
+
+
+def _torch_switch(recipe: Recipe, params: Sequence[Any], lr: float) -> Any:
+    import torch
+
+    from kourkoutas.torch import KourkoutasBeta
+
+    options = recipe.options
+    _, after = options.pop("share"), options.pop("after")
+    if after is None:
+        raise ValueError(
+            f"optimizer {recipe.label!r} must know after how many steps to change: set {recipe.label}.after=1000"
+        )
+    first = KourkoutasBeta(params, lr=lr, **options)
+    tensors = [p for group in first.param_groups for p in group["params"]]
+    return torch_switch(first, torch.optim.LBFGS(tensors, lr=1.0, **RIVALS["lbfgs"].options), after)
 
 
 def _unnamed(item: Any) -> Any:
