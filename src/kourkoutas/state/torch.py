@@ -14,7 +14,7 @@ from kourkoutas.rule import Hyper
 from kourkoutas.state.file import Portable, Rename, read, write
 from kourkoutas.state.match import check, kinds_of
 from kourkoutas.torch import KourkoutasBeta
-from kourkoutas.torch.parts import is_dtensor, is_fsdp1
+from kourkoutas.torch.sharding import is_dtensor, is_fsdp1
 
 _SLOTS = {"m": "exp_avg", "v": "exp_avg_sq", "v_max": "max_exp_avg_sq"}
 
