@@ -2,9 +2,9 @@
 
     python benchmarks/operations.py
 
-`FakeTensorMode` holds CUDA tensors on any machine, and a dispatch mode inside it sees what a GPU would be asked for: each
-operation is a launch or more, `reads` wait for the device, `copies` go between host and device, and `made from lists`
-are tensors made of Python numbers, which a CUDA graph cannot capture. Prints the table of benchmarks/README.md.
+`FakeTensorMode` holds CUDA tensors on any machine, and a dispatch mode inside it sees what a GPU would be asked for:
+each operation is a launch or more, `reads` wait for the device, `copies` go between host and device, and `made from
+lists` are tensors made of Python numbers, which a CUDA graph cannot capture. Prints the table of benchmarks/README.md.
 """
 
 from collections import Counter

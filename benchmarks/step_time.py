@@ -7,10 +7,11 @@ import json
 import os
 import sys
 
+from peer import Peer
+
 from kourkoutas.bench import main, measure
 from kourkoutas.bench.shapes import SHAPES
 from kourkoutas.bench.timing import Contestant
-from peer import Peer
 
 
 def beside_a_peer(framework: str, shape: str, threads: int, rounds: int, seconds: float) -> dict:

@@ -313,3 +313,12 @@ def test_betas_as_arrays_give_the_bias_corrections_of_numbers():
     a1, b2 = rule.bias_corrections(hyper, np.array([1.0, 7.0]), None, np)
     assert a1 == pytest.approx([0.2, 1 - 0.8**7])
     assert b2 == pytest.approx([0.05, 1 - 0.95**7])
+
+
+def test_sum_of_log_beta2_of_an_adam_state_is_zero_before_the_first_step_whatever_beta2():
+    steps = np.array([0, 1, 50])
+    assert rule.adam_log_beta2(0.95, steps, np) == pytest.approx(steps * math.log(0.95))
+    assert rule.adam_log_beta2(0.0, steps, np).tolist() == [0, -math.inf, -math.inf]
+    assert rule.adam_log_beta2(np.array([0.5, 0.5, 0.9]), steps, np) == pytest.approx(
+        [0, math.log(0.5), 50 * math.log(0.9)]
+    )

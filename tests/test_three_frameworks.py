@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+from kourkoutas.oracle import Oracle
+from kourkoutas.rule import Hyper
+
 STEPS = 200
 SIZES = [(8, 16), (16, 16), (16, 1)]
 
@@ -106,3 +109,70 @@ def test_torch_jax_and_mlx_follow_the_same_losses(options):
     assert reference[-40:].mean() < 0.8 * reference[:40].mean()
     for losses in (jax_losses(options), mlx_losses(options)):
         np.testing.assert_allclose(losses, reference, rtol=1e-4)
+
+
+def complex_torch(start, grads, options):
+    import torch
+
+    from kourkoutas.torch import KourkoutasBeta
+
+    z = torch.nn.Parameter(torch.from_numpy(start.copy()))
+    optimizer = KourkoutasBeta([("z", z)], lr=1e-2, **options)
+    for g in grads:
+        z.grad = torch.from_numpy(g)
+        optimizer.step()
+    return z.detach().numpy()
+
+
+def complex_jax(start, grads, options):
+    import jax.numpy as jnp
+    import optax
+
+    from kourkoutas.optax import kourkoutas_beta
+
+    solver = kourkoutas_beta(1e-2, **options)
+    tree = {"z": jnp.asarray(start)}
+    state = solver.init(tree)
+    for g in grads:
+        updates, state = solver.update({"z": jnp.asarray(g)}, state, tree)
+        tree = optax.apply_updates(tree, updates)
+    return np.asarray(tree["z"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"beta2_min": 0.95, "beta2_max": 0.95}, id="fixed"),
+        pytest.param({"max_ratio": 0.3, "decay": 0.0}, id="max_ratio bounds each part"),
+        pytest.param({"decay": 0.98, "adaptive_tiny": True, "tiny_denom": 1e-2}, id="full"),
+    ],
+)
+@pytest.mark.parametrize(("module", "train"), [("torch", complex_torch), ("optax", complex_jax)])
+def test_a_complex_parameter_is_a_pair_of_real_ones(module, train, options):
+    pytest.importorskip(module)
+    rng = np.random.default_rng(2)
+    start, *grads = [rng.normal(size=(3, 2)).astype(np.float32) for _ in range(41)]
+    oracle = Oracle({"z": start}, Hyper(**options), lr=1e-2)
+    for g in grads:
+        oracle.step({"z": g})
+    got = train(start.view(np.complex64)[:, 0], [g.view(np.complex64)[:, 0] for g in grads], options)
+    np.testing.assert_allclose(np.stack([got.real, got.imag], -1), oracle.params["z"], rtol=0, atol=1e-6)
+
+
+def test_a_fixed_beta2_on_complex_numbers_is_torchs_adam_and_not_optaxs():
+    torch, optax = pytest.importorskip("torch"), pytest.importorskip("optax")
+    rng = np.random.default_rng(2)
+    start, *grads = [rng.normal(size=(3, 2)).astype(np.float32).view(np.complex64)[:, 0] for _ in range(41)]
+    ours = complex_jax(start, grads, {"beta2_min": 0.999, "beta2_max": 0.999})
+    z = torch.nn.Parameter(torch.from_numpy(start.copy()))
+    adam = torch.optim.Adam([z], lr=1e-2)
+    for g in grads:
+        z.grad = torch.from_numpy(g)
+        adam.step()
+    np.testing.assert_allclose(ours, z.detach().numpy(), rtol=0, atol=1e-6)
+    solver = optax.adam(1e-2)
+    theirs, state = start, solver.init(start)
+    for g in grads:
+        updates, state = solver.update(g, state)
+        theirs = optax.apply_updates(theirs, updates)
+    assert np.abs(np.asarray(theirs) - ours).max() > 1e-3

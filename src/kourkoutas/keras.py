@@ -114,13 +114,14 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         hyper, wide = self.hyper, self._ema.dtype
         indices = [self._get_variable_index(v) for v in trainable_variables]
         bucket_of = [self._bucket_of[i] for i in indices]
-        present = list(dict.fromkeys(bucket_of))
-        place = [present.index(b) for b in bucket_of]
+        number = {b: i for i, b in enumerate(dict.fromkeys(bucket_of))}
+        present, place = list(number), [number[b] for b in bucket_of]
         lr = ops.cast(learning_rate, wide)
         grads = [ops.cast(g, _wide(v)) for g, v in zip(grads, trainable_variables, strict=True)]
 
         # n = √ Σ_p ||g(p)||² of the buckets that have a gradient
-        norm = _pooled([_norm(g, wide) for g in grads], place, len(present))
+        members = _Members(place, len(present))
+        norm = members.pooled([_norm(g, wide) for g in grads])
         exact, skip = hyper.bias_correction == "exact", hyper.nonfinite == "skip"
         old = rule.State(
             ema=ops.take(self._ema, present),
@@ -129,7 +130,7 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
             skipped=ops.take(self._skipped, present) if skip else None,
         )
         mean_abs = ops.stack([_mean_abs(v, wide) for v in trainable_variables]) if hyper.adaptive_tiny else None
-        new = rule.step(hyper, lr, norm, old, ops, members=_Members(place, len(present)), mean_abs=mean_abs)
+        new = rule.step(hyper, lr, norm, old, ops, members=members, mean_abs=mean_abs)
 
         for k, (i, g, theta) in enumerate(zip(indices, grads, trainable_variables, strict=True)):
             own = rule.Coefficients(*(_entry(x, k) for x in new.k))
@@ -211,14 +212,20 @@ class _Members:
     """Variables of a step and their buckets, for `rule.step`."""
 
     def __init__(self, place: list[int], count: int) -> None:
-        self._place, self._count = place, count
+        self._place = place
+        self._own: list[list[int]] = [[] for _ in range(count)]  # per bucket: its variables
+        for k, b in enumerate(place):
+            self._own[b].append(k)
 
     def spread(self, x: Any) -> Any:
         return ops.take(x, self._place)
 
     def largest(self, x: Any) -> Any:
-        own = [[x[k] for k, b in enumerate(self._place) if b == j] for j in range(self._count)]
-        return ops.stack([ops.max(ops.stack(xs)) for xs in own])
+        return ops.stack([ops.max(ops.stack([x[k] for k in own])) for own in self._own])
+
+    def pooled(self, norms: list[Any]) -> Any:
+        """√ Σ n² of the members of each bucket, without overflow."""
+        return ops.stack([_norm(ops.stack([norms[k] for k in own]), norms[0].dtype) for own in self._own])
 
 
 def _norm(g: Any, wide: str) -> Any:
@@ -227,16 +234,6 @@ def _norm(g: Any, wide: str) -> Any:
     largest = ops.max(ops.abs(g)) if 0 not in g.shape else ops.zeros((), wide)
     scale = ops.where((largest > 0) & ops.isfinite(largest), largest, ops.ones_like(largest))
     return scale * ops.sqrt(ops.sum(ops.square(g / scale)))
-
-
-def _pooled(norms: list[Any], place: list[int], count: int) -> Any:
-    """√ Σ n² of the members of each of `count` buckets, without overflow."""
-    return ops.stack(
-        [
-            _norm(ops.stack([n for n, b in zip(norms, place, strict=True) if b == j]), norms[0].dtype)
-            for j in range(count)
-        ]
-    )
 
 
 def _put(variable: Any, places: list[int], values: Any) -> None:

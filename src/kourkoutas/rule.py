@@ -23,6 +23,7 @@ may be lost: next to `tiny_spike` they are nothing. float64 gradients may overfl
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -84,8 +85,8 @@ class Hyper:
       tiny_spike: added to the moving average that the norm is divided by, > 0.
       tiny_denom: size of the adaptive-tiny term, ≥ 0.
       decay: None (no v_max), 1 (AMSGrad), in (0, 1) (leaky AMSGrad), 0 (never a v_max, also with max_ratio).
-      max_ratio: None, or the bound on |Δθ| in units of the learning rate, > 0. With `decay=None` it turns on AMSGrad,
-        as in the paper; use `decay=0` to clip only.
+      max_ratio: None, or the bound on |Δθ| in units of the learning rate, > 0; of a complex θ on each part. With
+        `decay=None` it turns on AMSGrad, as in the paper; use `decay=0` to clip only.
       adaptive_tiny: add tiny_denom·max(⟨|p|⟩, 1) to the denominator.
       bias_correction: v is divided by 1 - β2_max^t ("beta2max", the paper's; early steps are smaller than Adam's),
         by 1 - Π β2, the weight that v really holds ("exact"), or neither m nor v is corrected ("none").
@@ -159,6 +160,12 @@ class Hyper:
     def pick(cls, options: Mapping[str, Any]) -> Hyper:
         """The Hyper made of those entries of `options` that are hyper-parameters."""
         return cls(**{name: options[name] for name in HYPER_NAMES if name in options})
+
+    def with_alpha(self, alpha: Any) -> Hyper:
+        """The same with the α of one step, an array: nothing is checked again."""
+        new = copy.copy(self)
+        object.__setattr__(new, "alpha", alpha)
+        return new
 
     @property
     def leak(self) -> float | None:
@@ -319,8 +326,8 @@ def step(
         still(k.fade, 0),
         still(k.leak, 1),
     )
-    nan = xp.zeros_like(sun) + math.nan
-    sun, beta2, norm = [xp.where(updated, x, nan) for x in (sun, 1 - c2, norm)]
+    # NOTE: a NaN as a number, not as an array, which a search for NaNs (jax.debug_nans) would find at every step.
+    sun, beta2, norm = [xp.where(updated, x, math.nan) for x in (sun, 1 - c2, norm)]
     return Step(new, k, sun, beta2, norm, updated, each)
 
 
@@ -356,11 +363,15 @@ def _real(x: Any, like: Any) -> Any:
     return x.astype(like.dtype) if hasattr(x, "astype") and hasattr(like, "dtype") else x
 
 
+def _log(beta: Any, xp: Any) -> Any:
+    if not _is_number(beta):
+        return xp.log(beta)
+    return math.log(beta) if beta > 0 else -math.inf
+
+
 def _one_minus_power(beta: Any, step: Any, xp: Any) -> Any:
     """1 - β^t as -expm1(t·log β), which keeps its digits in float32 when β is near 1."""
-    if not _is_number(beta):
-        return -xp.expm1(step * xp.log(beta))
-    exponent = step * (math.log(beta) if beta > 0 else -math.inf)
+    exponent = step * _log(beta, xp)
     return -math.expm1(exponent) if isinstance(exponent, float) else -xp.expm1(exponent)
 
 
@@ -381,3 +392,11 @@ def bias_corrections(hyper: Hyper, step: Any, log_beta2: Any, xp: Any) -> tuple[
     if hyper.bias_correction == "exact":
         return a1, -xp.expm1(log_beta2)
     return a1, _one_minus_power(hyper.beta2_max, step, xp)
+
+
+def adam_log_beta2(beta2: Any, step: Any, xp: Any) -> Any:
+    """Σ log β2 of parameters that took `step` steps with one β2, as for the moments of an Adam.
+
+    Zero for a parameter that took none, also where β2 = 0 and the logarithm is -inf.
+    """
+    return xp.where(step > 0, xp.where(step > 0, step, 1) * _log(beta2, xp), 0.0)

@@ -160,15 +160,6 @@ class Trace:
         self.close()
 
 
-def with_norms(ring: Any) -> Any:
-    """A ring of version 0.1, which recorded no norms, with NaN for them; any other as it is."""
-    if np.shape(ring)[-2] == len(KEYS):
-        return ring
-    ring = np.asarray(ring)
-    missing = np.full((*ring.shape[:-2], len(KEYS) - ring.shape[-2], ring.shape[-1]), np.nan, ring.dtype)
-    return np.concatenate([ring, missing], -2)
-
-
 class CsvSink:
     """Rows to a CSV file: `step`, then one column per value."""
 

@@ -588,3 +588,32 @@ def test_no_gradient_for_something_that_is_no_parameter_is_named():
             {"a": {"w": None}, "b": mx.ones(2)}, {"a": {"w": {"deep": mx.ones(2)}}, "b": mx.ones(2)}
         )
     assert "m" not in optimizer.state
+
+
+def test_a_step_does_not_check_the_hyper_parameters_again(monkeypatch):
+    params = {"w": mx.ones(2)}
+    optimizer = KourkoutasBeta(1e-3)
+    checks = []
+    monkeypatch.setattr(Hyper, "__post_init__", checks.append)
+    for _ in range(3):
+        params = optimizer.apply_gradients({"w": mx.ones(2)}, params)
+    assert checks == []
+
+
+def test_a_state_that_grows_searches_no_list_of_names():
+    """One search per parameter through the names of all of them would be quadratic in their number."""
+    searches = []
+
+    def note(frame, event, what):
+        if event == "c_call" and "kourkoutas" in frame.f_code.co_filename and what.__name__ in ("index", "count"):
+            searches.append(what)
+
+    optimizer = KourkoutasBeta(1e-3, buckets="module")
+    optimizer.init({f"layer{i}": {"weight": mx.ones(1)} for i in range(30)})
+    sys.setprofile(note)
+    try:
+        optimizer.init({f"layer{i}": {"weight": mx.ones(1)} for i in range(40)})
+    finally:
+        sys.setprofile(None)
+    assert searches == []
+    assert len(optimizer.bucket_names) == 40

@@ -29,12 +29,18 @@ def test_bad_hyperparameters_are_refused_when_the_optimizer_is_built(options, me
         kourkoutas_beta(**{"learning_rate": 1e-3, **options})
 
 
-def test_adaptive_tiny_asks_for_the_parameters():
-    solver = scale_by_kourkoutas_beta(adaptive_tiny=True)
+@pytest.mark.parametrize(
+    ("solver", "option"),
+    [
+        (scale_by_kourkoutas_beta(adaptive_tiny=True), "`adaptive_tiny` is True"),
+        (kourkoutas_beta(1e-3, adaptive_tiny=True), "`adaptive_tiny` is True"),
+        (kourkoutas_beta(1e-3, weight_decay=0.1), "`weight_decay` is 0.1"),
+    ],
+)
+def test_an_option_that_reads_the_parameters_says_what_to_do_without_them(solver, option):
     params = {"w": jnp.ones(2)}
-    with pytest.raises(
-        ValueError, match=r"`adaptive_tiny` needs the parameters: call update\(updates, state, params\)"
-    ):
+    remedy = r"call update\(grads, state, params\); where a library makes the call, as DeepXDE does on JAX, leave"
+    with pytest.raises(ValueError, match=f"^{option}, which needs the parameters, .*{remedy}"):
         solver.update(params, solver.init(params))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from kourkoutas import state
 from kourkoutas.trace import Trace
 
 SHAPES = {"a.bias": (3,), "a.weight": (2, 3), "b.gain": (1,)}
@@ -25,10 +27,17 @@ def params() -> Arrays:
     return {name: (0.5 * rng.normal(size=shape)).astype(np.float32) for name, shape in SHAPES.items()}
 
 
+def portable(save, *of, **how) -> state.Portable:
+    """The state by way of its file."""
+    with tempfile.TemporaryDirectory() as folder:
+        save(*of, f"{folder}/state", **how)
+        return state.read(f"{folder}/state")
+
+
 def torch_run(route: dict[str, Any], options, lr, grads, order=tuple(SHAPES), groups=False) -> Outcome:
     import torch
 
-    from kourkoutas.state.torch import portable
+    from kourkoutas.state.torch import save
     from kourkoutas.torch import KourkoutasBeta
 
     start = params()
@@ -41,7 +50,7 @@ def torch_run(route: dict[str, Any], options, lr, grads, order=tuple(SHAPES), gr
             p.grad = torch.from_numpy(g[name].copy())
         optimizer.step()
         out.params.append({name: p.detach().numpy().copy() for name, p in tensors.items()})
-        out.states.append(portable(optimizer))
+        out.states.append(portable(save, optimizer))
     trace = Trace(optimizer.bucket_names)
     optimizer.pull(trace)
     return out._replace(sun=trace.sun, beta2=trace.beta2)
@@ -62,19 +71,19 @@ def optax_run(options, lr, grads) -> Outcome:
     import optax
 
     from kourkoutas.optax import bucket_names, pull
-    from kourkoutas.state.optax import portable
+    from kourkoutas.state.optax import save
 
     solver, update = _solver(tuple(options.items()), lr)
     tree = {name: jnp.asarray(x) for name, x in params().items()}
-    state = solver.init(tree)
+    opt_state = solver.init(tree)
     out = Outcome([], [], np.empty(0), np.empty(0))
     for g in grads:
-        updates, state = update(g, state, tree)
+        updates, opt_state = update(g, opt_state, tree)
         tree = optax.apply_updates(tree, updates)
         out.params.append({name: np.asarray(x) for name, x in tree.items()})
-        out.states.append(portable(state[0], options.get("buckets", "parameter")))
+        out.states.append(portable(save, opt_state, buckets=options.get("buckets", "parameter")))
     trace = Trace(bucket_names(tree, options.get("buckets", "parameter")))
-    pull(trace, state)
+    pull(trace, opt_state)
     return out._replace(sun=trace.sun, beta2=trace.beta2)
 
 
@@ -82,7 +91,7 @@ def mlx_run(options, lr, grads) -> Outcome:
     import mlx.core as mx
 
     from kourkoutas.mlx import KourkoutasBeta
-    from kourkoutas.state.mlx import portable
+    from kourkoutas.state.mlx import save
 
     optimizer = KourkoutasBeta(lr, diagnostics=True, **options)
     tree = {name: mx.array(x) for name, x in params().items()}
@@ -91,7 +100,7 @@ def mlx_run(options, lr, grads) -> Outcome:
         tree = optimizer.apply_gradients({name: mx.array(x) for name, x in g.items()}, tree)
         mx.eval(tree, optimizer.state)
         out.params.append({name: np.array(x) for name, x in tree.items()})
-        out.states.append(portable(optimizer))
+        out.states.append(portable(save, optimizer))
     trace = Trace(optimizer.bucket_names)
     optimizer.pull(trace)
     return out._replace(sun=trace.sun, beta2=trace.beta2)

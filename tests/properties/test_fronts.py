@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from kourkoutas.rule import Hyper
 from tests.properties.fronts import SHAPES, mlx_run, optax_run, params, torch_run
+from tests.state.problem import entry
 
 pytest.importorskip("torch")
 pytest.importorskip("optax")
@@ -84,7 +85,7 @@ def test_sun_and_beta2_stay_in_their_ranges_for_any_gradients(front, values, mon
     sun, beta2 = out.sun[~skipped], out.beta2[~skipped]
     assert ((sun >= 0) & (sun < 1)).all()
     assert ((beta2 >= Hyper.beta2_min - 1e-6) & (beta2 <= Hyper.beta2_max + 1e-6)).all()
-    assert np.isfinite(out.states[-1].ema).all()
+    assert np.isfinite(out.states[-1].vectors["ema"]).all()
 
 
 @tried(8)
@@ -107,7 +108,7 @@ def test_v_is_below_the_largest_square_v_max_does_not_fall_and_the_clip_holds(fr
         bound = Hyper.beta2_max * bound + 1
         for name in SHAPES:
             largest[name] = np.maximum(largest[name], g[name].astype(np.float64) ** 2)
-            v, v_max = state.v[name], state.v_max[name]
+            v, v_max = state.moments["v"][name], state.moments["v_max"][name]
             assert (v <= largest[name] * (1 + 1e-6)).all()
             assert (v <= (1 - Hyper.beta2_min) * bound * largest[name].max() * (1 + 1e-6)).all()
             assert (v_max >= before[name]).all()
@@ -144,8 +145,8 @@ def test_results_depend_neither_on_the_order_nor_on_the_grouping_of_parameters(f
     other = run(front, options, grads, monkeypatch, **changed)
     for name in SHAPES:
         np.testing.assert_array_equal(other.params[-1][name], one.params[-1][name])
-        np.testing.assert_array_equal(other.states[-1].v[name], one.states[-1].v[name])
-        assert other.states[-1].entry("ema", name) == one.states[-1].entry("ema", name)
+        np.testing.assert_array_equal(other.states[-1].moments["v"][name], one.states[-1].moments["v"][name])
+        assert entry(other.states[-1], "ema", name) == entry(one.states[-1], "ema", name)
 
 
 def solved(front, how, options, grads):
@@ -202,15 +203,15 @@ def test_a_learning_rate_of_zero_moves_the_state_alone_and_a_beta1_of_zero_keeps
     grads = gradients(np.random.default_rng(10).normal(size=STEPS * EACH))
     out = run(front, {"beta1": beta1, "weight_decay": 0.1}, grads, monkeypatch, lr=0.0)
     last = out.states[-1]
-    assert last.step.tolist() == [STEPS] * len(SHAPES)
+    assert last.vectors["step"].tolist() == [STEPS] * len(SHAPES)
     for name, start in params().items():
         np.testing.assert_array_equal(out.params[-1][name], start)
         m, r = np.zeros(SHAPES[name]), 0.0
         for g in grads:
             m = beta1 * m + (1 - beta1) * g[name].astype(np.float64)
             r = 0.93 * r + 0.07 * np.linalg.norm(g[name].astype(np.float64))
-        np.testing.assert_allclose(last.m[name], m, rtol=1e-6, atol=1e-7)
-        assert last.entry("ema", name) == pytest.approx(r, rel=1e-6)
+        np.testing.assert_allclose(last.moments["m"][name], m, rtol=1e-6, atol=1e-7)
+        assert entry(last, "ema", name) == pytest.approx(r, rel=1e-6)
 
 
 @pytest.mark.parametrize("nonfinite", ["propagate", "skip"])

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from kourkoutas.state.file import PER_BUCKET, Portable
+
 LR = 1e-3
 SHAPES = {"dec.bias": (3,), "dec.weight": (4, 3), "enc.bias": (4,), "enc.weight": (4, 3), "gain": (1,)}
 Params = dict[str, np.ndarray]
@@ -32,6 +34,12 @@ def gradients(params: Params, t: int, nan_at: tuple[int, ...] = ()) -> Params:
     if t in nan_at:
         out["enc.bias"][1] = np.nan
     return out
+
+
+def entry(state: Portable, vector: str, name: str) -> Any:
+    """The entry of a vector that is the parameter's own, or its bucket's."""
+    at = state.names.index(name)
+    return state.vectors[vector][state.bucket_of[at] if vector in PER_BUCKET else at]
 
 
 class Torch:

@@ -5,7 +5,7 @@ import pytest
 
 from kourkoutas import state
 from kourkoutas.rule import BIAS_CORRECTIONS, HYPER_NAMES, Hyper
-from tests.state.problem import FRAMEWORKS, gradients, start
+from tests.state.problem import FRAMEWORKS, entry, gradients, start
 
 pytest.importorskip("torch")
 pytest.importorskip("optax")
@@ -155,24 +155,24 @@ def test_counts_of_calls_and_skipped_steps_travel(source, tmp_path):
     first.save(tmp_path / "file")
     kept = state.read(tmp_path / "file")
     assert kept.count == 9
-    assert dict(zip(kept.names, kept.step.tolist(), strict=True)) == {
+    assert dict(zip(kept.names, kept.vectors["step"].tolist(), strict=True)) == {
         "dec.bias": 9, "dec.weight": 9, "enc.bias": 7, "enc.weight": 9, "gain": 9,
     }  # fmt: skip
-    assert kept.entry("skipped", "enc.bias") == 2
-    assert kept.skipped.sum() == 2
+    assert entry(kept, "skipped", "enc.bias") == 2
+    assert kept.vectors["skipped"].sum() == 2
     for target in FRAMEWORKS:
         again = FRAMEWORKS[target](first.params, options, tmp_path / "file")
         again.save(tmp_path / "again")
         other = state.read(tmp_path / "again")
         for name in kept.names:
             for vector in ("step", "ema", "skipped"):
-                assert other.entry(vector, name) == kept.entry(vector, name)
-            np.testing.assert_array_equal(other.m[name], kept.m[name])
-            np.testing.assert_array_equal(other.v[name], kept.v[name])
+                assert entry(other, vector, name) == entry(kept, vector, name)
+            for kind, arrays in kept.moments.items():
+                np.testing.assert_array_equal(other.moments[kind][name], arrays[name])
         assert other.count == 9
 
 
-def test_a_schedule_of_optax_goes_on_where_torch_was(tmp_path):
+def test_a_schedule_of_optax_goes_on_where_torch_was_if_its_count_is_set(tmp_path):
     import jax.numpy as jnp
     import optax
 
@@ -186,6 +186,7 @@ def test_a_schedule_of_optax_goes_on_where_torch_was(tmp_path):
     solver = kourkoutas_beta(lambda count: jnp.where(count < 4, jnp.nan, 0.0))  # a step at count < 4 would show
     params = {name: jnp.asarray(x) for name, x in first.params.items()}
     opt_state = load(tmp_path / "file", solver.init(params))
+    opt_state = optax.tree_utils.tree_set(opt_state, count=opt_state[0].count)
     updates, _ = solver.update(gradients(first.params, 4), opt_state, params)
     for name, x in optax.apply_updates(params, updates).items():
         np.testing.assert_array_equal(x, first.params[name])
@@ -199,7 +200,7 @@ def test_parameters_without_a_gradient_so_far_travel_with_none(tmp_path):
             p.grad = None if name == "gain" else first.torch.from_numpy(gradients(first.params, t)[name])
         first.optimizer.step()
     first.save(tmp_path / "file")
-    assert state.read(tmp_path / "file").entry("step", "gain") == 0
+    assert entry(state.read(tmp_path / "file"), "step", "gain") == 0
     ends = []
     for target in FRAMEWORKS:
         run = FRAMEWORKS[target](first.params, {"bias_correction": "exact"}, tmp_path / "file")
@@ -209,3 +210,51 @@ def test_parameters_without_a_gradient_so_far_travel_with_none(tmp_path):
     for other in ends[1:]:
         for name, want in ends[0].items():
             np.testing.assert_allclose(other[name], want, rtol=0, atol=1e-6)
+
+
+def complex_run(name, params, steps, file=None, **options):
+    """Parameters after `steps`, from and to the portable state `file`; the gradients are those of |z|²/2 and noise."""
+    grads = [np.random.default_rng(t).normal(size=(3, 2)).view(np.complex128)[:, 0].astype(np.complex64) for t in steps]
+    if name == "torch":
+        import torch
+
+        from kourkoutas.state.torch import load, save
+        from kourkoutas.torch import KourkoutasBeta
+
+        z = torch.nn.Parameter(torch.from_numpy(params.copy()))
+        optimizer = KourkoutasBeta([("z", z)], lr=1e-2, **options)
+        if file.exists():
+            load(file, optimizer)
+        for g in grads:
+            z.grad = torch.from_numpy(g)
+            optimizer.step()
+        save(optimizer, file)
+        return z.detach().numpy()
+    import jax.numpy as jnp
+    import optax
+
+    from kourkoutas.optax import kourkoutas_beta
+    from kourkoutas.state.optax import load, save
+
+    solver = kourkoutas_beta(1e-2, **options)
+    tree = {"z": jnp.asarray(params)}
+    opt_state = load(file, solver.init(tree)) if file.exists() else solver.init(tree)
+    for g in grads:
+        updates, opt_state = solver.update({"z": jnp.asarray(g)}, opt_state, tree)
+        tree = optax.apply_updates(tree, updates)
+    save(opt_state, file)
+    return np.asarray(tree["z"])
+
+
+def test_complex_parameters_travel_between_torch_and_optax(tmp_path):
+    options = {"decay": 0.98, "bias_correction": "exact"}
+    z = np.array([1 + 2j, -1j, 0.5], np.complex64)
+    stayed = complex_run("torch", z, range(20), tmp_path / "stayed", **options)
+    moved = z
+    for hop, name in enumerate(("torch", "optax", "torch", "optax")):
+        moved = complex_run(name, moved, range(5 * hop, 5 * hop + 5), tmp_path / "moved", **options)
+    np.testing.assert_allclose(moved, stayed, rtol=0, atol=1e-6)
+    there, here = state.read(tmp_path / "stayed"), state.read(tmp_path / "moved")
+    for kind in ("m", "v", "v_max"):
+        assert here.moments[kind]["z"].dtype == np.complex64
+        np.testing.assert_allclose(here.moments[kind]["z"], there.moments[kind]["z"], rtol=1e-5, atol=1e-7)

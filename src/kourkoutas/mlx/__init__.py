@@ -5,6 +5,10 @@
     optimizer = KourkoutasBeta(learning_rate=1e-3)
     optimizer.update(model, grads)
 
+The way of a step: `optimizer.py` (gather, check, and all that follows in its order), `layout.py` (gradients beside
+parameters, and who has which entry of the state), `arithmetic.py` (norms), `rule.py` (the scalars), `arithmetic.py`
+again (moments and parameters).
+
 NOTE: a parameter is known by its path in the tree (`layers.0.weight`), never by object identity: MLX makes new arrays
 at every step.
 

@@ -18,18 +18,75 @@ the state, by a compiled step as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from kourkoutas.buckets import Partition, bucket_key, partition
-from kourkoutas.mlx.plan import PER_PARAMETER, Plan
-from kourkoutas.mlx.trees import flat, natural
 from kourkoutas.rule import Buckets, Hyper
 from kourkoutas.trace import KEYS, WINDOW
 
 State = dict[str, Any]
+PER_PARAMETER = ("t", "log_beta2")
+
+
+def precision(arrays: Iterable[mx.array]) -> mx.Dtype:
+    """The dtype of scalars and of elementwise arithmetic: float64 as soon as one of `arrays` is, else float32."""
+    return mx.float64 if any(x.dtype == mx.float64 for x in arrays) else mx.float32
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a step does, apart from the numbers: the key under which its compiled form is kept.
+
+    Attributes:
+      rows: numbers of the parameters that have a gradient; None when all have one.
+      columns: numbers of the buckets that have a gradient; None when all have one.
+      owner: for each parameter with a gradient, the position of its bucket among `columns`.
+      buckets: how many buckets there are.
+    """
+
+    hyper: Hyper
+    rows: tuple[int, ...] | None
+    columns: tuple[int, ...] | None
+    owner: tuple[int, ...]
+    buckets: int
+
+    @property
+    def one_each(self) -> bool:
+        return self.owner == tuple(range(len(self.owner)))
+
+    @property
+    def width(self) -> int:
+        """How many buckets have a gradient."""
+        return self.buckets if self.columns is None else len(self.columns)
+
+    def take(self, name: str, x: mx.array) -> mx.array:
+        """The entries of the state's vector `name` that this step concerns."""
+        numbers = self._numbers(name)
+        return x if numbers is None else x[mx.array(numbers, mx.int32)]
+
+    def put(self, name: str, x: mx.array, new: mx.array) -> mx.array:
+        """The state's vector `name` with `new` in these entries."""
+        numbers = self._numbers(name)
+        if numbers is None:
+            return new
+        places = mx.array(numbers, mx.int32).reshape(-1, *[1] * (x.ndim - 1))
+        return mx.put_along_axis(x, mx.broadcast_to(places, new.shape), new, axis=0)
+
+    def _numbers(self, name: str) -> tuple[int, ...] | None:
+        return self.rows if name in PER_PARAMETER else self.columns
+
+    # From buckets to parameters and back, as `rule.Members` has it.
+
+    def spread(self, x: mx.array) -> mx.array:
+        return x[mx.array(self.owner, mx.int32)]
+
+    def largest(self, x: mx.array) -> mx.array:
+        return mx.zeros(self.width, x.dtype).at[mx.array(self.owner, mx.int32)].maximum(x) if x.ndim else x
 
 
 class Layout:
@@ -98,10 +155,11 @@ class Layout:
                 self._keys[path] = bucket_key(self.buckets, path, new[path])
         before, after = self._partition(old), self._partition(names)
 
-        dtype = mx.float64 if any(p.dtype == mx.float64 for p in (*new.values(), *state["m"].values())) else mx.float32
+        dtype = precision((*new.values(), *state["m"].values()))
+        number = {path: i for i, path in enumerate(names)}
         home = {path: i for i, path in enumerate(old)}
         from_old = [home.get(path, -1) for path in names]
-        bucket_home = {after.index[names.index(path)]: before.index[i] for path, i in home.items()} if old else {}
+        bucket_home = {after.index[number[path]]: before.index[i] for path, i in home.items()}
         bucket_from_old = [bucket_home.get(b, -1) for b in range(len(after.names))]
         self._spread_steps(state, len(old), grown=len(names) > len(old) > 0)
         for name in self.vectors:
@@ -115,8 +173,7 @@ class Layout:
             for path, p in new.items():
                 if path not in state[slot]:
                     state[slot][path] = mx.zeros_like(p)
-        self.number = {path: i for i, path in enumerate(names)}
-        self.parts = after
+        self.number, self.parts = number, after
 
     def _partition(self, names: list[str]) -> Partition:
         return partition(lambda path, _: self._keys[path], names, names)
@@ -150,9 +207,64 @@ class Layout:
 
 def _extend_ring(state: State, source: list[int], size: int, dtype: mx.Dtype) -> None:
     ring = state.get("ring")
-    if ring is None or ring.shape[1:] != (len(KEYS), size):  # version 0.1 recorded no norms
+    if ring is None:
         ring, state["count"] = mx.full((WINDOW, len(KEYS), size), math.nan, dtype), mx.array(0, mx.int32)
     if source != list(range(size)):
         padded = mx.concatenate([ring, mx.full((ring.shape[0], len(KEYS), 1), math.nan, ring.dtype)], axis=2)
         ring = padded[:, :, mx.array([i if i >= 0 else size for i in source], mx.int32)]
     state["ring"] = ring
+
+
+def flat(tree: Any) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for path, x in tree_flatten(tree):  # type: ignore[str-unpack]
+        if path in flat:
+            raise _twice(path)
+        flat[path] = x
+    return flat
+
+
+def _twice(path: str) -> ValueError:
+    return ValueError(f"two parameters have the path {path!r}, dots in names included: name one of them otherwise")
+
+
+def natural(paths: Any) -> list[str]:
+    """Paths in natural order (`layers.2` before `layers.10`), which depends on the names alone."""
+    return sorted(
+        paths, key=lambda path: [(not s.isdecimal(), int(s) if s.isdecimal() else 0, s) for s in path.split(".")]
+    )
+
+
+def pairs(gradients: Any, parameters: Any, path: str = "") -> Iterator[tuple[str, mx.array | None, mx.array]]:
+    """(path, gradient or None, parameter) for each leaf of `gradients`, in the order of `tree_flatten`."""
+    if isinstance(gradients, dict):
+        children: Any = gradients.items()
+    elif isinstance(gradients, (list, tuple)):
+        children = enumerate(gradients)
+    else:
+        if gradients is None and not isinstance(parameters, mx.array):
+            raise _mismatch(path, "an array", parameters)
+        if gradients is not None and (
+            not isinstance(parameters, mx.array) or getattr(gradients, "shape", None) != parameters.shape
+        ):
+            raise _mismatch(path, f"shape {getattr(gradients, 'shape', None)}", parameters)
+        yield path, gradients, parameters
+        return
+    for key, child in children:
+        below = f"{path}.{key}" if path else str(key)
+        try:
+            parameter = parameters[key]
+        except (KeyError, IndexError, TypeError):
+            raise ValueError(
+                f"`gradients` has an entry at {below!r} and `parameters` has none: "
+                "compute the gradients with respect to the same tree"
+            ) from None
+        yield from pairs(child, parameter, below)
+
+
+def _mismatch(path: str, gradient: str, parameter: Any) -> ValueError:
+    found = f"shape {parameter.shape}" if isinstance(parameter, mx.array) else f"a {type(parameter).__name__}"
+    return ValueError(
+        f"`gradients` has {gradient} at {path!r} and `parameters` has {found}: "
+        "compute the gradients with respect to the same tree"
+    )

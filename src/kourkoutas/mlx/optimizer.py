@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -13,14 +13,10 @@ from mlx.utils import tree_map
 
 from kourkoutas import rule
 from kourkoutas.buckets import check_buckets
-from kourkoutas.mlx.layout import Layout
-from kourkoutas.mlx.plan import Plan, precision
-from kourkoutas.mlx.recording import record
-from kourkoutas.mlx.sums import compiled_measure, widest
-from kourkoutas.mlx.trees import flat, pairs
-from kourkoutas.mlx.update import compiled_update, numbers
+from kourkoutas.mlx.arithmetic import compiled_measure, compiled_update, numbers, widest
+from kourkoutas.mlx.layout import Layout, Plan, flat, pairs
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, check_learning_rate
-from kourkoutas.trace import Trace
+from kourkoutas.trace import KEYS, WINDOW, Trace
 
 Schedule = Callable[[mx.array], Any]
 
@@ -167,7 +163,7 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
 
         norm = mean = None
         if present:
-            measure = compiled_measure(plan, precision(state["ema"]), widest())
+            measure = compiled_measure(plan, state["ema"].dtype, widest())
             norm, mean = measure(grads, params if self.hyper.adaptive_tiny else [])
         if self.hyper.nonfinite == "raise" and norm is not None:
             self._raise_unless_finite(norm, plan)
@@ -178,14 +174,14 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         out: dict[str, mx.array] = {}
         if norm is None:
             if self.diagnostics:
-                record(state, plan, None)
+                _record(state, plan, None)
         else:
             lr = state["learning_rate"].astype(norm.dtype).reshape(())
             alpha: Any = state["alpha"].astype(norm.dtype).reshape(())
             before = {name: plan.take(name, state[name]) for name in layout.vectors}
             before["t"] = mx.minimum(before["t"], _LAST)
             step = rule.step(
-                replace(self.hyper, alpha=alpha),
+                self.hyper.with_alpha(alpha),
                 lr,
                 norm,
                 rule.State(*(before.get(name) for name in _STATE)),
@@ -196,7 +192,7 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
             after = dict(zip(_STATE, step.state, strict=True))
             state.update({name: plan.put(name, state[name], after[name]) for name in before})
             if self.diagnostics:
-                record(state, plan, step)
+                _record(state, plan, step)
             # NOTE: a loop that evaluates only the parameters must evaluate the counts and the ring with them; they
             # would pile up as an ever longer unevaluated graph otherwise.
             k = {name: x if isinstance(x, mx.array) else mx.array(x, lr.dtype) for name, x in numbers(step.k)}
@@ -220,3 +216,15 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         if bad.size:
             columns = plan.columns or tuple(range(plan.buckets))
             raise NonFiniteGradient(self._layout.parts.names[columns[int(bad[0])]])
+
+
+def _record(state: dict[str, Any], plan: Plan, step: rule.Step | None) -> None:
+    """Write (sun, β2, n) of all buckets: NaN for those without a gradient (`step` is None: all) and those skipped."""
+    row = mx.full((len(KEYS), plan.buckets), math.nan, state["ring"].dtype)
+    if step is not None:
+        here = mx.stack([step.sun, step.beta2, step.norm])
+        numbers = None if plan.columns is None else mx.array([plan.columns] * len(KEYS), mx.int32)
+        row = here if numbers is None else mx.put_along_axis(row, numbers, here, axis=1)
+    # ring[(t-1) % WINDOW] = (sun, β2, n) of step t
+    state["ring"] = mx.slice_update(state["ring"], row[None], (state["count"] % WINDOW).reshape(1), (0,))
+    state["count"] = state["count"] + 1

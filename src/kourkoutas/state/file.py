@@ -1,126 +1,159 @@
-"""The portable form of an optimizer's state, and the file that holds it.
-
-The file is a safetensors file. Per parameter, under its name:
-
-    m/NAME, v/NAME        the moments, float32 or float64, in the parameter's shape
-    v_max/NAME            with AMSGrad
-
-Per parameter or bucket, as vectors in the order of the header's lists:
-
-    step                  int64, per parameter: the steps it has taken
-    log_beta2             float64, per parameter: Σ log β2, with bias_correction="exact"
-    ema                   float64, per bucket: r, the moving average of the pooled norm
-    skipped               int64, per bucket, with nonfinite="skip"
-
-The safetensors header's metadata has one entry, "kourkoutas-state", which is JSON:
-
-    version               1
-    parameters            [{"name": "...", "bucket": 0}, ...]
-    buckets               ["...", ...]: names for people; buckets are told apart by their members
-    count                 how often the optimizer was called, skipped steps included; schedules go on from it
-    sha256                of all of this and of the tensors, as `_checksum` forms it
+"""The portable form of an optimizer's state, the file that holds it (docs/portable-state.md), and whether it fits.
 
 NOTE: 16-bit moments are widened to float32, which is exact, and rounded back by an optimizer that keeps 16 bits.
+Moments of a complex parameter are written as pairs (real, imaginary) along one more axis, the last.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kourkoutas import atomic
+from kourkoutas.rule import Hyper
+
+try:
+    from safetensors.numpy import load, save
+except ModuleNotFoundError:
+    raise ImportError("kourkoutas.state needs safetensors: pip install 'kourkoutas-beta[state]'") from None
+
+Array = NDArray[Any]
 
 ENTRY, VERSION = "kourkoutas-state", 1
 MOMENTS = ("m", "v", "v_max")
-VECTORS = {"step": "int64", "log_beta2": "float64", "ema": "float64", "skipped": "int64"}
+VECTORS = {"step": np.int64, "log_beta2": np.float64, "ema": np.float64, "skipped": np.int64}
 PER_BUCKET = ("ema", "skipped")
+_OPTIONS = {
+    "v_max": "`decay` or `max_ratio` (a v_max)",
+    "log_beta2": "`bias_correction='exact'`",
+    "skipped": "`nonfinite='skip'`",
+}
 
-Array = NDArray[Any]
-Rename = Mapping[str, str] | Callable[[str], str]
+
+def kinds_of(hyper: Hyper) -> set[str]:
+    """The optional parts of the state that an optimizer with these settings keeps."""
+    kept = (hyper.leak is not None, hyper.bias_correction == "exact", hyper.nonfinite == "skip")
+    return {kind for kind, there in zip(_OPTIONS, kept, strict=True) if there}
+
+
+class Parameter(NamedTuple):
+    """What a state must fit: one parameter of an optimizer."""
+
+    shape: tuple[int, ...]
+    bucket: Any  # a key, equal for parameters of one bucket
+    is_complex: bool = False
 
 
 @dataclass(frozen=True)
 class Portable:
-    """The state of one optimizer, apart from any framework; what the settings do not need is None.
+    """The state of one optimizer, apart from any framework.
 
     Attributes:
       names: the parameters' names.
-      bucket_of: for each parameter, the place of its bucket.
-      bucket_names: for people.
+      bucket_of: for each parameter, the number of its bucket.
       count: how often the optimizer was called.
-      m, v, v_max: name → array.
-      step, log_beta2: one entry per parameter.
-      ema, skipped: one entry per bucket.
+      moments: "m", "v" and with AMSGrad "v_max": name → array.
+      vectors: "step" and with bias_correction="exact" "log_beta2", with one entry per parameter; "ema" and with
+        nonfinite="skip" "skipped", with one entry per bucket.
     """
 
     names: tuple[str, ...]
     bucket_of: tuple[int, ...]
-    bucket_names: tuple[str, ...]
     count: int
-    m: dict[str, Array]
-    v: dict[str, Array]
-    v_max: dict[str, Array] | None
-    step: Array
-    log_beta2: Array | None
-    ema: Array
-    skipped: Array | None
+    moments: dict[str, dict[str, Array]]
+    vectors: dict[str, Array]
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """The optional parts that are there."""
-        return tuple(kind for kind in ("v_max", "log_beta2", "skipped") if getattr(self, kind) is not None)
+    def kinds(self) -> set[str]:
+        return {*self.moments, *self.vectors} & _OPTIONS.keys()
 
-    @property
-    def buckets(self) -> dict[str, frozenset[str]]:
-        """Each parameter's bucket as the set of its members."""
-        members: dict[int, set[str]] = {}
-        for name, bucket in zip(self.names, self.bucket_of, strict=True):
-            members.setdefault(bucket, set()).add(name)
-        return {name: frozenset(members[b]) for name, b in zip(self.names, self.bucket_of, strict=True)}
+    def arranged(self, here: Mapping[str, Parameter], kinds: set[str]) -> Portable:
+        """This state in the order of the parameters `here`, with buckets in the order of their first members.
 
-    def entry(self, vector: str, name: str) -> Any:
-        """The entry of `vector` that is the parameter's own, or its bucket's."""
-        at = self.names.index(name)
-        return getattr(self, vector)[self.bucket_of[at] if vector in PER_BUCKET else at]
+        `kinds` are the optional parts that the optimizer keeps. ValueError lists all that does not fit.
+        """
+        number = {name: i for i, name in enumerate(self.names)}
+        if wrong := list(self._misfits(here, kinds if here else self.kinds, number)):
+            raise ValueError(f"the state does not fit, and nothing was changed: {'; '.join(wrong)}")
+        order = [number[name] for name in here]
+        columns = {b: i for i, b in enumerate(dict.fromkeys(self.bucket_of[i] for i in order))}
+        bucket_of = tuple(columns[self.bucket_of[i]] for i in order)
+        vectors = {kind: x[list(columns) if kind in PER_BUCKET else order] for kind, x in self.vectors.items()}
+        return Portable(tuple(here), bucket_of, self.count, self.moments, vectors)
 
-    def renamed(self, rename: Rename) -> Portable:
-        """The same state under other names: a dictionary of those that change, or a function of the old name."""
-        new = {name: rename(name) if callable(rename) else rename.get(name, name) for name in self.names}
-        if not callable(rename) and (unknown := sorted(set(rename) - set(self.names))):
-            raise ValueError(f"`rename` has {listed(unknown)}, which the state has not; it has {listed(self.names)}")
-        if len(set(new.values())) < len(new):
-            double = sorted({y for y in new.values() if list(new.values()).count(y) > 1})
-            raise ValueError(f"`rename` gives several parameters the name {listed(double)}: give each its own")
+    def _misfits(self, here: Mapping[str, Parameter], kinds: set[str], number: Mapping[str, int]) -> Iterable[str]:
+        there_only, here_only = sorted(number.keys() - here.keys()), sorted(here.keys() - number.keys())
+        if there_only or here_only:
+            yield (
+                f"only the file has {_listed(there_only)}, only the optimizer has {_listed(here_only)}: give the "
+                "parameters the same names in both"
+            )
+        for name in (name for name in here if name in number):
+            want = "complex " * here[name].is_complex + f"shape {tuple(here[name].shape)}"
+            arrays = [kept.get(name) for kept in self.moments.values()]
+            found = [
+                "shape none" if x is None else "complex " * np.iscomplexobj(x) + f"shape {x.shape}" for x in arrays
+            ]
+            if other := [each for each in found if each != want]:
+                yield f"{name!r} has {other[0]} in the file and {want} here"
+        if not there_only and not here_only:
+            theirs = _buckets({name: self.bucket_of[i] for name, i in number.items()})
+            ours = _buckets({name: each.bucket for name, each in here.items()})
+            if moved := [name for name in here if theirs[name] != ours[name]]:
+                yield f"other parameters share a bucket with {_listed(moved)} here: use the same `buckets`"
+        for kind, x in self.vectors.items():
+            entries = max(self.bucket_of, default=-1) + 1 if kind in PER_BUCKET else len(self.names)
+            if len(x) != entries:
+                yield f"`{kind}` has {len(x)} entries in the file, which lists {entries}"
+        for kind in sorted(kinds ^ self.kinds):
+            where = "with, the optimizer without" if kind in self.kinds else "without, the optimizer with"
+            yield f"the file was written {where} {_OPTIONS[kind]}"
 
-        def moved(moments: dict[str, Array]) -> dict[str, Array]:
-            return {new[name]: x for name, x in moments.items()}
 
-        return replace(
-            self,
-            names=tuple(new.values()),
-            m=moved(self.m),
-            v=moved(self.v),
-            v_max=None if self.v_max is None else moved(self.v_max),
+def _buckets(bucket_of: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    """Each parameter's bucket as the set of its members."""
+    members: dict[Any, list[str]] = {}
+    for name, bucket in bucket_of.items():
+        members.setdefault(bucket, []).append(name)
+    sets = {bucket: frozenset(names) for bucket, names in members.items()}
+    return {name: sets[bucket] for name, bucket in bucket_of.items()}
+
+
+def _listed(names: list[str]) -> str:
+    """Names for an error: the first ten, and how many more."""
+    return (", ".join(map(repr, names[:10])) or "none") + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+
+
+def made(here: Mapping[str, Parameter], count: int, moments: Mapping[str, Any], **vectors: Any) -> Portable:
+    """The state of an optimizer with these parameters; a vector or a kind of moments that it does not keep is None."""
+    place: dict[Any, int] = {}
+    bucket_of = tuple(place.setdefault(each.bucket, len(place)) for each in here.values())
+    if len(vectors["ema"]) != len(place):
+        raise ValueError(
+            f"the state has {len(vectors['ema'])} buckets and `buckets` gives {len(place)}: use the `buckets` that "
+            "the state was made with"
         )
+    kept = {kind: dict(zip(here, arrays, strict=True)) for kind, arrays in moments.items() if arrays is not None}
+    numbers = {kind: np.asarray(x).astype(VECTORS[kind]) for kind, x in vectors.items() if x is not None}
+    return Portable(tuple(here), bucket_of, count, kept, numbers)
 
 
 def write(state: Portable, file: str | Path) -> None:
     """Write the file; a kill leaves the old one or the new one."""
-    save, _ = _safetensors()
-    tensors = {f"{kind}/{name}": x for kind in MOMENTS for name, x in (getattr(state, kind) or {}).items()}
-    tensors |= {name: getattr(state, name) for name in VECTORS if getattr(state, name) is not None}
-    tensors = {name: np.ascontiguousarray(x).reshape(np.shape(x)) for name, x in tensors.items()}
+    moments = {f"{kind}/{name}": x for kind, arrays in state.moments.items() for name, x in arrays.items()}
+    pairs = {key: np.stack([x.real, x.imag], -1) if np.iscomplexobj(x) else x for key, x in moments.items()}
+    tensors = {key: np.ascontiguousarray(x).reshape(np.shape(x)) for key, x in {**pairs, **state.vectors}.items()}
     header: dict[str, Any] = {
         "version": VERSION,
         "parameters": [{"name": n, "bucket": b} for n, b in zip(state.names, state.bucket_of, strict=True)],
-        "buckets": list(state.bucket_names),
+        "complex": sorted({key.partition("/")[2] for key, x in moments.items() if np.iscomplexobj(x)}),
         "count": state.count,
     }
     header["sha256"] = _checksum(header, tensors)
@@ -133,7 +166,7 @@ def read(file: str | Path) -> Portable:
     header, tensors = _opened(Path(file))
     if header is None:
         raise ValueError(
-            f"{file}: a safetensors file, but not a state of Kourkoutas-β; it holds {listed(sorted(tensors))}: write "
+            f"{file}: a safetensors file, but not a state of Kourkoutas-β; it holds {_listed(sorted(tensors))}: write "
             "one with kourkoutas.state.torch, .optax or .mlx"
         )
     if header.get("version") != VERSION:
@@ -143,32 +176,24 @@ def read(file: str | Path) -> Portable:
         )
     if header.get("sha256") != _checksum(header, tensors):
         raise ValueError(f"{file}: its checksum does not fit, so it was damaged or edited: write or copy it again")
-    if strange := sorted(name for name in tensors if name not in VECTORS and name.partition("/")[0] not in MOMENTS):
-        raise ValueError(
-            f"{file}: holds {listed(strange)}, which this release does not know: read it with the release that wrote it"
-        )
-    return _portable(header, tensors)
-
-
-def _portable(header: dict[str, Any], tensors: dict[str, Array]) -> Portable:
-    def moments(kind: str) -> dict[str, Array]:
-        return {name.partition("/")[2]: x for name, x in tensors.items() if name.startswith(f"{kind}/")}
-
-    return Portable(
-        names=tuple(entry["name"] for entry in header["parameters"]),
-        bucket_of=tuple(entry["bucket"] for entry in header["parameters"]),
-        bucket_names=tuple(header["buckets"]),
-        count=header["count"],
-        m=moments("m"),
-        v=moments("v"),
-        v_max=moments("v_max") or None,
-        **{name: tensors.get(name) for name in VECTORS},  # type: ignore[arg-type]
-    )
+    moments: dict[str, dict[str, Array]] = {}
+    paired = set(header["complex"])
+    for key in [key for key in tensors if key not in VECTORS]:
+        kind, _, name = key.partition("/")
+        if kind not in MOMENTS:
+            raise ValueError(
+                f"{file}: holds {key!r}, which this release does not know: read it with the release that wrote it"
+            )
+        x = tensors.pop(key)
+        if name in paired:
+            x = x.view(np.result_type(x.dtype, np.complex64)).squeeze(-1)
+        moments.setdefault(kind, {})[name] = x
+    names, bucket_of = ([entry[part] for entry in header["parameters"]] for part in ("name", "bucket"))
+    return Portable(tuple(names), tuple(bucket_of), header["count"], moments, tensors)
 
 
 def _opened(file: Path) -> tuple[dict[str, Any] | None, dict[str, Array]]:
     """Our entry of the metadata, if there is one, and the tensors of any safetensors file."""
-    _, load = _safetensors()
     data = file.read_bytes()
     try:
         # The header's length in 8 bytes, then the header, which `load` checks but does not hand out.
@@ -184,23 +209,9 @@ def _opened(file: Path) -> tuple[dict[str, Any] | None, dict[str, Array]]:
 
 def _checksum(header: Mapping[str, Any], tensors: Mapping[str, Array]) -> str:
     """SHA-256 of the header's JSON with sorted keys, and of every tensor's name, dtype, shape and bytes, by name."""
-    told = {key: value for key, value in header.items() if key != "sha256"}
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    rest = {key: value for key, value in header.items() if key != "sha256"}
+    digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode())
     for name, x in sorted(tensors.items()):
         digest.update(f"\n{name} {x.dtype.name} {list(x.shape)}\n".encode())
         digest.update(np.ascontiguousarray(x).tobytes())
     return digest.hexdigest()
-
-
-def listed(names: Any) -> str:
-    """Names for an error: the first ten, and how many more."""
-    names = list(names)
-    return ", ".join(repr(name) for name in names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-
-
-def _safetensors() -> tuple[Callable[..., bytes], Callable[[bytes], dict[str, Array]]]:
-    try:
-        from safetensors.numpy import load, save
-    except ModuleNotFoundError:
-        raise ImportError("kourkoutas.state needs safetensors: pip install 'kourkoutas-beta[state]'") from None
-    return save, load

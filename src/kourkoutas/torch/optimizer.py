@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from kourkoutas import _native
 from kourkoutas.buckets import partition, unique_names
-from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient
+from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, adam_log_beta2
 from kourkoutas.torch import kernel, routes, sharding
 from kourkoutas.torch.kernel import KernelStep
 from kourkoutas.torch.lists import ListStep, Work, fused_takes, moments
@@ -30,7 +30,7 @@ from kourkoutas.torch.options import (
 )
 from kourkoutas.torch.recorder import Recorder
 from kourkoutas.torch.sharding import Pool, check_process_group
-from kourkoutas.torch.state import MOMENTS, NUMBERS, Vectors, check_loaded, log_beta2_of_adam, number_dtype
+from kourkoutas.torch.state import MOMENTS, NUMBERS, Vectors, check_loaded, number_dtype
 from kourkoutas.trace import Trace
 
 
@@ -255,7 +255,7 @@ class KourkoutasBeta(Optimizer):
                 elif name in MOMENTS and group["state_dtype"] is not None:
                     self.state[p][name] = value.detach().to(p.device, group["state_dtype"], copy=True)
             if beta2 is not None and group["bias_correction"] == "exact" and "step" in self.state[p]:
-                self.state[p]["log_beta2"] = log_beta2_of_adam(self.state[p]["step"], beta2)
+                self.state[p]["log_beta2"] = adam_log_beta2(beta2, self.state[p]["step"].double(), torch)
         self._reset()
         for number, group in enumerate(self.param_groups):
             entries = {name for p in group["params"] for name in self.state.get(p, ())}
@@ -432,8 +432,8 @@ class KourkoutasBeta(Optimizer):
             self._recorder = Recorder(self.param_groups)
         if len(group["bucket_index"]) != len(group["params"]):
             raise RuntimeError(
-                f"a param group has {len(group['params'])} parameters but buckets for {len(group['bucket_index'])}: add "
-                "parameters with add_param_group, and to take some out make a new optimizer"
+                f"a param group has {len(group['params'])} parameters but buckets for {len(group['bucket_index'])}: "
+                "add parameters with add_param_group, and to take some out make a new optimizer"
             )
         places = [i for i, p in enumerate(group["params"]) if p.grad is not None]
         params = [group["params"][i] for i in places]

@@ -13,12 +13,13 @@ The form of the state that other frameworks read is `kourkoutas.state`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from kourkoutas.rule import adam_log_beta2
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 NUMBERS = ("step", "norm_ema", "log_beta2", "skipped")
@@ -62,7 +63,7 @@ class Vectors:
             if name in _PER_BUCKET and rest is not None:
                 vector = rest.of.get(name, vector)
             if name == "log_beta2" and "step" in names:  # of steps taken before "exact" was asked for
-                vector = log_beta2_of_adam(self.of["step"], group["betas"][1]).to(dtype)
+                vector = adam_log_beta2(group["betas"][1], self.of["step"].double(), torch).to(dtype)
             numbers = list(vector.unbind())
             for p, place in reversed(list(zip(params, places, strict=True))):
                 if p in state and name in state[p]:
@@ -131,12 +132,6 @@ def number_dtype(name: str, params: Sequence[Tensor]) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-def log_beta2_of_adam(step: Tensor, beta2: Any) -> Tensor:
-    """Σ log β2 of parameters that Adam has trained: their v hold 1 - β2^t."""
-    log = math.log(float(beta2)) if float(beta2) > 0 else -math.inf
-    return torch.where(step > 0, step.double() * log, 0.0)
-
-
 def check_loaded(state_dict: dict[str, Any]) -> None:
     """Raise if a state dict is neither Kourkoutas-β's nor Adam's."""
     for number, group in enumerate(state_dict["param_groups"]):
@@ -148,6 +143,6 @@ def check_loaded(state_dict: dict[str, Any]) -> None:
     for key, entries in state_dict["state"].items():
         if entries and not {"step", "exp_avg", "exp_avg_sq"} <= entries.keys():
             raise ValueError(
-                f"`state_dict` is neither Kourkoutas-β's nor Adam's: parameter {key} has {', '.join(map(str, entries))}, "
-                "not step, exp_avg and exp_avg_sq; nothing was loaded: load it into the kind of optimizer that saved it"
+                f"`state_dict` is neither Kourkoutas-β's nor Adam's: parameter {key} has {list(entries)}, not step, exp_avg "
+                "and exp_avg_sq; nothing was loaded: load it into the kind of optimizer that saved it"
             )

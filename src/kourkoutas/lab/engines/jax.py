@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Params, Squares, Trainer
 from kourkoutas.lab.engines.taylor import taylor_silu
 from kourkoutas.lab.specs.optimizers import Recipe, build_optax
-from kourkoutas.trace import HISTORY, Trace, with_norms
+from kourkoutas.trace import HISTORY, Trace
 
 
 def _host(x: Any) -> NDArray[Any]:
@@ -107,25 +107,11 @@ class JaxTrainer:
         return {jax.tree_util.keystr(path, simple=True, separator="/"): _host(x) for path, x in leaves}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        state = _upgraded(state)
         leaves, treedef = jax.tree_util.tree_flatten_with_path({"params": self._params, "optimizer": self._state})
         new = [_device(state[jax.tree_util.keystr(path, simple=True, separator="/")], x) for path, x in leaves]
         tree = jax.tree_util.tree_unflatten(treedef, new)
         self._params, self._state = tree["params"], tree["optimizer"]
         self.trace = self._new_trace()
-
-
-def _upgraded(state: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """A trainer's state with that of version 0.1 in today's form, as `kourkoutas.optax.load_state` has it."""
-    new = dict(state)
-    for key, t in state.items():
-        owner, _, field = key.rpartition("/")
-        if field == "count" and np.ndim(t) == 1 and f"{owner}/ema" in state and f"{owner}/missed" not in state:
-            count = t.max(initial=0)
-            new[key], new[f"{owner}/missed"] = count, count - t
-        if field == "ring" and f"{owner}/ema" in state:
-            new[key] = with_norms(t)
-    return new
 
 
 @functools.lru_cache(maxsize=64)

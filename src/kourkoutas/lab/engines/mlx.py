@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kourkoutas.lab.engines import Array, Axis, Batches, Loss, Params, Squares, Trainer
 from kourkoutas.lab.engines.taylor import taylor_silu
 from kourkoutas.lab.specs.optimizers import Recipe, build_mlx
-from kourkoutas.trace import HISTORY, Trace, with_norms
+from kourkoutas.trace import HISTORY, Trace
 
 _DTYPES = {
     "float32": mx.float32,
@@ -111,8 +111,6 @@ class MlxTrainer:
         self._params = {name: _device(state[f"params.{name}"], p) for name, p in self._params.items()}
         # The compiled step holds this very dict as its input, so it is filled, not replaced.
         held = self._optimizer.state
-        if "ring" in held:
-            state = {**state, "optimizer.ring": with_norms(state["optimizer.ring"])}
         held.update(tree_map_with_path(lambda path, x: _device(state[f"optimizer.{path}"], x), dict(held)))
         self.trace = self._new_trace()
 

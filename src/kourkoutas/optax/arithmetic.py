@@ -1,0 +1,200 @@
+"""The arithmetic of a step: pooled norms before `rule.step`, the elementwise update after it."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from kourkoutas.buckets import Partition
+from kourkoutas.optax.trees import Axes
+from kourkoutas.rule import Coefficients, Hyper
+
+_SMALL = 1 << 16
+_FEW = 256
+
+
+def precision(arrays: Iterable[Any]) -> Any:
+    """The dtype of scalars and of elementwise arithmetic: float64 as soon as one of `arrays` is, else float32."""
+    return jnp.float64 if any(jnp.result_type(x) in (jnp.float64, jnp.complex128) for x in arrays) else jnp.float32
+
+
+def as_real(x: Any) -> jax.Array:
+    """x in `precision`; complex numbers as pairs along a new last axis."""
+    a = jnp.asarray(x)
+    if jnp.iscomplexobj(a):
+        return jnp.stack([jnp.real(a), jnp.imag(a)], -1)
+    return a.astype(precision([a]))
+
+
+def from_real(x: jax.Array, dtype: Any) -> jax.Array:
+    """The inverse of `as_real`."""
+    return (lax.complex(x[..., 0], x[..., 1]) if jnp.issubdtype(dtype, jnp.complexfloating) else x).astype(dtype)
+
+
+class Members:
+    """The parameters that have a gradient, and their buckets: known for a whole trace.
+
+    Attributes:
+      rows: numbers of the parameters that have a gradient.
+      columns: numbers of the buckets that have a gradient.
+      index: for each of `rows`, the place of its bucket in `columns`.
+      one_each: whether each parameter is a bucket of its own.
+    """
+
+    def __init__(self, parts: Partition, rows: Sequence[int]) -> None:
+        self.rows = np.asarray(rows, np.int32)
+        self.columns, index = np.unique(np.asarray(parts.index, np.int32)[self.rows], return_inverse=True)
+        self.index = index.astype(np.int32)
+        self.one_each = np.array_equal(self.index, np.arange(len(self.columns)))
+
+    def sum(self, x: jax.Array) -> jax.Array:
+        return x if self.one_each else jax.ops.segment_sum(x, self.index, len(self.columns))
+
+    # From buckets to parameters and back, as `rule.Members` has it.
+
+    def largest(self, x: jax.Array) -> jax.Array:
+        return x if self.one_each else jax.ops.segment_max(x, self.index, len(self.columns))
+
+    def spread(self, x: jax.Array) -> jax.Array:
+        return x if self.one_each else x[self.index]
+
+
+def measure(
+    gs: Sequence[Any], thetas: Sequence[Any] | None, members: Members, axes: Sequence[Axes], dtype: Any
+) -> tuple[jax.Array, jax.Array | None]:
+    """(n of each bucket, ⟨|θ|⟩ of each of `thetas`), whole parameters wherever their parts are.
+
+    NOTE: Σg² of finite gradients may overflow where its root n does not. n is then s·√Σ(g/s)², with s = 2^k the root of
+    the dtype's largest number: this overflows only where n does, and squares that underflow are below n's last digit.
+
+    NOTE: on a CPU the second sum costs as much as reading all gradients again. Large gradients therefore have it in a
+    branch that is hardly ever taken; for small ones the branch costs more than the sum. On an accelerator a branch
+    waits for the host, and two sums are one pass over the gradients.
+    """
+    s = 2.0 ** (jnp.finfo(dtype).maxexp // 2)
+    branches = jax.default_backend() == "cpu" and sum(map(jnp.size, gs)) > _SMALL
+    rows = _square_sums(gs, (1.0,) if branches else (1.0, 1 / s), dtype)
+    if thetas is not None:
+        # ⟨|θ|⟩ = Σ over the parts of the part's mean / number of parts, as all parts have one size
+        rows.append([_mean_abs(p) / each.size() for p, each in zip(thetas, axes, strict=True)])
+    squares, *rest = _over_axes(rows, axes, dtype)
+    mean_abs = rest.pop() if thetas is not None else None
+    total = members.sum(squares)
+    finite = jnp.isfinite(total)
+
+    def guarded() -> jax.Array:
+        scaled = members.sum(*(rest or _over_axes(_square_sums(gs, (1 / s,), dtype), axes, dtype)))
+        # The root of 1 where the root is not used: its derivative at 0 would be NaN.
+        return jnp.where(finite, jnp.sqrt(jnp.where(finite, total, 1)), jnp.sqrt(jnp.where(finite, 1, scaled)) * s)
+
+    every = jnp.all(finite)
+    if not branches:
+        norm = guarded()
+    elif isinstance(every, jax.core.Tracer):
+        norm = lax.cond(every, lambda: jnp.sqrt(total), guarded)
+    else:
+        norm = jnp.sqrt(total) if every else guarded()
+    return norm, mean_abs
+
+
+# NOTE: outside of jit, JAX compiles `lax.reduce` again for every function that it has not seen.
+def _added(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> list[jax.Array]:
+    return [x + y for x, y in zip(a, b, strict=True)]
+
+
+def _square_sums(gs: Sequence[Any], factors: Sequence[float], dtype: Any) -> list[list[jax.Array]]:
+    """For each factor, Σ(factor·g)² of each gradient."""
+
+    def sums(g: Any) -> Sequence[jax.Array]:
+        # NOTE: without the barrier XLA shares g² between the norm and the update, and writes it to memory in between.
+        x = as_real(lax.optimization_barrier(g)).astype(dtype)
+        squares = [(x * f) ** 2 for f in factors]
+        # NOTE: on a CPU XLA runs one loop for a `lax.reduce` of both, and four for two sums. That loop adds one by one,
+        # which costs digits where there are many entries; over several devices it gathers where sums would all-reduce.
+        if len(factors) == 1 or x.size > _FEW or jax.device_count() > 1 or jax.default_backend() != "cpu":
+            return [jnp.sum(each) for each in squares]
+        zero = jnp.zeros((), dtype)
+        both: Sequence[jax.Array] = lax.reduce(squares, [zero] * len(squares), _added, range(x.ndim))
+        return both
+
+    each = [sums(g) for g in gs]
+    return [[row[k] for row in each] for k in range(len(factors))]
+
+
+def _mean_abs(p: Any) -> jax.Array:
+    x = as_real(p)
+    return jnp.mean(jnp.abs(x)) if x.size else jnp.zeros((), x.dtype)
+
+
+def _over_axes(rows: Sequence[Sequence[jax.Array]], axes: Sequence[Axes], dtype: Any) -> list[jax.Array]:
+    """Each row as a vector, with an entry per parameter, summed over that parameter's axes.
+
+    NOTE: one sum over the devices for each set of axes, all rows and parameters together. Parameters with other axes
+    must not be in the same array before it: `shard_map` tracks per array what is the same on all devices.
+    """
+
+    def vectors(block: Sequence[int]) -> list[jax.Array]:
+        return [jnp.stack([row[i].astype(dtype) for i in block]) if block else jnp.zeros(0, dtype) for row in rows]
+
+    blocks: dict[tuple[str, ...], list[int]] = {}
+    for i, each in enumerate(axes):
+        blocks.setdefault(each.names, []).append(i)
+    if not any(blocks):
+        return vectors(range(len(axes)))
+    stacked = {names: jnp.stack(vectors(block)) for names, block in blocks.items()}
+    sums = [lax.psum(block, names) if names else block for names, block in stacked.items()]
+    order = np.argsort([i for block in blocks.values() for i in block]).astype(np.int32)
+    return list(jnp.unstack(jnp.concatenate(sums, axis=1)[:, order]))
+
+
+class Leaf(NamedTuple):
+    """One parameter after the step."""
+
+    u: Any
+    m: Any
+    v: Any
+    v_max: Any
+
+
+def each_parameter(k: Coefficients, size: int, dtype: Any) -> list[Coefficients]:
+    """The coefficients of a step, parameter by parameter, 0-d.
+
+    NOTE: the barrier hides from XLA that 1-β1 is a constant, so that the update of m waits for the norms as that of v
+    does. Otherwise XLA on the CPU updates every m first, and reads all gradients from memory once more for v.
+    """
+    stacked = jnp.stack([jnp.broadcast_to(x, size).astype(dtype) for x in (k.c1, k.c2, k.rate, k.floor)])
+    rows = [jnp.unstack(row) for row in lax.optimization_barrier(stacked)]
+    return [k._replace(c1=c1, c2=c2, rate=rate, floor=floor) for c1, c2, rate, floor in zip(*rows, strict=True)]
+
+
+def update_leaf(hyper: Hyper, k: Coefficients, updated: Any, g: Any, m: Any, v: Any, v_max: Any) -> Leaf:
+    """The step of one parameter, without a learning rate, which later parts of the chain apply.
+
+    `updated` is a 0-d boolean, or None where no parameter can be skipped.
+    """
+    x = as_real(g)
+    c1, c2, rate, floor = (each.astype(x.dtype) for each in (k.c1, k.c2, k.rate, k.floor))
+
+    # NOTE: use m and v after the `where`; keeping the unmasked ones alive makes XLA copy both.
+    def unless_skipped(new: Any, old: Any) -> Any:
+        return new if updated is None else jnp.where(updated, new, as_real(old))
+
+    # m = β1·m + (1-β1)·g,  v = β2·v + (1-β2)·g²
+    m_new = unless_skipped(hyper.beta1 * as_real(m) + c1 * x, m)
+    v_new = v_hat = unless_skipped((1 - c2) * as_real(v) + c2 * (x * x), v)
+    # v̂ = v, or v_max = max(δ·v_max, v)
+    if hyper.leak is not None:
+        v_hat = unless_skipped(jnp.maximum(hyper.leak * as_real(v_max), v_new), v_max)
+    # u = rate·m / (√v̂ + floor), clipped to ±max_ratio
+    u = unless_skipped(rate * m_new / (jnp.sqrt(v_hat) + floor), jnp.zeros_like(x))
+    if hyper.max_ratio is not None:
+        u = jnp.clip(u, -hyper.max_ratio, hyper.max_ratio)
+    return Leaf(
+        from_real(u, jnp.result_type(g) if jnp.issubdtype(jnp.result_type(g), jnp.inexact) else m.dtype),
+        from_real(m_new, m.dtype),
+        from_real(v_new, v.dtype),
+        None if v_max is None else from_real(v_hat, v_max.dtype),
+    )
