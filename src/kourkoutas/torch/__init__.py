@@ -21,11 +21,11 @@ options.py is passed when an option has changed.
 | kernel  | plain tensors on the CPU                                 | in C                  | in C, all in one call |
 | foreach | all others: GPU, compile, modes, subclasses, no compiler | vectors on the device | torch's foreach calls |
 
-NOTE: on plain CPU tensors, where the C kernel is not there, the update of the foreach route is torch's fused Adam kernel
-with folded coefficients, if the options allow it.
+NOTE: on plain CPU tensors, where the C kernel is not there, the foreach route has its scalars in NumPy and its update
+by torch's fused Adam kernel with folded coefficients, if the options allow it.
 
-NOTE: the kernel measures, applies the rule and updates in one call, wave by wave, to find gradients in cache. It does so
-in two calls, with the sums handed out and back in, where they must be seen or pooled first.
+NOTE: the kernel measures, applies the rule and updates in one call, wave by wave, to find gradients in cache. It does
+so in two calls, with the sums handed out and back in, where they must be seen or pooled first.
 
 NOTE: after `gather`, routes see plain tensors only: of a DTensor, what lies on this rank.
 """

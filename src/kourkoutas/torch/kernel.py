@@ -1,8 +1,8 @@
 """The step through the C kernel: every tensor of a param group in one call.
 
-It takes plain tensors with storage: real or complex of float32, float64, bfloat16 or float16 on the CPU, without gaps in
-memory, gradient and state laid out as the parameter, none lazily negated or conjugated. A group with any other tensor
-goes the other way.
+It takes plain tensors with storage: real or complex of float32, float64, bfloat16 or float16 on the CPU, without gaps
+in memory, gradient and state laid out as the parameter, none lazily negated or conjugated. A group with any other
+tensor goes the other way.
 
 NOTE: nothing about a tensor is remembered from step to step. Its address, dtype and layout are read each time, so that
 gradients set to None, replaced `p.data` and state that moved or was swapped are seen.

@@ -1,7 +1,8 @@
 """The step by torch's own operations, for tensors of any device, dtype and layout.
 
 Scalars are vectors on the device, and no value is read back, so that nothing waits for an accelerator and tracers see
-every operation. Plain tensors on the CPU may take one short cut: torch's fused Adam kernel does their elementwise part.
+every operation. Plain tensors on the CPU may take a short cut: NumPy does their scalars, in the same memory, and
+torch's fused Adam kernel the elementwise part.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kourkoutas import rule
@@ -73,11 +76,29 @@ class Members:
         return x.new_zeros(self.count).scatter_reduce_(0, self.index, x, "amax")
 
 
+class ArrayMembers:
+    """The same for NumPy's arrays."""
+
+    def __init__(self, members: Members) -> None:
+        self.index, self.count, self.latest = members.index.numpy(), members.count, members.latest
+
+    def spread(self, x: NDArray[Any]) -> NDArray[Any]:
+        return x[self.index]  # type: ignore[no-any-return]
+
+    def largest(self, x: NDArray[Any]) -> NDArray[Any]:
+        if self.latest is not None:
+            return self.latest.numpy()
+        out = np.zeros(self.count)
+        np.maximum.at(out, self.index, x)
+        return out
+
+
 class ListStep:
     """One group's step, in the stages that `kourkoutas.torch` lists."""
 
     def __init__(self, options: Options, group: dict[str, Any], work: Work, route: Route) -> None:
-        check_tensors(work)
+        if not route.fused:  # for which they have been looked at
+            check_tensors(work)
         self.hyper, self.group, self.work, self.fused = options.hyper, group, work, route.fused
         self.device = work.step[0].device
         self.dtype = torch.float32 if self.device.type in NO_FLOAT64 else torch.float64
@@ -133,8 +154,15 @@ class ListStep:
             log_beta2=pick(work.log_beta2[0], work.place_index) if work.log_beta2 else None,
             skipped=pick(work.skipped[0], work.bucket_index, torch.int64) if work.skipped else None,
         )
-        also = {"members": self.members, "mean_abs": self.mean_abs, "has_grad": self.has_grad}
-        new = rule.step(self.hyper, self.lr, self._norm(), state, torch, **also)
+        also: dict[str, Any] = {"members": self.members, "mean_abs": self.mean_abs, "has_grad": self.has_grad}
+        if self.fused:
+            state = rule.State(*(None if x is None else x.numpy() for x in state))
+            also = {name: x.numpy() if isinstance(x, Tensor) else x for name, x in also.items()}
+            also["members"] = None if self.members is None else ArrayMembers(self.members)
+            with np.errstate(all="ignore"):  # a NaN norm is the caller's to see
+                new = rule.step(self.hyper, float(self.lr), self._norm().numpy(), state, np, **also)
+        else:
+            new = rule.step(self.hyper, self.lr, self._norm(), state, torch, **also)
         for vectors, values, index in (
             (work.norm_ema, new.state.ema, work.bucket_index),
             (work.step, new.state.step, work.place_index),
@@ -142,6 +170,9 @@ class ListStep:
             (work.skipped, new.state.skipped, work.bucket_index),
         ):
             for vector in vectors:
+                if self.fused:
+                    vector.numpy()[index[0].numpy() if index else ...] = values
+                    continue
                 whole = vector.index_copy(0, index[0], values.to(vector.dtype)) if index else values
                 torch._foreach_copy_([vector], [whole])
         if self.grads and self.fused:
@@ -152,7 +183,7 @@ class ListStep:
 
     def rows(self) -> Tensor:
         """sun, β2 and n of every bucket of the group, after `apply`; NaN for those at rest."""
-        rows = torch.stack([self.found.sun, self.found.beta2, self.found.norm])
+        rows = torch.stack([torch.as_tensor(x) for x in (self.found.sun, self.found.beta2, self.found.norm)])
         if not self.work.bucket_index:
             return rows
         nothing = rows.new_full((len(rows), len(self.group["bucket_names"])), torch.nan)
@@ -173,7 +204,7 @@ class ListStep:
         """The entries of the step's parameters or buckets, for arithmetic."""
         return (vector.index_select(0, index[0]) if index else vector).to(dtype or self.dtype)
 
-    def _update_by_adam(self, k: Coefficients, updated: Tensor | None) -> None:
+    def _update_by_adam(self, k: Coefficients, updated: NDArray[np.bool_] | None) -> None:
         """The update by torch's fused Adam kernel, tensor by tensor.
 
         It computes θ ← θ - γ'·m/(√v̂ + ε') once a huge step count has made its own bias correction 1. With γ' = rate
@@ -185,7 +216,7 @@ class ListStep:
         beta2, rate, floor, fade = (_floats(x, n) for x in (1 - k.c2, k.rate, k.floor, k.fade))
         options: dict[str, Any] = {"beta1": self.hyper.beta1, "weight_decay": 0.0, "amsgrad": leak is not None}
         options["maximize"] = self.group["maximize"]
-        going = range(n) if updated is None else updated.nonzero().flatten().tolist()
+        going = range(n) if updated is None else np.flatnonzero(updated).tolist()
         for i in going:
             p, v_max = work.params[i], work.max_exp_avg_sqs[i : i + 1]
             if not p.numel():
@@ -275,7 +306,7 @@ def check_tensors(work: Work) -> None:
 
 def _floats(x: Any, n: int) -> list[float]:
     """One float per parameter; 0 for what there is nothing of."""
-    if isinstance(x, Tensor) and x.ndim:
+    if isinstance(x, np.ndarray) and x.ndim:
         return x.tolist()  # type: ignore[no-any-return]
     return [0.0 if x is None else float(x)] * n
 
@@ -333,9 +364,9 @@ def norms(tensors: list[Tensor], order: int, dtype: torch.dtype, device: torch.d
         return torch.zeros(0, dtype=dtype, device=device)
     tensors = [real(t) for t in tensors]
     if quick:
-        found = _quick_norms([wide(t) for t in tensors]).double()
-        if math.isfinite(found.sum()):
-            return found
+        found = _quick_norms([wide(t) for t in tensors])
+        if math.isfinite(sum(found)):
+            return torch.tensor(found, dtype=dtype)
     if dtype is torch.float64:
         found_each: Sequence[Tensor] = torch._foreach_norm(tensors, order, dtype=dtype)
     else:
@@ -346,12 +377,12 @@ def norms(tensors: list[Tensor], order: int, dtype: torch.dtype, device: torch.d
     return torch.stack([x.to(device) for x in found_each]).to(dtype)
 
 
-def _quick_norms(tensors: list[Tensor]) -> Tensor:
+def _quick_norms(tensors: list[Tensor]) -> list[float]:
     """One call is faster for many small tensors, and dot products for large ones."""
     if sum(map(Tensor.numel, tensors)) < _SMALL * len(tensors) and len({t.dtype for t in tensors}) == 1:
-        return torch.stack(torch._foreach_norm(tensors))
+        return [x.item() for x in torch._foreach_norm(tensors)]
     flat = [t.reshape(-1) for t in tensors]
-    return torch.stack([x.dot(x).double() for x in flat]).sqrt_()
+    return [math.sqrt(x.dot(x).item()) for x in flat]
 
 
 def wide(x: Tensor) -> Tensor:
@@ -372,7 +403,7 @@ def _mixed(h: Tensor) -> Tensor:
 
 
 def noise_bits(step: Tensor, place: int, like: Tensor, shard: Shard | None = None) -> Tensor:
-    """32 bits for every element of `like`, as int64, the same on every route and machine: a hash of step, place, element.
+    """32 bits for every element of `like`, as int64: a hash of step, place and element, alike on all routes.
 
     `place` is the parameter's number in its group. Elements are counted in the order of memory, as the kernel does;
     those of a shard as in the whole tensor.

@@ -350,7 +350,7 @@ class KourkoutasBeta(Optimizer):
         return pool
 
     def _steps(self) -> list[tuple[routes.Route, Any]]:
-        """Each group's route and step with all tensors at hand, None without anything to do; all checks are made here."""
+        """Each group's route, and its step with all tensors at hand or None; all checks are made here."""
         mine = [group for group, *_ in self._buckets]
         if len(mine) != len(self.param_groups) or any(a is not b for a, b in zip(mine, self.param_groups, strict=True)):
             self._settle()
@@ -399,7 +399,9 @@ class KourkoutasBeta(Optimizer):
             return cursor >= 0
         if group["state_dtype"] is torch.bfloat16 and any(shard.strides is not None for shard in work.shards):
             return False  # the kernel numbers the elements of a shard one after the other, for the noise of rounding
-        local, shards, state = list(params), [(None, 0)] * len(params), {}
+        state: dict[Tensor, Any] = {}
+        shards: list[tuple[Any, int]] = [(None, 0)] * len(params)
+        local = list(params)
         for i, p, g, shard in zip(work.places, work.params, work.grads, work.shards, strict=True):
             local[i], shards[i], state[p] = p, (g, shard.first), dict(self.state[params[i]])
         for name, tensors in moments(work).items():
@@ -459,14 +461,17 @@ class KourkoutasBeta(Optimizer):
         shards, found = pool.shards[number], {name: [s[name] for s in states] for name in options.moments}
         if shards is not None:
             sharding.check_layouts(params, found)
-        chosen = vectors.select(group, places, self._sizes(number, group), pool.spans[number])
+        chosen = vectors.select(group, places, lambda: self._sizes(number, group), pool.spans[number])
         return Work(
             params=params,
             grads=grads,
             exp_avgs=found["exp_avg"],
             exp_avg_sqs=found["exp_avg_sq"],
             max_exp_avg_sqs=found.get("max_exp_avg_sq", []),
-            **{name: [vectors.of[name]] if name in options.numbers else [] for name in NUMBERS},
+            step=[vectors.of["step"]],
+            norm_ema=[vectors.of["norm_ema"]],
+            log_beta2=[vectors.of["log_beta2"]] if "log_beta2" in vectors.of else [],
+            skipped=[vectors.of["skipped"]] if "skipped" in vectors.of else [],
             shards=[] if shards is None else [shards[i] for i in places],
             **chosen._asdict(),
         )

@@ -13,7 +13,7 @@ The form of the state that other frameworks read is `kourkoutas.state`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -94,7 +94,9 @@ class Vectors:
                 return False
         return True
 
-    def select(self, group: dict[str, Any], places: list[int], sizes: list[int], all_buckets: bool) -> Selection:
+    def select(
+        self, group: dict[str, Any], places: list[int], sizes: Callable[[], list[int]], all_buckets: bool
+    ) -> Selection:
         """What a step of these parameters reads; kept, so that indices are made once."""
         kept = self._selections.get(key := tuple(places))
         if kept is not None:
@@ -104,7 +106,7 @@ class Vectors:
         count, index = len(group["bucket_names"]), [group["bucket_index"][i] for i in places]
         buckets = list(range(count)) if all_buckets else list(dict.fromkeys(index))
         at = {b: i for i, b in enumerate(buckets)}
-        bucket_of = [at[b] for b in index]
+        bucket_of, every = [at[b] for b in index], sizes()
 
         def on_device(numbers: list[int], needed: bool) -> list[Tensor]:
             return [torch.tensor(numbers, dtype=torch.int64, device=self.device)] if needed else []
@@ -115,7 +117,7 @@ class Vectors:
             on_device(places, len(places) < len(group["params"])),
             on_device(buckets, buckets != list(range(count))),
             on_device(bucket_of, bucket_of != list(range(len(buckets)))),
-            on_device([sizes[i] for i in places], True),
+            on_device([every[i] for i in places], True),
         )
         return self._selections[key]
 
@@ -143,6 +145,6 @@ def check_loaded(state_dict: dict[str, Any]) -> None:
     for key, entries in state_dict["state"].items():
         if entries and not {"step", "exp_avg", "exp_avg_sq"} <= entries.keys():
             raise ValueError(
-                f"`state_dict` is neither Kourkoutas-β's nor Adam's: parameter {key} has {list(entries)}, not step, exp_avg "
-                "and exp_avg_sq; nothing was loaded: load it into the kind of optimizer that saved it"
+                f"`state_dict` is neither Kourkoutas-β's nor Adam's: parameter {key} has {list(entries)}, not "
+                "step, exp_avg and exp_avg_sq; nothing was loaded: load it into the kind of optimizer that saved it"
             )
