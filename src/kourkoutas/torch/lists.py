@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kourkoutas import rule
-from kourkoutas.rule import Coefficients
+from kourkoutas.rule import Coefficients, Hyper
 from kourkoutas.torch.options import LOW_PRECISION, Options
 from kourkoutas.torch.routes import Route
 from kourkoutas.torch.sharding import Shard
@@ -267,14 +267,19 @@ class ListStep:
                 targets[j].copy_(rounded(new[j], (noise if number == 0 else noise >> 16) & 0xFFFF))
 
 
-def fused_takes(work: Work) -> bool:
-    """Whether torch's fused Adam kernel reads these tensors rightly: plain, on the CPU, without gaps and lazy signs."""
+def fused_takes(work: Work, hyper: Hyper) -> bool:
+    """Whether torch's fused Adam kernel reads these tensors rightly: plain, on the CPU, without gaps and lazy signs.
+
+    Low precision must be rounded only once, which it is not where θ or v_max moves before the kernel is called.
+    """
+    twice = hyper.weight_decay != 0 or hyper.leak not in (None, 1)
     lists = [work.params, work.grads, *moments(work).values()]
     tensors = [t for ts in lists for t in ts]
     dtypes, shapes = [p.dtype for p in work.params], [p.shape for p in work.params]
     return (
         set(map(type, tensors)) <= _TYPES
         and set(dtypes) <= _DTYPES
+        and not (twice and any(dtype in LOW_PRECISION for dtype in dtypes))
         and all([t.dtype for t in ts] == dtypes and [t.shape for t in ts] == shapes for ts in lists)
         and all(t.is_cpu for t in (*tensors, *work.step))
         and all(map(Tensor.is_contiguous, tensors))

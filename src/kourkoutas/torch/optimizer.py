@@ -375,7 +375,9 @@ class KourkoutasBeta(Optimizer):
             # The first step finds its state, and the trace, only after they have been made.
             return bool(work().params) and self._planned(number, group, options, None if whole else work())
 
-        route = routes.choose(options, group, pool.spans[number], kernel_takes, lambda: fused_takes(work()))
+        route = routes.choose(
+            options, group, pool.spans[number], kernel_takes, lambda: fused_takes(work(), options.hyper)
+        )
         if route is routes.KERNEL:
             sizes = None if pool.shards[number] is None else self._sizes(number, group)
             return route, KernelStep(options.hyper, group, self._plans[number], sizes)

@@ -36,9 +36,7 @@ def make_options(group: dict[str, Any]) -> Options:
     """Check a group's options."""
     hyper = check_group(group)
     packed = kernel.pack(hyper, group["maximize"], group["state_dtype"])
-    low = any(p.dtype in LOW_PRECISION for p in group["params"])
-    rounds_twice = low and (hyper.weight_decay != 0 or hyper.leak not in (None, 1))
-    folds = hyper.max_ratio is None and group["state_dtype"] is None and not rounds_twice
+    folds = hyper.max_ratio is None and group["state_dtype"] is None
     unused = {"max_exp_avg_sq": hyper.leak is None, "log_beta2": hyper.bias_correction != "exact"}
     unused["skipped"] = hyper.nonfinite != "skip"
     moments, numbers = (tuple(name for name in names if not unused.get(name)) for names in (MOMENTS, NUMBERS))
