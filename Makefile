@@ -34,9 +34,7 @@ browser: $(READY)
 			npm install --silent --no-audit --no-fund --prefix .venv/axe axe-core@4.14.0 || true; \
 	fi
 
-# Triton, for the GPU kernel's tests in its interpreter. Not in constraints.txt: torch for GPUs brings its own.
 test-all: $(READY) browser
-	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python $(PIP) triton==3.7.1
 	$(BIN)/python $(PYTEST) --ignore=tests/integrations
 
 # Keras has one backend per process. The three files of the laboratory have tests of rivals and tables whose packages are

@@ -25,7 +25,7 @@ def kernel(name: str, depends: list[str], *flags: str) -> Extension:
 
 KERNELS = [
     # The optimizer's step: without contraction, so that all CPUs give the same bits.
-    kernel("step", ["threads.h"], "-ffp-contract=off"),
+    kernel("step", ["threads.h", "formats.h"], "-ffp-contract=off"),
     # The loss of the laboratory's Testbed B, which lives from fused multiply-add.
     kernel("taylor", ["threads.h", "taylor_block.h"], "-ffp-contract=fast"),
 ]

@@ -93,10 +93,10 @@ def with_mlx(options: dict) -> dict[str, np.ndarray]:
 def everything() -> dict[str, str]:
     """{front end, route and case: digest of the final parameters}."""
     import kourkoutas
-    from kourkoutas.torch import native
+    from kourkoutas import _native
 
     fronts = {
-        "torch, kernel" if native.kernel is not None else "torch": lambda o: with_torch(o, {}),
+        "torch, kernel" if _native.step is not None else "torch": lambda o: with_torch(o, {}),
         "torch, fused=False": lambda o: with_torch(o, {"fused": False}),
         "torch, capturable": lambda o: with_torch(o, {"capturable": True}),
         "optax, jit": with_optax,

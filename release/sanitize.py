@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 TESTS = (
-    "tests/torch_frontend/test_native.py",
+    "tests/torch_frontend/test_kernel.py",
     "tests/torch_frontend/test_conformance.py",
     "tests/torch_frontend/test_layouts.py",
     "tests/torch_frontend/test_state_dtype.py",
@@ -67,7 +67,7 @@ def build(name: str, flags: str) -> Path:
         text = header.read_text(encoding="utf-8")
         changed = text.replace("!wanted ? NULL", "1 ? NULL")
         if changed == text:
-            raise SystemExit("threads.h no longer looks for the pool as this script expects")
+            raise SystemExit("threads.h no longer looks for OpenMP as this script expects")
         header.write_text(changed, encoding="utf-8")
     for kernel, contract in CONTRACT.items():
         command = [

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from kourkoutas import rule
-from kourkoutas.rule import Floats, Hyper, State
+from kourkoutas.rule import Hyper, State
 
 
-def walk(hyper, steps, norm, xp=Floats, start=0):
+def walk(hyper, steps, norm, xp=np, start=0):
     state = State(norm(0) * 0, start + norm(0) * 0, norm(0) * 0 if hyper.bias_correction == "exact" else None)
     for t in range(steps):
         step = rule.step(hyper, 1e-3, norm(t), state, xp)
@@ -27,7 +27,7 @@ def long_run(steps):
     # r is an average of norms in [1, 7], sun and β2 stay in their ranges, and all bias has gone
     assert 1 <= step.state.ema <= 7
     assert hyper.beta2_min <= step.beta2 <= hyper.beta2_max
-    assert rule.bias_corrections(hyper, steps, step.state.log_beta2, Floats) == (1.0, 1.0)
+    assert rule.bias_corrections(hyper, steps, step.state.log_beta2, np) == (1.0, 1.0)
     assert step.k.rate == 1e-3
     # Σ log β2 has taken every step: it lies between steps·log β2_min and steps·log β2_max
     assert steps * math.log(hyper.beta2_min) <= step.state.log_beta2 <= (steps - 10) * math.log(hyper.beta2_max)

@@ -57,3 +57,29 @@ def test_the_docstring_lists_the_files_of_a_default_step(package, needs, step):
     passed = files_of(step())
     assert passed == set(re.findall(r"`(\w+\.py)`", way))
     assert len(passed) <= 4
+
+
+def torch_step(**options):
+    import torch
+
+    from kourkoutas.torch import KourkoutasBeta
+
+    params = [torch.nn.Parameter(torch.ones(3, 2)), torch.nn.Parameter(torch.ones(2))]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer = KourkoutasBeta(params, **options)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(("route", "options", "most"), [("C kernel", {}, 3), ("own operations", {"foreach": True}, 5)])
+def test_the_docstring_lists_the_files_of_a_default_step_of_each_torch_route(route, options, most):
+    pytest.importorskip("torch")
+    optimizer = torch_step(**options)
+    if optimizer.route()[0].name == "foreach" and not options:
+        pytest.skip("the C kernel was not built")
+    text = importlib.import_module("kourkoutas.torch").__doc__
+    (way,) = [x for x in re.findall(r"The way of a step.*?\n\n", text, re.DOTALL) if route in x]
+    passed = files_of(optimizer.step)
+    assert passed == set(re.findall(r"`(\w+\.py)`", way))
+    assert len(passed) <= most  # step.c comes on top for the kernel

@@ -1,7 +1,7 @@
 """The Kourkoutas-β rule: hyper-parameters, and the scalars of one step as one function, `step`.
 
 Everything here is framework-free: `step` uses only arithmetic and a few calls of an array namespace `xp` (numpy, torch,
-jax.numpy, mlx.core, or `Floats`), so each front end runs the same lines on its own arrays. A front end adds three
+jax.numpy, mlx.core), so each front end runs the same lines on its own arrays. A front end adds three
 things: the pooled norms before it, the elementwise update after it, and where the state is kept.
 
 Symbols, as in the paper:
@@ -241,27 +241,6 @@ class Members(Protocol):
 
     def largest(self, x: Any) -> Any:
         """From an entry per parameter to one per bucket: the largest of its members that have a gradient."""
-
-
-class Floats:
-    """The array namespace of Python floats: for a lone parameter, faster than arrays of one entry."""
-
-    expm1 = staticmethod(math.expm1)
-    sqrt = staticmethod(math.sqrt)
-    log = staticmethod(math.log)
-    isfinite = staticmethod(math.isfinite)
-
-    @staticmethod
-    def log1p(x: float) -> float:
-        return math.log1p(x) if x > -1 else -math.inf
-
-    @staticmethod
-    def where(chosen: bool, a: float, b: float) -> float:
-        return a if chosen else b
-
-    @staticmethod
-    def zeros_like(x: float) -> float:
-        return 0.0
 
 
 def step(

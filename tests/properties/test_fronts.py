@@ -15,7 +15,7 @@ pytest.importorskip("mlx.core")
 
 TORCH = {
     "kernel": {"fused": True},
-    "host": {"fused": True},
+    "fused": {"fused": True},
     "plain": {"foreach": False, "fused": False},
     "foreach": {"foreach": True},
     "capturable": {"capturable": True, "fused": False},
@@ -49,10 +49,10 @@ def lists(values):
 
 
 def run(front, options, grads, monkeypatch, lr=LR, **how):
-    if front == "host":
-        from kourkoutas.torch import native
+    if front == "fused":
+        from kourkoutas.torch import kernel
 
-        monkeypatch.setattr(native, "kernel", None)
+        monkeypatch.setattr(kernel, "extension", None)
     with np.errstate(all="ignore"):
         if front in TORCH:
             return torch_run(TORCH[front], options, lr, grads, **how)

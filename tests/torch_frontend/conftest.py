@@ -2,33 +2,20 @@
 
 import pytest
 
-from kourkoutas.torch import lists, native
+from kourkoutas.torch import kernel
 from tests.torch_frontend.routes import ROUTES
 
 
 @pytest.fixture
-def interpreted(monkeypatch):
-    """The Triton kernel for tensors of any size on the CPU."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    pytest.importorskip("triton")
-    from kourkoutas.torch import gpu
-
-    monkeypatch.setattr(lists, "GPUS", ("cpu",))
-    monkeypatch.setattr(gpu, "SMALL", 1)
-
-
-@pytest.fixture
 def no_kernel(monkeypatch):
-    monkeypatch.setattr(native, "kernel", None)
+    monkeypatch.setattr(kernel, "extension", None)
 
 
 @pytest.fixture
 def route(request):
     """The options that ask for the route named by the parameter."""
-    if request.param == "kernel" and native.kernel is None:
-        pytest.skip("the native kernel was not built")
-    if request.param == "host":
+    if request.param == "kernel" and kernel.extension is None:
+        pytest.skip("the C kernel was not built")
+    if request.param == "fused":
         request.getfixturevalue("no_kernel")
-    if request.param == "triton":
-        request.getfixturevalue("interpreted")
     return ROUTES[request.param]

@@ -223,7 +223,7 @@ def test_mixed_dtypes_share_one_bucket_with_one_norm(route):
         p.grad = torch.full_like(p, 2.0)
     optimizer.step()
     # n = √(9·4) = 6 and r = ½·n
-    assert optimizer.state[params[0]]["norm_ema"].item() == 3.0
+    assert optimizer.state[params[0]]["norm_ema"].item() == pytest.approx(3.0, rel=1e-15)
 
 
 def test_a_frozen_layer_is_untouched_and_a_bucket_without_gradients_keeps_its_average():
@@ -300,7 +300,7 @@ def test_skip_leaves_the_bucket_exactly_as_it_was_and_goes_on(route, bad):
         np.testing.assert_allclose(x.detach().numpy(), oracle.params[name], atol=2e-6)
 
 
-@on("kernel", "host", "plain", "foreach")
+@on("kernel", "fused", "plain", "foreach")
 def test_raise_names_the_bucket_and_changes_nothing_in_any_group(route):
     p, q = parameter(1.0, 2.0), parameter(1.0, 2.0)
     groups = [{"params": [("first", p)]}, {"params": [("second", q)]}]

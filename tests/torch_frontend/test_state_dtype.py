@@ -6,8 +6,8 @@ import io
 import pytest
 import torch
 
-from kourkoutas.torch import KourkoutasBeta, native
-from kourkoutas.torch.noise import bits, rounded
+from kourkoutas.torch import KourkoutasBeta, kernel
+from kourkoutas.torch.lists import noise_bits, rounded
 from tests.torch_frontend.routes import on
 
 BF16 = torch.bfloat16
@@ -39,7 +39,7 @@ def train(params, steps, **options):
     return optimizer
 
 
-every_route = on("kernel", "host", "plain", "foreach", "capturable")
+every_route = on("kernel", "fused", "plain", "foreach", "capturable")
 
 
 @every_route
@@ -68,7 +68,7 @@ def test_every_route_rounds_one_step_alike(route, options, dtype):
 
 
 def test_a_transposed_parameter_is_rounded_alike_natively_and_not():
-    if native.kernel is None:
+    if kernel.extension is None:
         pytest.skip("the native kernel was not built")
     results = []
     for options in ({}, {"fused": False}):
@@ -83,7 +83,7 @@ def test_a_transposed_parameter_is_rounded_alike_natively_and_not():
 
 def test_rounding_is_right_on_average_and_leaves_bfloat16_numbers_and_what_is_not_finite_alone():
     x = torch.full((200_000,), 1.0 + 0.3 * 2**-7)
-    y = rounded(x, bits(torch.tensor(1.0), 0, x) & 0xFFFF)
+    y = rounded(x, noise_bits(torch.tensor(1.0), 0, x) & 0xFFFF)
     assert set(y.tolist()) == {1.0, 1.0 + 2**-7}
     share = (y > 1).float().mean().item()
     assert abs(share - 0.3) < 5 * (0.3 * 0.7 / len(x)) ** 0.5
@@ -94,7 +94,7 @@ def test_rounding_is_right_on_average_and_leaves_bfloat16_numbers_and_what_is_no
 
 def test_the_noise_of_a_step_is_not_that_of_another_step_place_or_moment():
     like = torch.zeros(100_000)
-    one, step, place = (bits(torch.tensor(t), i, like) for t, i in ((1.0, 0), (2.0, 0), (1.0, 1)))
+    one, step, place = (noise_bits(torch.tensor(t), i, like) for t, i in ((1.0, 0), (2.0, 0), (1.0, 1)))
     columns = torch.stack([one & 0xFFFF, one >> 16, step & 0xFFFF, place & 0xFFFF]).double()
     correlation = torch.corrcoef(columns) - torch.eye(4)
     assert correlation.abs().max() < 5 / len(like) ** 0.5
@@ -181,7 +181,6 @@ def test_float32_states_of_bfloat16_parameters_are_those_of_float32_arithmetic(r
 def test_bad_values_are_named():
     with pytest.raises(ValueError, match=r"`state_dtype` must be None, .* got torch.int8"):
         KourkoutasBeta(parameters(), state_dtype=torch.int8)
-    params = parameters(dtype=torch.float64)
-    set_grads(params, 0)
-    with pytest.raises(RuntimeError, match="`state_dtype` needs float32, bfloat16 or float16 parameters"):
-        KourkoutasBeta(params, state_dtype=BF16).step()
+    for dtype in (torch.float64, torch.complex64):
+        with pytest.raises(RuntimeError, match=f"`state_dtype` needs float32, bfloat16 or float16 .* got {dtype}"):
+            KourkoutasBeta(parameters(dtype=dtype), state_dtype=BF16)

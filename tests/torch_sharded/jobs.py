@@ -4,7 +4,7 @@ import hashlib
 
 import torch
 
-from kourkoutas.torch import KourkoutasBeta, native
+from kourkoutas.torch import KourkoutasBeta, kernel
 from kourkoutas.trace import Trace
 from tests.torch_sharded import models
 
@@ -12,8 +12,8 @@ from tests.torch_sharded import models
 def train(made, options, steps=20, bad=None, partial=False, absent=None):
     """Steps with chosen gradients; every parameter, β2 and r afterwards, whole, and a hash of what lies here."""
     options = {"lr": 1e-2, "diagnostics": True, **options}
-    kernel = options.pop("kernel", True)
-    saved, native.kernel = native.kernel, native.kernel if kernel else None
+    with_kernel = options.pop("kernel", True)
+    saved, kernel.extension = kernel.extension, kernel.extension if with_kernel else None
     try:
         optimizer = KourkoutasBeta(made.named_parameters(), **options)
         for step in range(steps):
@@ -23,7 +23,7 @@ def train(made, options, steps=20, bad=None, partial=False, absent=None):
             optimizer.step()
         route = [r.name for r in optimizer.route()]
     finally:
-        native.kernel = saved
+        kernel.extension = saved
     trace = Trace(optimizer.bucket_names)
     optimizer.pull(trace)
     named = dict(made.named_parameters())

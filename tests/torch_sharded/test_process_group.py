@@ -203,7 +203,13 @@ def _stage(rank, world, options):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"buckets": "global", "warmup_steps": 5}, {"buckets": "module"}, {"buckets": "shape", **FULL}],
+    [
+        {},
+        {"buckets": "global", "warmup_steps": 5},
+        {"buckets": "module"},
+        {"buckets": "shape", **FULL},
+        {"buckets": "global", "beta2_min": 0.999},
+    ],
 )
 def test_buckets_over_pipeline_stages_equal_one_process(options):
     made = models.model()
@@ -218,6 +224,34 @@ def test_buckets_over_pipeline_stages_equal_one_process(options):
     for found in ranks(2).run(_stage, options):
         for name, value in found.items():
             torch.testing.assert_close(value, expected[name].detach(), rtol=2e-6, atol=2e-6)
+
+
+def _route_on_one(rank, world):
+    """Rank 0 asks for its route before the first step; rank 1 does not."""
+    import torch.distributed as dist
+
+    made = models.model()
+    named = [(name, p) for i, (name, p) in enumerate(made.named_parameters()) if i % world == rank]
+    optimizer = KourkoutasBeta(named, lr=1e-2, buckets="global", process_group=dist.group.WORLD)
+    models.feed(made, 0)
+    reasons = [route.reason for route in optimizer.route()] if rank == 0 else []
+    for step in range(3):
+        models.feed(made, step)
+        optimizer.step()
+    return reasons, {name: p.detach().clone() for name, p in named}
+
+
+def test_a_route_asked_for_on_one_rank_waits_for_nobody():
+    (reasons, _), _ = answers = ranks(2).run(_route_on_one, seconds=30)
+    assert reasons == ["buckets have members on other ranks of `process_group`"]
+    made = models.model()
+    optimizer = KourkoutasBeta(made.named_parameters(), lr=1e-2, buckets="global")
+    for step in range(3):
+        models.feed(made, step)
+        optimizer.step()
+    for _, found in answers:
+        for name, value in found.items():
+            torch.testing.assert_close(value, dict(made.named_parameters())[name].detach(), rtol=2e-6, atol=2e-6)
 
 
 def _raise_on_one(rank, world):

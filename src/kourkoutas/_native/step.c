@@ -4,6 +4,8 @@
    v_max and θ. Nothing of the framework is included: tensors are described by DLPack's C exchange table, and read and
    written through raw pointers.
 
+   NOTE: complex tensors are pairs of reals, as in torch.optim.Adam.
+
    NOTE: same bits whatever the number of threads and the CPU. Tensors are cut into blocks of fixed size, a block is
    summed in double in a fixed order by whichever thread takes it, and the sums of blocks are added in order. Products
    are not contracted (-ffp-contract=off), so that machines with and without fused multiply-add agree.
@@ -34,83 +36,12 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
+#include "formats.h"
+
 enum { BLOCK = 8192, PIECE = 1024, LANES = 32 };
 enum { WINDOW = 1024 }; /* rows of a trace, as in kourkoutas/trace.py */
 /* Buckets are taken together until their gradients fill this much, so that pass 2 finds them in cache. */
 enum { WAVE_BYTES = 4 << 20, SERIAL_WORK = 16384 };
-
-typedef enum { F32, F64, BF16, F16, OTHER } Kind;
-static const int KIND_BYTES[] = {4, 8, 2, 2};
-
-INLINE float bits_float(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
-INLINE uint32_t float_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
-
-INLINE float from_bf16(uint16_t h) { return bits_float((uint32_t)h << 16); }
-INLINE uint16_t to_bf16(float f) {
-    uint32_t u = float_bits(f);
-    uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16; /* to nearest, ties to even */
-    return (u & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (uint16_t)rounded;
-}
-
-INLINE float from_f16(uint16_t h) {
-    uint32_t u = (uint32_t)(h & 0x7fff) << 13;
-    float scaled = bits_float(u) * 0x1p112f; /* moves the exponent's bias from 15 to 127, subnormals included */
-    uint32_t out = u >= 0x0f800000 ? u | 0x7f800000 : float_bits(scaled);
-    return bits_float(out | (uint32_t)(h & 0x8000) << 16);
-}
-INLINE uint16_t to_f16(float f) {
-    uint32_t u = float_bits(f), sign = (u >> 16) & 0x8000;
-    u &= 0x7fffffff;
-    uint32_t normal = (u - 0x38000000 + 0xfff + ((u >> 13) & 1)) >> 13;
-    uint32_t subnormal = float_bits(bits_float(u) + 0.5f) - 0x3f000000; /* 0.5 has an ulp of 2^-24, F16's smallest */
-    uint32_t out = u < 0x38800000 ? subnormal : normal;
-    out = u >= 0x477ff000 ? 0x7c00 : out;
-    out = u > 0x7f800000 ? 0x7e00 : out;
-    return (uint16_t)(out | sign);
-}
-
-CLONES static void widen(float *restrict out, const void *in, Kind kind, long n) {
-    const uint16_t *restrict h = in;
-    if (kind == BF16)
-        for (long i = 0; i < n; i++) out[i] = from_bf16(h[i]);
-    else
-        for (long i = 0; i < n; i++) out[i] = from_f16(h[i]);
-}
-
-CLONES static void narrow(void *out, const float *restrict in, Kind kind, long n) {
-    uint16_t *restrict h = out;
-    if (kind == BF16)
-        for (long i = 0; i < n; i++) h[i] = to_bf16(in[i]);
-    else
-        for (long i = 0; i < n; i++) h[i] = to_f16(in[i]);
-}
-
-/* A hash of 32 bits; kourkoutas/torch/noise.py has the same. */
-INLINE uint32_t mixed(uint32_t h) {
-    h ^= h >> 16;
-    h *= 0x45d9f3b5u;
-    h ^= h >> 13;
-    h *= 0x3c6ef373u;
-    return h ^ h >> 16;
-}
-
-INLINE uint16_t to_bf16_noisy(float f, uint32_t noise) { /* up with the probability of what is cut off */
-    uint32_t u = float_bits(f);
-    return (u & 0x7f800000) == 0x7f800000 ? to_bf16(f) : (uint16_t)((u + noise) >> 16);
-}
-
-/* One hash per element: its low half for m, its high half for v and v_max. */
-CLONES static void narrow_noisy(void *m, void *v, void *v_max, const float *restrict wide_m, const float *restrict wide_v,
-                                const float *restrict wide_max, uint32_t seed, uint32_t first, long n) {
-    uint16_t *restrict hm = m, *restrict hv = v, *restrict hx = v_max;
-    for (long i = 0; i < n; i++) {
-        uint32_t noise = mixed((first + (uint32_t)i) * 0x1e3779b1u + seed);
-        hm[i] = to_bf16_noisy(wide_m[i], noise & 0xffff);
-        hv[i] = to_bf16_noisy(wide_v[i], noise >> 16);
-    }
-    for (long i = 0; hx && i < n; i++)
-        hx[i] = to_bf16_noisy(wide_max[i], mixed((first + (uint32_t)i) * 0x1e3779b1u + seed) >> 16);
-}
 
 typedef struct { /* as in kourkoutas/rule.py */
     double beta1, c1, beta2, c2; /* c = 1 - β */
@@ -181,7 +112,7 @@ SUM(abs_sum, double, fabs)
 ARITHMETIC(float, sqrtf)
 ARITHMETIC(double, sqrt)
 
-typedef struct { /* hyper-parameters, packed by kourkoutas/torch/native.py in this order */
+typedef struct { /* hyper-parameters, packed by kourkoutas/torch/kernel.py in this order */
     double beta1, beta2_min, beta2_max, alpha, eps, tiny_spike, tiny_denom;
     double leak, max_ratio; /* negative: None */
     double warmup_steps, weight_decay;
@@ -201,23 +132,24 @@ static void set(Scalar s, double x) {
 
 typedef struct {
     char *theta, *g, *m, *v, *v_max;
-    int64_t n;
+    int64_t n;     /* real numbers */
     int64_t block; /* the first of its blocks */
     Kind kind, g_kind, s_kind; /* of θ, of the gradient, of m, v and v_max */
     uint32_t seed;             /* of the noise, where states are rounded with noise */
-    uint32_t first;            /* number of its first element in the whole tensor, of which it may be a part */
+    uint32_t first;            /* number of its first element in the whole tensor, of which it may be a shard */
     double mean;               /* ⟨|θ|⟩, or 1 while it is not known */
     Scalar step, log_beta2;
-    int bucket, place, entry; /* place: its number in the group; entry: among the tensors that were gathered from */
+    int bucket, place; /* place: its number in the group */
     Coefficients k;
 } Item;
 
 typedef struct {
     Scalar ema;
+    PyObject *ema_object; /* which all members must hold */
     int64_t *skipped;
     int number, items; /* number: in the group */
     double square, norm, sun, beta2; /* square: Σ g² */
-    int fine;
+    int updated;                     /* 0: skipped */
 } Bucket;
 
 typedef struct {
@@ -228,7 +160,7 @@ typedef struct {
     int *bucket_at; /* per bucket of the group: its place in `buckets`, or -1 */
     double *sums;   /* per block: Σ g² and Σ |θ| */
     PyObject **held, **grads; /* owned while the step runs: what is written, and the gradients */
-    int n_items, n_buckets, n_held, n_grads, n_group_buckets, n_entries;
+    int n_items, n_buckets, n_held, n_grads, n_group_buckets, n_group;
     int64_t n_blocks;
     size_t room[6], room_sums;
     int busy, summed; /* summed: Σ g² and, for adaptive_tiny, ⟨|θ|⟩ are known before the step */
@@ -342,7 +274,7 @@ static void do_block(const Job *job, const Item *it, int64_t block) {
 
 static int has_work(const Job *job, const Item *it) {
     if (job->pass == MEASURE) return 1;
-    if (!job->plan->buckets[it->bucket].fine) return 0;
+    if (!job->plan->buckets[it->bucket].updated) return 0;
     return job->pass == UPDATE || (sums_late(job->plan, it) && it->k.floor_used != it->k.floor);
 }
 
@@ -430,8 +362,8 @@ static void scalars(Plan *plan, int first_item, int last_item, double lr) {
         int end = i + bucket->items;
         double n = sqrt(bucket->square), step = 0;
         bucket->sun = bucket->beta2 = bucket->norm = NAN;
-        bucket->fine = !h->skip || isfinite(n);
-        if (!bucket->fine) {
+        bucket->updated = !h->skip || isfinite(n);
+        if (!bucket->updated) {
             ++*bucket->skipped;
             i = end;
             continue;
@@ -524,7 +456,7 @@ typedef struct { /* DLPack's DLPackExchangeAPI, major version 1 */
 
 static const Exchange *exchange;
 static PyObject *tensor_types[2];
-static PyCFunction is_neg;
+static PyCFunction is_neg, is_conj; /* behind Tensor.is_neg and is_conj: half the time of a call from Python */
 enum { GRAD, STEP, EXP_AVG, EXP_AVG_SQ, MAX_EXP_AVG_SQ, LOG_BETA2, NORM_EMA, SKIPPED, NAMES };
 static const char *const NAME[NAMES] = {"grad",      "step",     "exp_avg", "exp_avg_sq", "max_exp_avg_sq",
                                         "log_beta2", "norm_ema", "skipped"};
@@ -532,8 +464,9 @@ static PyObject *names[NAMES]; /* as Python strings */
 
 typedef struct {
     DLTensor dl;
-    Kind kind;
+    Kind kind; /* of a complex tensor's two parts */
     int64_t n;
+    int parts;   /* 2 of a complex tensor */
     int integer; /* int64 */
 } View;
 
@@ -551,16 +484,20 @@ static int read_tensor(PyObject *x, View *view) {
     view->n = 1;
     for (int d = 0; d < dl->ndim; d++) view->n *= dl->shape[d];
     view->integer = dl->code == 0 && dl->bits == 64;
-    view->kind = dl->code == 2 ? (dl->bits == 32 ? F32 : dl->bits == 64 ? F64 : dl->bits == 16 ? F16 : OTHER)
-                 : dl->code == 4 && dl->bits == 16 ? BF16 : OTHER;
+    view->parts = dl->code == 5 ? 2 : 1;
+    int bits = dl->bits / view->parts;
+    view->kind = dl->code == 2 || dl->code == 5 ? (bits == 32 ? F32 : bits == 64 ? F64 : bits == 16 ? F16 : OTHER)
+                 : dl->code == 4 && bits == 16 ? BF16 : OTHER;
     return dl->data || !view->n;
 }
 
-static int negated(PyObject *x) { /* lazily, by a bit that the table does not tell */
-    PyObject *answer = is_neg ? is_neg(x, NULL) : NULL;
-    Py_XDECREF(answer);
-    if (!answer) PyErr_Clear();
-    return answer != Py_False;
+/* Whether the tensor is negated or conjugated lazily, by a bit that the table does not tell. */
+static int lazy(PyObject *x, const View *view) {
+    PyObject *negated = is_neg(x, NULL), *conjugated = view->parts == 2 ? is_conj(x, NULL) : NULL;
+    Py_XDECREF(negated);
+    Py_XDECREF(conjugated);
+    PyErr_Clear();
+    return negated != Py_False || (view->parts == 2 && conjugated != Py_False);
 }
 
 /* Whether the tensor fills one stretch of memory without gaps, in any order of its axes. */
@@ -577,7 +514,7 @@ static int dense(const View *x) {
 }
 
 static int same_layout(const View *a, const View *b) {
-    if (a->n != b->n || a->dl.ndim != b->dl.ndim) return 0;
+    if (a->n != b->n || a->parts != b->parts || a->dl.ndim != b->dl.ndim) return 0;
     for (int d = 0; d < a->dl.ndim; d++) {
         if (a->dl.shape[d] != b->dl.shape[d]) return 0;
         if (a->dl.shape[d] > 1 && a->dl.strides && b->dl.strides && a->dl.strides[d] != b->dl.strides[d]) return 0;
@@ -587,7 +524,7 @@ static int same_layout(const View *a, const View *b) {
 
 /* 1 if the tensor is one whose elements can be read and written, laid out as `like`. */
 static int read_like(PyObject *x, View *view, const View *like) {
-    return x && read_tensor(x, view) && view->kind != OTHER && same_layout(like, view) && !negated(x);
+    return x && read_tensor(x, view) && view->kind != OTHER && same_layout(like, view) && !lazy(x, view);
 }
 
 static PyObject *hold(Plan *plan, PyObject *x) {
@@ -650,7 +587,7 @@ static PyObject *entry(PyObject *state, int name) { return PyDict_GetItemWithErr
 
 static int read_scalar(Plan *plan, PyObject *x, Scalar *s) {
     View view;
-    if (!x || !read_tensor(x, &view) || view.kind > F64 || view.n != 1 || negated(x)) return 0;
+    if (!x || !read_tensor(x, &view) || view.kind > F64 || view.n * view.parts != 1 || lazy(x, &view)) return 0;
     hold(plan, x);
     s->at = view.dl.data;
     s->kind = view.kind;
@@ -658,7 +595,7 @@ static int read_scalar(Plan *plan, PyObject *x, Scalar *s) {
 }
 
 /* 1: gathered; 0: not for this kernel (or state is missing). */
-static int gather_item(Plan *plan, PyObject *p, PyObject *g, PyObject *state, int entry_number, int bucket_number) {
+static int gather_item(Plan *plan, PyObject *p, PyObject *g, PyObject *state, int place, int bucket_number) {
     const Hyper *h = &plan->h;
     Item *it = &plan->unsorted[plan->n_items];
     View theta, grad, m, v, v_max;
@@ -673,13 +610,15 @@ static int gather_item(Plan *plan, PyObject *p, PyObject *g, PyObject *state, in
     if (h->exact && !read_scalar(plan, entry(state, LOG_BETA2), &it->log_beta2)) return 0;
 
     int b = plan->bucket_at[bucket_number];
+    PyObject *ema_object = entry(state, NORM_EMA);
     if (b < 0) {
         Bucket *bucket = &plan->buckets[plan->n_buckets];
-        if (!read_scalar(plan, entry(state, NORM_EMA), &bucket->ema)) return 0;
+        if (!read_scalar(plan, ema_object, &bucket->ema)) return 0;
+        bucket->ema_object = ema_object;
         if (h->skip) {
             PyObject *skipped = entry(state, SKIPPED);
             View view;
-            if (!skipped || !read_tensor(skipped, &view) || !view.integer || view.n != 1 || negated(skipped)) return 0;
+            if (!skipped || !read_tensor(skipped, &view) || !view.integer || view.n != 1 || lazy(skipped, &view)) return 0;
             hold(plan, skipped);
             bucket->skipped = view.dl.data;
         }
@@ -687,18 +626,20 @@ static int gather_item(Plan *plan, PyObject *p, PyObject *g, PyObject *state, in
         bucket->items = 0;
         b = plan->bucket_at[bucket_number] = plan->n_buckets++;
     }
+    if (plan->buckets[b].ema_object != ema_object) return 0;
     plan->buckets[b].items++;
     it->theta = theta.dl.data;
     it->g = grad.dl.data;
     it->m = m.dl.data;
     it->v = v.dl.data;
     it->v_max = max_object ? v_max.dl.data : NULL;
-    it->n = theta.n;
+    it->n = theta.n * theta.parts;
     it->kind = theta.kind;
     it->g_kind = grad.kind;
     it->s_kind = m.kind;
     it->bucket = b;
-    it->entry = entry_number;
+    it->place = place;
+    it->first = 0;
     hold(plan, p);
     Py_INCREF(g);
     plan->grads[plan->n_grads++] = g;
@@ -724,18 +665,18 @@ static void sort_by_bucket(Plan *plan) {
     }
 }
 
-/* gather(plan, hyper, params, bucket_index, n_buckets, state, cursor, parts) → next cursor, or -1 when a torch route
-   must run.
+/* gather(plan, hyper, params, bucket_index, n_buckets, state, cursor, shards) → next cursor, or -1 if one of the tensors
+   is not for this kernel, or state is missing.
 
-   `cursor` is a place in `state`, which is usually in the order of the parameters: walking it saves the hash. `parts`
-   is None, or for each tensor of `params`, which may be a part of its parameter, (its gradient, the parameter's number
-   in the group, the number of its first element in the whole parameter). */
+   `cursor` is a place in `state`, which is usually in the order of the parameters: walking it saves the hash. `shards`
+   is None, or for each tensor of `params`, which may be a shard of its parameter, (its gradient, the number of its first
+   element in the whole parameter). */
 static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     if (n_args != 8) return PyErr_Format(PyExc_TypeError, "gather takes 8 arguments; got %zd", n_args);
     Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
     char *packed;
     Py_ssize_t size;
-    PyObject *params = args[2], *index = args[3], *state = args[5], *parts = args[7] == Py_None ? NULL : args[7];
+    PyObject *params = args[2], *index = args[3], *state = args[5], *shards = args[7] == Py_None ? NULL : args[7];
     if (!plan || PyBytes_AsStringAndSize(args[1], &packed, &size)) return NULL;
     if (size != sizeof(Hyper)) return PyErr_Format(PyExc_ValueError, "`hyper` must have %zu bytes", sizeof(Hyper));
     int n_buckets = (int)PyLong_AsLong(args[4]);
@@ -744,13 +685,13 @@ static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args
     if (plan->busy || !PyList_Check(params) || !PyList_Check(index) || !PyDict_Check(state)) return PyLong_FromLong(-1);
     Py_ssize_t n_params = PyList_Size(params);
     if (PyList_Size(index) != n_params || n_params > INT32_MAX / 16) return PyLong_FromLong(-1);
-    if (parts && (!PyList_Check(parts) || PyList_Size(parts) != n_params))
-        return PyErr_Format(PyExc_ValueError, "`parts` must be a list as long as `params`");
+    if (shards && (!PyList_Check(shards) || PyList_Size(shards) != n_params))
+        return PyErr_Format(PyExc_ValueError, "`shards` must be a list as long as `params`");
 
     release_held(plan);
     memcpy(&plan->h, packed, sizeof(Hyper));
     plan->summed = 0;
-    plan->n_entries = (int)n_params;
+    plan->n_group = (int)n_params;
     if (!make_room(plan, (size_t)n_params, (size_t)n_buckets)) return NULL;
     plan->n_group_buckets = n_buckets;
     for (int b = 0; b < n_buckets; b++) plan->bucket_at[b] = -1;
@@ -761,10 +702,9 @@ static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args
         if (PyDict_Next(state, &next, &key, &inner) && key == p) cursor = next;
         else inner = NULL;
         PyObject *g = NULL;
-        int place = (int)i;
         unsigned long long first = 0;
-        if (!parts) g = PyObject_GetAttr(p, names[GRAD]);
-        else if (PyArg_ParseTuple(PyList_GetItem(parts, i), "OiK", &g, &place, &first)) Py_INCREF(g);
+        if (!shards) g = PyObject_GetAttr(p, names[GRAD]);
+        else if (PyArg_ParseTuple(PyList_GetItem(shards, i), "OK", &g, &first)) Py_INCREF(g);
         if (!g) goto refuse;
         int ok = 1;
         if (g != Py_None) {
@@ -772,11 +712,7 @@ static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args
             long bucket = PyLong_AsLong(PyList_GetItem(index, i));
             ok = inner && PyDict_Check(inner) && bucket >= 0 && bucket < n_buckets &&
                  gather_item(plan, p, g, inner, (int)i, (int)bucket);
-            if (ok) {
-                Item *it = &plan->unsorted[plan->n_items - 1];
-                it->place = place;
-                it->first = (uint32_t)first;
-            }
+            if (ok) plan->unsorted[plan->n_items - 1].first = (uint32_t)first;
         }
         Py_DECREF(g);
         if (!ok) goto refuse;
@@ -791,14 +727,8 @@ refuse:
     return PyLong_FromLong(-1);
 }
 
-static PyObject *zeros(int n) {
-    PyObject *list = PyList_New(n);
-    for (int i = 0; list && i < n; i++) PyList_SetItem(list, i, PyFloat_FromDouble(0));
-    return list;
-}
-
-/* sums(plan, threads) → Σ g² of every bucket of the group, then Σ g² and Σ |θ| of every tensor gathered from; 0 where
-   there is no gradient, and where |θ| is not needed. */
+/* sums(plan, threads) → Σ g² and Σ |θ| of every parameter of the group; 0 where there is no gradient, and where |θ| is
+   not needed. */
 static PyObject *sums(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     if (n_args != 2) return PyErr_Format(PyExc_TypeError, "sums takes 2 arguments; got %zd", n_args);
     Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
@@ -809,27 +739,23 @@ static PyObject *sums(PyObject *self, PyObject *const *args, Py_ssize_t n_args) 
     if (plan->n_items) measure(plan, 0, plan->n_items, threads);
     Py_END_ALLOW_THREADS
     plan->busy = 0;
-    PyObject *buckets = zeros(plan->n_group_buckets), *squares = zeros(plan->n_entries), *sizes = zeros(plan->n_entries);
-    int ok = buckets && squares && sizes;
-    for (int b = 0; ok && b < plan->n_buckets; b++)
-        PyList_SetItem(buckets, plan->buckets[b].number, PyFloat_FromDouble(plan->buckets[b].square));
-    for (int i = 0; ok && i < plan->n_items; i++) {
-        const Item *it = &plan->items[i];
-        PyList_SetItem(squares, it->entry, PyFloat_FromDouble(total(plan, it, 0)));
-        if (plan->h.adaptive_tiny) PyList_SetItem(sizes, it->entry, PyFloat_FromDouble(total(plan, it, 1)));
+    PyObject *lists[2] = {PyList_New(plan->n_group), PyList_New(plan->n_group)};
+    for (int which = 0; lists[0] && lists[1] && which < 2; which++) {
+        for (int i = 0; i < plan->n_group; i++) PyList_SetItem(lists[which], i, PyFloat_FromDouble(0));
+        for (int i = 0; i < plan->n_items && (!which || plan->h.adaptive_tiny); i++)
+            PyList_SetItem(lists[which], plan->items[i].place, PyFloat_FromDouble(total(plan, &plan->items[i], which)));
     }
-    PyObject *all = ok ? PyTuple_Pack(3, buckets, squares, sizes) : NULL;
-    Py_XDECREF(buckets);
-    Py_XDECREF(squares);
-    Py_XDECREF(sizes);
-    return all;
+    PyObject *both = lists[0] && lists[1] ? PyTuple_Pack(2, lists[0], lists[1]) : NULL;
+    Py_XDECREF(lists[0]);
+    Py_XDECREF(lists[1]);
+    return both;
 }
 
 /* apply(plan, lr, threads, ring, rows, first, squares, means) → the tensors written.
 
    `ring` is None, or the trace (window, 3, buckets) whose row number `rows` takes sun, β2 and n of the group's buckets,
    which are `first` and on, with NaN for those that had no gradient. `squares` is None, or Σ g² of every bucket of the
-   group; `means` is None, or ⟨|θ|⟩ of every tensor gathered from. */
+   group; `means` is None, or ⟨|θ|⟩ of every parameter of the group. */
 static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     if (n_args != 8) return PyErr_Format(PyExc_TypeError, "apply takes 8 arguments; got %zd", n_args);
     Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
@@ -856,7 +782,7 @@ static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
     }
     if (args[7] != Py_None) {
         for (int i = 0; i < plan->n_items; i++)
-            plan->items[i].mean = PyFloat_AsDouble(PyList_GetItem(args[7], plan->items[i].entry));
+            plan->items[i].mean = PyFloat_AsDouble(PyList_GetItem(args[7], plan->items[i].place));
         if (PyErr_Occurred()) return NULL;
     }
 
@@ -890,13 +816,25 @@ static PyObject *release(PyObject *self, PyObject *capsule) {
     Py_RETURN_NONE;
 }
 
-/* connect(exchange table, (tensor type, parameter type), pool)
+/* The C function behind a method of tensors that takes no arguments, or NULL. */
+static PyCFunction function_of(const char *name) {
+    PyObject *tensor = PyObject_CallFunction(tensor_types[0], NULL);
+    PyObject *method = tensor ? PyObject_GetAttrString(tensor, name) : NULL;
+    PyCFunction found = method && PyCFunction_Check(method) && PyCFunction_GetFlags(method) == METH_NOARGS
+                            ? PyCFunction_GetFunction(method) : NULL;
+    Py_XDECREF(tensor);
+    Py_XDECREF(method);
+    PyErr_Clear();
+    return found;
+}
 
-   `pool`: whether to run on the process's OpenMP threads, if it has them. */
+/* connect(exchange table, (tensor type, parameter type), openmp) → whether tensors can be asked for their lazy bits.
+
+   `openmp`: whether to run on the process's OpenMP threads, if it has them. */
 static PyObject *connect(PyObject *self, PyObject *args) {
     PyObject *capsule, *types;
-    int pool;
-    if (!PyArg_ParseTuple(args, "OO!p", &capsule, &PyTuple_Type, &types, &pool)) return NULL;
+    int openmp;
+    if (!PyArg_ParseTuple(args, "OO!p", &capsule, &PyTuple_Type, &types, &openmp)) return NULL;
     if (PyTuple_Size(types) != 2) return PyErr_Format(PyExc_ValueError, "`connect` takes 2 types");
     const Exchange *table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     while (table && table->major != 1) table = table->previous;
@@ -904,19 +842,14 @@ static PyObject *connect(PyObject *self, PyObject *args) {
     exchange = table;
     Py_INCREF(types); /* kept, with the two in it, as long as the process lives */
     for (int i = 0; i < 2; i++) tensor_types[i] = PyTuple_GetItem(types, i);
-    find_pool(pool);
-    /* The C function behind Tensor.is_neg, which takes half the time of a call from Python. */
-    PyObject *tensor = PyObject_CallFunction(tensor_types[0], NULL);
-    PyObject *method = tensor ? PyObject_GetAttrString(tensor, "is_neg") : NULL;
-    Py_XDECREF(tensor);
-    if (!method) return NULL;
-    is_neg = PyCFunction_GetFlags(method) == METH_NOARGS ? PyCFunction_GetFunction(method) : NULL;
-    Py_DECREF(method);
-    Py_RETURN_NONE;
+    find_openmp(openmp);
+    is_neg = function_of("is_neg");
+    is_conj = function_of("is_conj");
+    return PyBool_FromLong(is_neg && is_conj);
 }
 
 static PyMethodDef methods[] = {
-    {"connect", connect, METH_VARARGS, "Meet the framework: its exchange table and tensor types."},
+    {"connect", connect, METH_VARARGS, "Take the framework's exchange table and tensor types."},
     {"new_plan", new_plan, METH_NOARGS, "Working memory for one param group."},
     {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, "Collect a group's tensors; -1 if not possible."},
     {"sums", (PyCFunction)(void (*)(void))sums, METH_FASTCALL, "Sum the squares of each bucket's gradients."},

@@ -355,7 +355,7 @@ static PyObject *prepare_and_run(Job *job, const Variant *variant) {
     Spare *memory = borrow(arena.used);
     if (!memory) return PyErr_NoMemory();
     arena = (Arena){memory->memory, 0};
-    find_pool(1);
+    find_openmp(1);
     double loss;
     Py_BEGIN_ALLOW_THREADS;
     lay_out(job, &arena);

@@ -1,7 +1,7 @@
 /* Work shared by the threads of a call.
 
-   The framework's own OpenMP pool is used if it is loaded (its GOMP_parallel is looked up by name): a second pool would
-   fight the first one's spinning workers for the cores. Without it, threads are made for the call. */
+   The framework's own OpenMP threads are used if OpenMP is loaded (its GOMP_parallel is looked up by name): others would
+   fight its spinning workers for the cores. Without it, threads are made for the call. */
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -15,8 +15,8 @@ typedef struct {
 
 static void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned);
 
-/* Looks for the pool, or with `wanted` 0 lets go of it. */
-static void find_pool(int wanted) {
+/* Looks for OpenMP's threads, or with `wanted` 0 lets go of them. */
+static void find_openmp(int wanted) {
     gomp_parallel = !wanted ? NULL : (void (*)(void (*)(void *), void *, unsigned, unsigned))dlsym(RTLD_DEFAULT, "GOMP_parallel");
 }
 

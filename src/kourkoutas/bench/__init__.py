@@ -18,7 +18,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ SKIPPED = {
     ("mlx", "tiny"): "on one small tensor MLX's time is that of its dispatch, not of the step",
     ("mlx", "big"): "MLX's CPU back end takes too long for it",
 }
+WORKER = (sys.executable, "-m", "kourkoutas.bench")
 NO_KERNEL = "the kernel is not in use; `kbeta doctor` says why"
-PEER_PYTHON = "KBETA_PEER_PYTHON"
 
 
 def installed() -> list[str]:
@@ -38,22 +38,15 @@ def installed() -> list[str]:
     return [name for name, needs in FRAMEWORKS.items() if all(importlib.util.find_spec(n) for n in needs)]
 
 
-def measure(framework: str, shape: str, threads: int, rounds: int, seconds: float) -> dict[str, Any]:
-    """Time one framework on one shape, in this process."""
-    from kourkoutas.bench.peer import Peer
-    from kourkoutas.bench.timing import Contestant, compare
+def measure(
+    framework: str, shape: str, threads: int, rounds: int, seconds: float, others: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Time one framework on one shape, in this process, beside `others`: contestants by name."""
+    from kourkoutas.bench.timing import compare
 
     module = importlib.import_module(f"kourkoutas.bench.{framework}")
-    contestants = module.contestants(SHAPES[shape], threads)
-    python = os.environ.get(PEER_PYTHON) if framework == "torch" else None
-    peer = Peer(python, SHAPES[shape], threads) if python else None
-    try:
-        if peer is not None:
-            contestants[peer.name] = Contestant(peer.steps, "K-β", peer.state_bytes, elsewhere=True)
-        rows = compare(contestants, count(shape), rounds, seconds)
-    finally:
-        if peer is not None:
-            peer.close()
+    contestants = {**module.contestants(SHAPES[shape], threads), **(others or {})}
+    rows = compare(contestants, count(shape), rounds, seconds)
     return {"version": module.VERSION, "rows": [{"framework": framework, "shape": shape, **row} for row in rows]}
 
 
@@ -64,6 +57,7 @@ def run(
     threads: int | None = None,
     rounds: int = 15,
     seconds: float = 10.0,
+    worker: Sequence[str] = WORKER,
 ) -> dict[str, Any]:
     """Time everything asked for, each framework and shape in a process of its own.
 
@@ -73,6 +67,7 @@ def run(
       threads: for PyTorch; None for the cores of this process.
       rounds: at most this many per shape.
       seconds: no new round after this long per shape, once there are three.
+      worker: the command that times one framework on one shape, and takes its arguments as `WORKER` does.
 
     Returns:
       {"machine": …, "versions": …, "rows": [{"framework", "shape", "contestant", "baseline", "seconds", "ratio", …}],
@@ -109,7 +104,7 @@ def run(
                 result["skipped"].append({"what": f"{framework} {shape}", "why": SKIPPED[framework, shape]})
                 continue
             options = [framework, shape, str(threads), str(rounds), str(seconds)]
-            done = subprocess.run([sys.executable, "-m", "kourkoutas.bench", *options], capture_output=True, text=True)
+            done = subprocess.run([*worker, *options], capture_output=True, text=True)
             if done.returncode:
                 raise RuntimeError(f"timing {framework} on {shape} failed:\n{done.stderr}")
             part = json.loads(done.stdout.splitlines()[-1])
@@ -145,7 +140,7 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, worker: Sequence[str] = WORKER) -> int:
     """The command `kbeta bench`."""
     parser = argparse.ArgumentParser(prog="kbeta bench", description="Time K-β against each framework's Adam.")
     parser.add_argument("--framework", action="append", choices=FRAMEWORKS, help="repeat for several; default: all")
@@ -162,6 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         threads=options.threads,
         rounds=options.rounds,
         seconds=options.seconds,
+        worker=worker,
     )
     sys.stdout.write(json.dumps(result, indent=1) + "\n" if options.json else table(result))
     if options.out is not None:

@@ -11,7 +11,7 @@ import torch
 
 from kourkoutas.bench.shapes import FULL, Shape
 from kourkoutas.bench.timing import Contestant
-from kourkoutas.torch import KourkoutasBeta, native
+from kourkoutas.torch import KourkoutasBeta, kernel
 
 VERSION = torch.__version__
 LR = 1e-7  # so small that thousands of steps leave parameters as large as those of a network: see `adaptive_tiny`
@@ -25,13 +25,13 @@ def tensors(shapes: list[Shape], dtype: torch.dtype = torch.float32) -> list[tor
     return params
 
 
-def contestant(optimizer: torch.optim.Optimizer, baseline: str, kernel: bool = True) -> Contestant:
-    """`optimizer` after its first step; `kernel` False keeps the native kernel out of it."""
+def contestant(optimizer: torch.optim.Optimizer, baseline: str, with_kernel: bool = True) -> Contestant:
+    """`optimizer` after its first step; `with_kernel` False keeps the C kernel out of it."""
 
     def steps(k: int) -> float:
-        ours = native.kernel
-        if not kernel:
-            native.kernel = None
+        ours = kernel.extension
+        if not with_kernel:
+            kernel.extension = None
         step: Callable[[], Any] = optimizer.step
         gc.disable()
         start = time.perf_counter()
@@ -39,7 +39,7 @@ def contestant(optimizer: torch.optim.Optimizer, baseline: str, kernel: bool = T
             step()
         elapsed = time.perf_counter() - start
         gc.enable()
-        native.kernel = ours
+        kernel.extension = ours
         return elapsed
 
     steps(1)
@@ -58,9 +58,9 @@ def contestants(shapes: list[Shape], threads: int) -> dict[str, Contestant]:
         "Adam foreach": contestant(torch.optim.Adam(params, LR, foreach=True), base),
         "AMSGrad fused": contestant(torch.optim.Adam(params, LR, fused=True, amsgrad=True), base),
     }
-    if native.kernel is not None:
+    if kernel.extension is not None:
         out["K-β"] = contestant(KourkoutasBeta(names, LR), base)
         out["K-β full"] = contestant(KourkoutasBeta(names, LR, **FULL), base)
         out["K-β traced"] = contestant(KourkoutasBeta(names, LR, diagnostics=True), "K-β")
-    out["K-β, no kernel"] = contestant(KourkoutasBeta(names, LR), base, kernel=False)
+    out["K-β, no kernel"] = contestant(KourkoutasBeta(names, LR), base, with_kernel=False)
     return out

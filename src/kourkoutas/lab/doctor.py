@@ -29,7 +29,7 @@ FRONT_ENDS = {
     "mlx": ("kourkoutas.mlx", "kourkoutas.paper"),
 }
 LAB = ("scipy", "matplotlib", "rich", "typer", "pydantic", "jinja2", "pandas", "cloudpickle")
-OPTIONAL = ("triton", "pytorch_optimizer", "tensorboard", "wandb", "ray")
+OPTIONAL = ("pytorch_optimizer", "tensorboard", "wandb", "ray")
 SECONDS = 120
 
 

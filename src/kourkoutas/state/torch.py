@@ -12,7 +12,7 @@ from torch import Tensor
 from kourkoutas.rule import Hyper, adam_log_beta2
 from kourkoutas.state.file import PER_BUCKET, Parameter, Portable, kinds_of, made, read, write
 from kourkoutas.torch import KourkoutasBeta
-from kourkoutas.torch.parts import is_dtensor, is_fsdp1
+from kourkoutas.torch.sharding import is_dtensor, is_fsdp1
 
 _SLOTS = {"m": "exp_avg", "v": "exp_avg_sq", "v_max": "max_exp_avg_sq"}
 

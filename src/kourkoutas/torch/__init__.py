@@ -1,27 +1,31 @@
 """Kourkoutas-β for PyTorch.
 
-A step of `KourkoutasBeta` has the same stages whichever way it goes:
+The way of a step through the C kernel: `optimizer.py`, `routes.py`, `kernel.py` and _native/step.c.
 
-    gather      the group's tensors and state; every check comes before the first change   options.py, state.py
-    choose      one function, `routes.choose`: kernel, host, lists or adam, and the reason  routes.py
-    measure     local sums: Σ g², and Σ |θ| where needed                                    each route's `measure`
-    pool        sums of what lies on several ranks, one vector for all groups               pooling.py, parts.py
-    norms       n per bucket; all norms are looked at before the first tensor moves         each route's `norms`
-    rule.step   n → β2, coefficients, new scalar state                                      kourkoutas/rule.py
-    update      m, v, v_max and θ                                                           each route's `apply`
+The way of a step through torch's own operations: `optimizer.py`, `routes.py`, `state.py`, `lists.py`, `rule.py`.
+
+A step has the same stages whichever way it goes:
+
+    gather      the group's tensors and state; every check comes before the first change   optimizer.py, state.py
+    choose      one function, `routes.choose`: the route and the reason                     routes.py
+    measure     local sums: Σ g², and Σ |θ| where needed                                    kernel.py or lists.py
+    pool        sums of what lies on several ranks, one vector for all groups               sharding.py
+    rule.step   n → β2, coefficients, new scalar state                                      step.c or kourkoutas/rule.py
+    update      m, v, v_max and θ                                                           step.c or lists.py
     record      sun, β2 and n, with diagnostics=True                                        recorder.py
 
-`optimizer.py` has the class and the order of these stages.
+options.py is passed when an option has changed.
 
-| route  | file      | scalars                  | update                                          |
-|--------|-----------|--------------------------|-------------------------------------------------|
-| kernel | native.py | in C, _native/step.c     | in C, all tensors of a group in one call        |
-| host   | host.py   | NumPy or floats          | torch's fused Adam kernel, tensor by tensor     |
-| lists  | lists.py  | vectors on the device    | torch's foreach operations; gpu.py on request   |
-| adam   | lists.py  | vectors on the device    | torch's own functional Adam, for a fixed β2     |
+| route   | for                                                      | scalars               | update               |
+|---------|----------------------------------------------------------|-----------------------|----------------------|
+| kernel  | plain tensors on the CPU                                 | in C                  | in C, all in one call |
+| foreach | all others: GPU, compile, modes, subclasses, no compiler | vectors on the device | torch's foreach calls |
 
-NOTE: the kernel measures, pools, applies the rule and updates in one call, wave by wave, to find gradients in cache. It
-does so in two calls, with the sums handed out and back in, where they must be seen or pooled first.
+NOTE: on plain CPU tensors, where the C kernel is not there, the foreach route has its scalars in NumPy and its update
+by torch's fused Adam kernel with folded coefficients, if the options allow it.
+
+NOTE: the kernel measures, applies the rule and updates in one call, wave by wave, to find gradients in cache. It does
+so in two calls, with the sums handed out and back in, where they must be seen or pooled first.
 
 NOTE: after `gather`, routes see plain tensors only: of a DTensor, what lies on this rank.
 """

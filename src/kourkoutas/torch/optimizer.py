@@ -2,45 +2,36 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from threading import RLock
-from typing import Any, overload
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import profiler
 from torch.optim.optimizer import Optimizer, ParamsT
-from torch.optim.optimizer import register_optimizer_step_post_hook as _register_post_hook
-from torch.optim.optimizer import register_optimizer_step_pre_hook as _register_pre_hook
 
 from kourkoutas import _native
 from kourkoutas.buckets import partition, unique_names
-from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient
-from kourkoutas.torch import host, native, pooling, routes
-from kourkoutas.torch.lists import DeviceStep
+from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, adam_log_beta2
+from kourkoutas.torch import kernel, routes, sharding
+from kourkoutas.torch.kernel import KernelStep
+from kourkoutas.torch.lists import ListStep, Work, fused_takes, moments
 from kourkoutas.torch.options import (
     OPTIONS,
+    Options,
     check_group,
     check_parameter,
-    check_tensors,
+    check_state_dtype,
     entries_of,
     join_betas,
     make_options,
     named,
 )
-from kourkoutas.torch.parts import same_layout
-from kourkoutas.torch.pooling import Pool, check_process_group
 from kourkoutas.torch.recorder import Recorder
-from kourkoutas.torch.state import BUCKET_STATE, MOMENTS, STATE, Shared, fill, log_beta2_of_adam, recast, statistic, tie
-from kourkoutas.torch.work import Options, Work
+from kourkoutas.torch.sharding import Pool, check_process_group
+from kourkoutas.torch.state import MOMENTS, NUMBERS, Vectors, check_loaded, number_dtype
 from kourkoutas.trace import Trace
-
-# The dictionaries of hooks for all optimizers, from handles of hooks that are removed at once.
-_HANDLES = [register(lambda *_: None) for register in (_register_pre_hook, _register_post_hook)]
-_GLOBAL_HOOKS: list[Any] = [handle.hooks_dict_ref() for handle in _HANDLES]
-for _handle in _HANDLES:
-    _handle.remove()
 
 
 class KourkoutasBeta(Optimizer):
@@ -78,9 +69,8 @@ class KourkoutasBeta(Optimizer):
       state_dtype: None keeps m, v and v_max in the parameter's dtype. torch.bfloat16 halves the state of float32
         parameters: arithmetic stays float32, and results are rounded stochastically, so that small changes are kept on
         average. torch.float32 gives float32 state to bfloat16 and float16 parameters.
-      foreach, fused, capturable: as in `torch.optim.Adam`. By default the fastest that applies: `fused` on the CPU
-        (this package's own kernel if it was built, else torch's fused Adam kernel), `foreach` elsewhere. `fused=True`
-        on a GPU is a Triton kernel.
+      foreach, fused, capturable: as in `torch.optim.Adam`. By default the fastest that applies: on the CPU this
+        package's C kernel if it was built, else torch's fused Adam kernel; torch's foreach operations elsewhere.
       process_group: over whom buckets are pooled where tensors carry no mesh. A torch.distributed process group whose
         ranks hold other parts (FSDP1 with use_orig_params=True) or other members (ZeroRedundancyOptimizer, pipeline
         stages) of this rank's buckets; "local" if there are none, as under DistributedDataParallel. None is enough for
@@ -100,19 +90,20 @@ class KourkoutasBeta(Optimizer):
 
     NOTE: state. Per parameter, with Adam's names: `step`, `exp_avg` (m), `exp_avg_sq` (v), `max_exp_avg_sq` (v_max, if
     `Hyper.leak` is set), `log_beta2` (Σ log β2, for "exact"). Per bucket, one tensor shared by its members: `norm_ema`
-    (r), `skipped` (for nonfinite="skip"). An Adam checkpoint loads: r then starts afresh. AdamW loads this state, too.
+    (r), `skipped` (for nonfinite="skip"). Numbers are 0-dim views of one vector per group. An Adam checkpoint loads: r
+    then starts afresh. AdamW loads this state, too.
 
     NOTE: sharded parameters. A bucket's norm is that of the whole tensors: DTensors (FSDP2, HSDP, tensor parallel) are
     updated where they lie, after one small all-reduce over each mesh dimension that shards any of them, so all ranks
     must step together. Where it cannot be known what lies on other ranks, `step` raises: see `process_group`.
 
     NOTE: dtypes. m and v have the parameter's dtype, as in Adam, unless `state_dtype` is set; r, Σ log β2 and the norms
-    are float32, or float64 for float64 parameters. float16 and bfloat16 parameters are updated in float32 arithmetic
-    and rounded once.
+    are float32, or float64 in a group with a float64 parameter. float16 and bfloat16 parameters are updated in float32
+    arithmetic and rounded once. Complex parameters are pairs of reals, as in Adam: `max_ratio` bounds each part.
 
-    NOTE: routes. `route()` says which way a step goes, and why; `kourkoutas.torch` has the list. On the CPU the scalars
-    of a step are numbers; otherwise they stay on the device, so that nothing waits for it and nothing is compiled again
-    when β2, betas or a tensor lr change. `nonfinite="raise"` must read the norms, and so does wait.
+    NOTE: routes. `route()` says which way a step goes, and why; `kourkoutas.torch` has the list. Scalars stay on the
+    device, so that nothing waits for it and nothing is compiled again when β2, betas or a tensor lr change.
+    `nonfinite="raise"` must read the norms, and so does wait.
 
     Reference: S. C. Kassinos, "Kourkoutas-β: A Sunspike-Driven Adam Optimizer with Desert Flair".
     """
@@ -162,12 +153,10 @@ class KourkoutasBeta(Optimizer):
         super().__setstate__(state)
         for options in (self.defaults, *self.param_groups):
             join_betas(options)
-            options.setdefault("lr_warmup", Hyper.lr_warmup)  # version 0.1 had none
         self._process_group = getattr(self, "_process_group", None)  # torch loads a state through here, too
         self._lock = getattr(self, "_lock", None) or RLock()
         self._own_buckets()
         self._reset()
-        tie(self._shared, self.state, self.param_groups)
 
     def _own_buckets(self) -> None:
         """Take the buckets that stand in the groups for this optimizer's own."""
@@ -183,14 +172,12 @@ class KourkoutasBeta(Optimizer):
                 raise RuntimeError("`param_groups` has a group without buckets: add groups with add_param_group")
         self._own_buckets()
         self._reset()
-        tie(self._shared, self.state, self.param_groups)
 
     def _reset(self) -> None:
         """What is derived from the state and the groups, and not saved."""
         self._options: dict[int, Options] = {}
         self._plans: dict[int, Any] = {}
-        self._cells: dict[int, tuple[host.Cells, host.Cells, host.Cells]] = {}
-        self._shared: Shared = {}
+        self._vectors: dict[int, Vectors] = {}
         self._pool: Pool | None = None
         self._recorder: Recorder | None = None
 
@@ -208,7 +195,9 @@ class KourkoutasBeta(Optimizer):
                 "`buckets` is 'module' but the parameters have no names: pass model.named_parameters(), "
                 "or, where a tool dropped the names, buckets=kourkoutas.buckets.by_module(model)"
             )
-        parts = partition(options["buckets"], unique_names(names, options["buckets"]), tensors)
+        for p in tensors:
+            check_state_dtype(p, options["state_dtype"])
+        found = partition(options["buckets"], unique_names(names, options["buckets"]), tensors)
         super().add_param_group({**options, "params": entries})  # which warns of a parameter given twice
         group = self.param_groups[-1]
         if len(tensors) < len(entries):
@@ -217,7 +206,7 @@ class KourkoutasBeta(Optimizer):
                 group["param_names"] = names
         # A function cannot be saved, but its answers can: from here on `bucket_index` is what counts.
         group["buckets"] = options["buckets"] if isinstance(options["buckets"], str) else "custom"
-        group["bucket_names"], group["bucket_index"] = list(parts.names), list(parts.index)
+        group["bucket_names"], group["bucket_index"] = list(found.names), list(found.index)
         group["amsgrad"] = hyper.leak is not None  # for an Adam that loads this state
         self._own_buckets()
         self._pool = None
@@ -227,10 +216,15 @@ class KourkoutasBeta(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a K-β or an Adam state; scalars keep their dtype, whatever the parameters' dtype."""
         before = [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
-        # After the hooks of others that change what is loaded, and before those that change what was.
         read: list[dict[str, Any]] = []
+
+        def check(_: Any, loaded: dict[str, Any]) -> None:
+            check_loaded(loaded)
+            read.append(loaded)
+
+        # After the hooks of others that change what is loaded, and before those that change what was.
         handles = (
-            self.register_load_state_dict_pre_hook(lambda _, loaded: read.append(loaded)),
+            self.register_load_state_dict_pre_hook(check),
             self.register_load_state_dict_post_hook(lambda _: self._take_over(read[0], before), prepend=True),
         )
         try:
@@ -255,13 +249,17 @@ class KourkoutasBeta(Optimizer):
         params = [(p, g, beta2) for g, beta2 in zip(self.param_groups, adams, strict=True) for p in g["params"]]
         for i, (p, group, beta2) in zip(saved, params, strict=True):
             for name, value in state_dict["state"].get(i, {}).items():
-                own = recast(name, value, p, group["state_dtype"])
-                if own is not None:
-                    self.state[p][name] = own
+                if name in NUMBERS:  # torch has cast them to the parameter's dtype
+                    value = torch.as_tensor(value).detach()
+                    self.state[p][name] = value.to(p.device, number_dtype(name, [p]), copy=True)
+                elif name in MOMENTS and group["state_dtype"] is not None:
+                    self.state[p][name] = value.detach().to(p.device, group["state_dtype"], copy=True)
             if beta2 is not None and group["bias_correction"] == "exact" and "step" in self.state[p]:
-                self.state[p]["log_beta2"] = log_beta2_of_adam(self.state[p]["step"], beta2, p)
+                self.state[p]["log_beta2"] = adam_log_beta2(beta2, self.state[p]["step"].double(), torch)
         self._reset()
-        tie(self._shared, self.state, self.param_groups)
+        for number, group in enumerate(self.param_groups):
+            entries = {name for p in group["params"] for name in self.state.get(p, ())}
+            self._pack(number, group, tuple(name for name in NUMBERS if name in entries), [])
 
     @property
     def process_group(self) -> Any:
@@ -277,8 +275,8 @@ class KourkoutasBeta(Optimizer):
     def bucket_names(self) -> list[str]:
         """Names of all buckets; one that several groups use has its group's number behind it."""
         names = [(i, name) for i, group in enumerate(self.param_groups) for name in group["bucket_names"]]
-        plain = [name for _, name in names]
-        return [name if plain.count(name) == 1 else f"{name}@{i}" for i, name in names]
+        count = Counter(name for _, name in names)
+        return [name if count[name] == 1 else f"{name}@{i}" for i, name in names]
 
     def pull(self, trace: Trace) -> None:
         """Move the rows recorded since the last pull into `trace` (needs `diagnostics=True`)."""
@@ -288,12 +286,34 @@ class KourkoutasBeta(Optimizer):
             self._recorder.pull(trace)
 
     def route(self) -> list[routes.Route]:
-        """Which way the next step of each group goes, and why; this makes the state that the step would make."""
-        reasons: list[routes.Route] = []
-        with self._lock:
-            self._steps(reasons)
+        """Which way the next step of each group goes, and why; this makes the state that the step would make.
+
+        It asks no other rank.
+        """
+        with self._lock, torch.no_grad():
+            found = [route for route, _ in self._steps()]
             self._release()
-        return reasons
+        return found
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Perform one optimization step; `closure` re-evaluates the model and returns the loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if torch.compiler.is_compiling():
+            with torch.no_grad():
+                work = [self._work(number, group) for number, group in enumerate(self.param_groups)]
+                self._move([self._list_step(number, one, routes.WATCHED) for number, one in enumerate(work)])
+            return loss
+        with self._lock, torch.no_grad():
+            try:
+                self._build_pool()
+                self._move([step for _, step in self._steps()])
+            except BaseException:
+                self._release()
+                raise
+        return loss
 
     def _release(self) -> None:
         """Let go of what was gathered for the kernel."""
@@ -305,247 +325,192 @@ class KourkoutasBeta(Optimizer):
         if "beta1" in group or "beta2_max" in group:
             join_betas(group)
         if group["bucket_index"] is not self._buckets[number][2]:
-            # ZeroRedundancyOptimizer copies the entries of another rank's group, and puts loaded state in place.
+            # ZeroRedundancyOptimizer copies the entries of another rank's group.
             _, group["bucket_names"], group["bucket_index"] = self._buckets[number]
-            self._shared.clear()
-            tie(self._shared, self.state, self.param_groups)
-        key = OPTIONS(group)
         cached = self._options.get(number)
-        if cached is None or cached.key != key:
-            cached = self._options[number] = make_options(group, key)
+        if cached is None or cached.key != OPTIONS(group):
+            cached = self._options[number] = make_options(group)
             group["amsgrad"] = cached.hyper.leak is not None
         return cached
 
-    def _meet(self) -> Pool:
-        """Where parts of parameters and members of buckets are; ranks ask each other once, before the first step."""
+    def _find_pool(self) -> Pool:
+        """Where shards of parameters and members of buckets are, as far as this rank knows."""
         if self._pool is None:
             for number, group in enumerate(self.param_groups):
                 self._check(number, group)
             self._pool = Pool(self.param_groups, self._process_group)
         return self._pool
 
+    def _build_pool(self) -> Pool:
+        """The same with what other ranks know. Collective: every rank must call it, before its first step."""
+        pool = self._find_pool()
+        if not pool.exchanged:
+            pool.exchange(self.param_groups)
+            self._vectors.clear()  # sizes of parameters may be known only now
+        return pool
+
+    def _steps(self) -> list[tuple[routes.Route, Any]]:
+        """Each group's route, and its step with all tensors at hand or None; all checks are made here."""
+        mine = [group for group, *_ in self._buckets]
+        if len(mine) != len(self.param_groups) or any(a is not b for a, b in zip(mine, self.param_groups, strict=True)):
+            self._settle()
+        self._cursor = 0
+        return [self._gather(number, group) for number, group in enumerate(self.param_groups)]
+
+    def _gather(self, number: int, group: dict[str, Any]) -> tuple[routes.Route, Any]:
+        """The route of one group, and its step with all tensors at hand: None if there is nothing to do."""
+        options, pool = self._check(number, group), self._find_pool()
+        found: list[Work] = []
+
+        def work() -> Work:
+            if not found:
+                found.append(self._work(number, group))
+            return found[0]
+
+        def kernel_takes() -> bool:
+            whole = pool.shards[number] is None
+            made = not group["diagnostics"] or self._recorder is not None
+            if whole and made and self._planned(number, group, options):
+                return True
+            # The first step finds its state, and the trace, only after they have been made.
+            return bool(work().params) and self._planned(number, group, options, None if whole else work())
+
+        route = routes.choose(
+            options, group, pool.spans[number], kernel_takes, lambda: fused_takes(work(), options.hyper)
+        )
+        if route is routes.KERNEL:
+            sizes = None if pool.shards[number] is None else self._sizes(number, group)
+            return route, KernelStep(options.hyper, group, self._plans[number], sizes)
+        return route, self._list_step(number, work(), route)
+
+    def _list_step(self, number: int, work: Work, route: routes.Route) -> ListStep | None:
+        return ListStep(self._options[number], self.param_groups[number], work, route) if work.buckets else None
+
+    def _planned(self, number: int, group: dict[str, Any], options: Options, work: Work | None = None) -> bool:
+        """Let the kernel gather the group's tensors; False if it does not take one of them, or state is missing.
+
+        `work` is None, or has the shards of parameters that lie on this rank.
+        """
+        plan = self._plans.get(number) or self._plans.setdefault(number, kernel.extension.new_plan())
+        gather, params, index = kernel.extension.gather, group["params"], group["bucket_index"]
+        buckets = len(group["bucket_names"])
+        if work is None:
+            at = self._cursor
+            cursor: int = gather(plan, options.packed, params, index, buckets, self.state, at, None)
+            self._cursor = max(cursor, at)
+            return cursor >= 0
+        if group["state_dtype"] is torch.bfloat16 and any(shard.strides is not None for shard in work.shards):
+            return False  # the kernel numbers the elements of a shard one after the other, for the noise of rounding
+        state: dict[Tensor, Any] = {}
+        shards: list[tuple[Any, int]] = [(None, 0)] * len(params)
+        local = list(params)
+        for i, p, g, shard in zip(work.places, work.params, work.grads, work.shards, strict=True):
+            local[i], shards[i], state[p] = p, (g, shard.first), dict(self.state[params[i]])
+        for name, tensors in moments(work).items():
+            for p, x in zip(work.params, tensors, strict=True):
+                state[p][name] = x
+        return bool(gather(plan, options.packed, local, index, buckets, state, 0, shards) >= 0)
+
+    def _work(self, number: int, group: dict[str, Any]) -> Work:
+        """The tensors of one step; of those that are spread over ranks, what lies here."""
+        if torch.compiler.is_compiling():
+            work = Work([], [], [], [], [], [], [], [], [], [], [], [], [], [], [], [])
+            self._init_group(group, number, *work)
+        else:
+            work = self._collect(number, group)
+        if work.shards:
+            sharding.localize(work.params, work.grads, list(moments(work).values()))
+        return work
+
+    # NOTE: torch.compile runs `_init_group` as plain Python while it traces `step`, and hands the lists that it filled
+    # to the graph; so all lazy set-up belongs there, and its arguments are a group, constants and empty lists.
+    def _init_group(self, group: dict[str, Any], number: int, *lists: list[Any]) -> None:
+        self._build_pool()
+        for empty, found in zip(lists, self._collect(number, group), strict=True):
+            empty.extend(found)  # type: ignore[arg-type]
+
     def _collect(self, number: int, group: dict[str, Any]) -> Work:
         """The tensors of one step; what is missing of the state is made."""
-        needed, pool = self._check(number, group).needed, self._meet()
+        options, pool = self._check(number, group), self._find_pool()
         if group["diagnostics"] and self._recorder is None:
             self._recorder = Recorder(self.param_groups)
-        params, index = list(group["params"]), list(group["bucket_index"])
-        if len(index) != len(params):
+        if len(group["bucket_index"]) != len(group["params"]):
             raise RuntimeError(
-                f"a param group has {len(params)} parameters but buckets for {len(index)}: add parameters with "
-                "add_param_group, and to take some out make a new optimizer"
+                f"a param group has {len(group['params'])} parameters but buckets for {len(group['bucket_index'])}: "
+                "add parameters with add_param_group, and to take some out make a new optimizer"
             )
+        places = [i for i, p in enumerate(group["params"]) if p.grad is not None]
+        params = [group["params"][i] for i in places]
         grads: list[Any] = [p.grad for p in params]
-        places = [i for i, g in enumerate(grads) if g is not None]
-        if len(places) < len(params):
-            params, grads, index = ([xs[i] for i in places] for xs in (params, grads, index))
         for g in grads:
             if g.layout is not torch.strided:
                 raise RuntimeError(
                     f"KourkoutasBeta does not support sparse gradients; got layout {g.layout}: make the layer dense "
                     "(sparse=False) or give its parameters to torch.optim.SparseAdam"
                 )
-        states: list[Any] = [self.state.get(p) for p in params]
-        try:
-            found = {name: [state[name] for state in states] for name in needed}
-        except (KeyError, TypeError):
+        states: list[Any] = [self.state.get(p, {}) for p in params]
+        vectors = self._vectors.get(number)
+        if vectors is None or not vectors.shown(group, options.numbers, states, places):
             for p in params:  # every check comes before the first state is made
                 check_parameter(p, group)
-            if not pool.spans[number]:  # statistics are those that members still hold: a state may have been cleared
-                for b in range(len(group["bucket_names"])):
-                    self._shared.pop((number, b), None)
-                tie(self._shared, self.state, self.param_groups)
-            for p, b in zip(params, index, strict=True):
-                fill(self.state[p], needed, p, self._shared.setdefault((number, b), {}), group)
-            found = {name: [self.state[p][name] for p in params] for name in needed}
-        # A gradient on another rank moves the statistics of a bucket that has none here.
-        present = list(range(len(group["bucket_names"])) if pool.spans[number] else dict.fromkeys(index))
-        bucket_of = list(range(len(index)))
-        if present != index:
-            place = {b: i for i, b in enumerate(present)}
-            bucket_of = [place[b] for b in index]
-            for name in [name for name in needed if name in BUCKET_STATE]:  # a bucket's first member speaks
-                first = dict(zip(reversed(index), reversed(found[name]), strict=True))
-                found[name] = [first[b] if b in first else self._statistic(name, number, b) for b in present]
-        parts = pool.parts[number]
-        state = [found.get(name, []) for name in STATE]
-        work = Work._make(
-            [params, grads, *state, bucket_of, present, places, [parts[i] for i in places] if parts else []]
+            vectors = self._pack(number, group, options.numbers, places)
+            states = [self.state[p] for p in params]
+        for p, entries in zip(params, states, strict=True):
+            for name in options.moments:
+                if name not in entries:
+                    dtype = group["state_dtype"]
+                    entries[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
+        shards, found = pool.shards[number], {name: [s[name] for s in states] for name in options.moments}
+        if shards is not None:
+            sharding.check_layouts(params, found)
+        chosen = vectors.select(group, places, lambda: self._sizes(number, group), pool.spans[number])
+        return Work(
+            params=params,
+            grads=grads,
+            exp_avgs=found["exp_avg"],
+            exp_avg_sqs=found["exp_avg_sq"],
+            max_exp_avg_sqs=found.get("max_exp_avg_sq", []),
+            step=[vectors.of["step"]],
+            norm_ema=[vectors.of["norm_ema"]],
+            log_beta2=[vectors.of["log_beta2"]] if "log_beta2" in vectors.of else [],
+            skipped=[vectors.of["skipped"]] if "skipped" in vectors.of else [],
+            shards=[] if shards is None else [shards[i] for i in places],
+            **chosen._asdict(),
         )
-        if parts is not None:
-            for name, tensors in zip(MOMENTS, work[2:5], strict=True):
-                if not all(same_layout(p, x) for p, x in zip(params, tensors, strict=False)):
-                    raise RuntimeError(
-                        f"`{name}` in the state does not lie on the ranks as its parameter does: load it with "
-                        "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which spreads a state"
-                    )
-        return work
 
-    # NOTE: torch.compile runs `_init_group` as plain Python while it traces `step`, and hands the lists that it filled
-    # to the graph; so all lazy set-up belongs there, and its arguments are a group, constants and empty lists.
-    def _init_group(self, group: dict[str, Any], number: int, *lists: list[Any]) -> None:
-        for i, found in enumerate(self._collect(number, group)):
-            lists[i].extend(found)  # type: ignore[arg-type]
+    def _pack(self, number: int, group: dict[str, Any], names: tuple[str, ...], places: list[int]) -> Vectors:
+        """Vectors of the numbers in a group's state, whose views the state then shows, also of `places`."""
+        # A gradient on another rank moves the numbers of a bucket of which no member here has a state.
+        spans = self._pool is not None and self._pool.spans[number]
+        vectors = Vectors(group, names, self.state, self._vectors.get(number) if spans else None)
+        vectors.show(self.state, group, places)
+        self._vectors[number] = vectors
+        return vectors
 
-    def _statistic(self, name: str, number: int, bucket: int) -> Tensor:
-        """A statistic of a bucket of which no member here has a gradient, made if it has none."""
-        group = self.param_groups[number]
-        p = group["params"][group["bucket_index"].index(bucket)]
-        return statistic(self._shared.setdefault((number, bucket), {}), name, p)
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Perform one optimization step; `closure` re-evaluates the model and returns the loss."""
-        hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or any(_GLOBAL_HOOKS)
-        if hooks or profiler._is_profiler_enabled:
-            return self._watched_step() if closure is None else self._watched_step(closure)
-        return self._plain_step(closure)
-
-    # NOTE: torch would wrap `step` to run hooks and tell the profiler. That takes 15 µs, twice as long as the step of a
-    # small model and a quarter of Adam's. `hooked` says that this is taken care of: by torch's wrapper, if anybody
-    # watches.
-    step.hooked = True  # type: ignore[attr-defined]
-
-    def _plain_step(self, closure: Callable[[], float] | None = None) -> float | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if torch.compiler.is_compiling():
-            with torch.no_grad():
-                self._move([self._gather(number, group, True)[1] for number, group in enumerate(self.param_groups)])
-            return loss
-        with self._lock:
-            try:
-                steps = self._steps()
-                for step in steps:
-                    if type(step) is not native.KernelStep:
-                        with torch.set_grad_enabled(False):  # half the time of no_grad
-                            self._move(steps)
-                        return loss
-                self._move(steps)  # the kernel does not need it, and is done as fast
-            except BaseException:
-                self._release()
-                raise
-        return loss
-
-    _watched_step = Optimizer.profile_hook_step(_plain_step)
-
-    def _steps(self, reasons: list[routes.Route] | None = None) -> list[Any]:
-        """Each group's step with all tensors at hand, None without anything to do; all checks are made here."""
-        if len(self._buckets) != len(self.param_groups):
-            self._settle()
-        self._cursor = 0
-        watched, steps = routes.watched(), []
-        for number, group in enumerate(self.param_groups):
-            if self._buckets[number][0] is not group:
-                self._settle()
-                return self._steps(reasons)
-            route, step = self._gather(number, group, watched)
-            steps.append(step)
-            if reasons is not None:
-                reasons[number:] = [route]
-        return steps
+    def _sizes(self, number: int, group: dict[str, Any]) -> list[int]:
+        """Real numbers in each parameter of a group, wherever they lie."""
+        shards = self._find_pool().shards[number]
+        counts = [p.numel() for p in group["params"]] if shards is None else [shard.size for shard in shards]
+        return [max(n * (2 if p.is_complex() else 1), 1) for n, p in zip(counts, group["params"], strict=True)]
 
     def _move(self, steps: list[Any]) -> None:
         """Measure, pool and look; then move everything."""
         going = [step for step in steps if step is not None]
         for step in going:
             step.measure()
-        pool = self._pool
-        if pool is not None and pool.active:
-            for step, pooled in zip(steps, pool.add(steps, self.param_groups), strict=True):
-                if step is not None and pooled is not None:
-                    step.take(pooled)
-        # Every norm is looked at before the first parameter moves.
-        bad_bucket = None
-        for step in going:
-            norms = step.norms()
-            if step.hyper.nonfinite == "raise" and bad_bucket is None:
-                bad = np.flatnonzero(~np.isfinite(np.asarray(norms.cpu() if isinstance(norms, Tensor) else norms)))
-                bad_bucket = step.group["bucket_names"][step.present[bad[0]]] if bad.size else None
-        if pool is not None and pool.given is not None and any(g["nonfinite"] == "raise" for g in self.param_groups):
-            bad_bucket = pool.first_of(bad_bucket)
-        if bad_bucket is not None:
-            raise NonFiniteGradient(bad_bucket)
+        pool = self._find_pool()
+        if pool.active:
+            pool.add(steps, self.param_groups)
+        if any(group["nonfinite"] == "raise" for group in self.param_groups):
+            # Every norm is looked at before the first parameter moves.
+            bad = [name for step in going if step.hyper.nonfinite == "raise" and (name := step.first_bad()) is not None]
+            first = pool.agree_on(bad[0] if bad else None)
+            if first is not None:
+                raise NonFiniteGradient(first)
         if self._recorder is None:
             for step in going:
                 step.apply()
         else:
             self._recorder.apply(steps, self.param_groups)
-        if pool is not None and pool.dtensors:
+        if pool.dtensors:
             pool.changed()
-
-    def _gather(self, number: int, group: dict[str, Any], watched: bool) -> tuple[routes.Route, Any]:
-        """The route of one group, and its step with all tensors at hand: None if there is nothing to do."""
-        if watched:
-            return routes.TRACED, self._on_lists(routes.TRACED, number, group, self._work(number, group))
-        options, pool = self._check(number, group), self._meet()
-        found: list[Work] = []
-
-        def work_found() -> Work:
-            if not found:
-                found.append(self._work(number, group))
-            return found[0]
-
-        def kernel_takes() -> bool:
-            if native.kernel is None:
-                return False
-            # The first step finds its state, and the trace, only after they have been made.
-            whole = pool.parts[number] is None
-            made = not group["diagnostics"] or self._recorder is not None
-            if whole and made and self._planned(number, group, options):
-                return True
-            work = work_found()
-            return bool(work.params) and self._planned(number, group, options, None if whole else work)
-
-        def host_takes() -> bool:
-            return host.takes(work_found(), options.hyper)
-
-        route = routes.choose(options, group, pool.spans[number], kernel_takes, host_takes)
-        if route is routes.KERNEL:
-            parts = None if pool.parts[number] is None else found[0]
-            return route, native.KernelStep(options, group, self._plans[number], parts)
-        return route, self._on_lists(route, number, group, work_found())
-
-    def _on_lists(self, route: routes.Route, number: int, group: dict[str, Any], work: Work) -> Any:
-        """The step of any route but the kernel's."""
-        if not work.present:
-            return None
-        if route is not routes.HOST:
-            check_tensors(work, same=route is routes.ADAM)
-        if route is routes.HOST or (route.on_host and all(p.is_cpu for p in (*work.params, *work.norm_emas))):
-            if number not in self._cells:
-                self._cells[number] = (host.Cells(), host.Cells(), host.Cells())
-            return host.HostStep(self._options[number], group, work, route, self._cells[number])
-        return DeviceStep(self._options[number], group, work, route)
-
-    def _work(self, number: int, group: dict[str, Any]) -> Work:
-        """The tensors of one step; of those that are spread over ranks, what lies here."""
-        if torch.compiler.is_compiling():
-            work = Work([], [], [], [], [], [], [], [], [], [], [], [], [])
-            self._init_group(group, number, *work)
-        else:
-            work = self._collect(number, group)
-        if work.parts:
-            pooling.local(work)
-        return work
-
-    def _planned(self, number: int, group: dict[str, Any], options: Options, work: Work | None = None) -> bool:
-        """Let the kernel gather the group's tensors; False if it does not take one of them, or state is missing.
-
-        `work` is None, or has the parts of parameters that lie on this rank.
-        """
-        plan = self._plans.get(number) or self._plans.setdefault(number, native.kernel.new_plan())
-        index, buckets = group["bucket_index"], len(group["bucket_names"])
-        if work is not None:
-            state = {p: self.state[group["params"][i]] for p, i in zip(work.params, work.places, strict=True)}
-            return native.plan_parts(plan, options, index, buckets, state, work)
-        gather, at = native.kernel.gather, self._cursor
-        cursor: int = gather(plan, options.packed, group["params"], index, buckets, self.state, at, None)
-        if cursor > at:
-            self._cursor = cursor
-        return cursor >= 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,26 +12,35 @@ from torch import Tensor
 from kourkoutas import rule
 from kourkoutas.buckets import check_buckets
 from kourkoutas.rule import Hyper
-from kourkoutas.torch import native
-from kourkoutas.torch.state import MOMENTS, STATE
-from kourkoutas.torch.work import LOW_PRECISION, Options, Work
+from kourkoutas.torch import kernel
+from kourkoutas.torch.state import MOMENTS, NUMBERS
 
+LOW_PRECISION = (torch.float16, torch.bfloat16)
 _IN_GROUP = [name for name in rule.HYPER_NAMES if name not in ("beta1", "beta2_max")]
 OPTIONS = itemgetter(*_IN_GROUP, "betas", "maximize", "state_dtype")
 """The entries of a group that its `Options` are made of."""
 
 
-def make_options(group: dict[str, Any], key: tuple[Any, ...]) -> Options:
-    """The options of a group whose entries are `key`."""
+class Options(NamedTuple):
+    """A group's options, checked: made anew when one of them has changed."""
+
+    key: tuple[Any, ...]  # the entries of the group that they were made of
+    hyper: Hyper
+    packed: bytes | None  # for the kernel; None if a hyper-parameter is a tensor
+    folds: bool  # whether torch's fused Adam kernel can do the elementwise part
+    moments: tuple[str, ...]  # names of the state that is like the parameter
+    numbers: tuple[str, ...]  # names of the state that is numbers
+
+
+def make_options(group: dict[str, Any]) -> Options:
+    """Check a group's options."""
     hyper = check_group(group)
-    packed = native.pack(hyper, group["maximize"], group["state_dtype"])
-    plain = hyper.bias_correction == "beta2max" and hyper.nonfinite != "skip" and group["state_dtype"] is None
-    extras = hyper.adaptive_tiny or hyper.max_ratio is not None or hyper.leak not in (None, 1)
-    adam = packed is not None and hyper.fixed and plain and not extras
+    packed = kernel.pack(hyper, group["maximize"], group["state_dtype"])
+    folds = hyper.max_ratio is None and group["state_dtype"] is None
     unused = {"max_exp_avg_sq": hyper.leak is None, "log_beta2": hyper.bias_correction != "exact"}
     unused["skipped"] = hyper.nonfinite != "skip"
-    needed = tuple(name for name in STATE if not unused.get(name))
-    return Options(key, hyper, packed, adam, needed, group["state_dtype"] is torch.bfloat16)
+    moments, numbers = (tuple(name for name in names if not unused.get(name)) for names in (MOMENTS, NUMBERS))
+    return Options(OPTIONS(group), hyper, packed, packed is not None and folds, moments, numbers)
 
 
 def join_betas(options: dict[str, Any]) -> None:
@@ -78,40 +87,21 @@ def check_group(options: dict[str, Any]) -> Hyper:
 
 
 def check_parameter(p: Tensor, group: dict[str, Any]) -> None:
+    """Raise if a group's options do not hold for a parameter that is about to get its state."""
+    check_state_dtype(p, group["state_dtype"])
     if group["fused"] and not (p.device.type in ("cpu", "cuda") and (p.is_floating_point() or p.is_complex())):
         raise RuntimeError(
             f"`fused=True` needs floating-point parameters on a CPU or a GPU; got {p.dtype} on {p.device}: "
             "use foreach=True"
         )
-    if group["state_dtype"] is not None and p.dtype not in (torch.float32, *LOW_PRECISION):
+
+
+def check_state_dtype(p: Tensor, state_dtype: torch.dtype | None) -> None:
+    if state_dtype is not None and p.dtype not in (torch.float32, *LOW_PRECISION):
         raise RuntimeError(
             f"`state_dtype` needs float32, bfloat16 or float16 parameters; got {p.dtype}: "
             "put this parameter in a group with state_dtype=None"
         )
-
-
-def check_tensors(work: Work, same: bool) -> None:
-    """Raise if the lists of torch cannot update these tensors, so that nothing is half done; `same`: in one dtype."""
-    eager = not torch.compiler.is_compiling()  # asking for the bits would break a graph in two
-
-    def kind(x: Tensor) -> tuple[Any, ...]:
-        odd = eager and (x.is_neg() or (x.is_inference() and not torch.is_inference_mode_enabled()))
-        return x.shape, x.device, x.dtype if same or x.dtype not in LOW_PRECISION else torch.float32, odd
-
-    if eager and any(x.is_neg() for xs in work[5:8] for x in xs):
-        raise RuntimeError("a number in the state is negated lazily: load another state")
-    wanted = [(*kind(p)[:3], False) for p in work.params]
-    for name, tensors in zip(("param", "grad", *MOMENTS), work[:5], strict=True):
-        found = [kind(x) for x in tensors]
-        if name == "grad":  # is only read, and may be negated lazily
-            found = [(*x[:3], False) for x in found]
-        if found and found != wanted:
-            i = next(i for i, (x, y) in enumerate(zip(found, wanted, strict=True)) if x != y)
-            what = f"`{name}` in the state" if name in MOMENTS else f"`{name}`"
-            raise RuntimeError(
-                f"{what} of parameter {work.places[i]} has another shape, dtype or device than the parameter, is "
-                "negated lazily, or was made in inference mode: set it anew, or load another state"
-            )
 
 
 def entries_of(params: Any) -> list[Any]:

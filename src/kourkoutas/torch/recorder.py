@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kourkoutas.torch import native
+from kourkoutas.torch.kernel import KernelStep
 from kourkoutas.trace import KEYS, WINDOW, Trace
 
 
@@ -33,15 +33,14 @@ class Recorder:
         first = 0
         for step, group in zip(steps, groups, strict=True):
             count = len(group["bucket_names"])
-            if type(step) is native.KernelStep:
+            if type(step) is KernelStep:
                 step.apply(self.ring, self.rows, first)
             else:
-                block = torch.full((len(KEYS), count), torch.nan, device=self.ring.device)
+                row = self.ring.new_full((len(KEYS), count), torch.nan)
                 if step is not None:
-                    place = torch.tensor(step.present, device=block.device)
-                    stats = [torch.as_tensor(x, device=block.device).view(-1) for x in step.apply()]
-                    block[:, place] = torch.stack(stats).to(block)
-                self.ring.narrow(2, first, count).index_copy_(0, (self.rows % WINDOW).view(1), block[None])
+                    step.apply()
+                    row = step.rows().to(row)
+                self.ring.narrow(2, first, count).index_copy_(0, (self.rows % WINDOW).view(1), row.unsqueeze(0))
             first += count
         self.rows.add_(1)
 

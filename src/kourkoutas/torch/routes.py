@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._device import DeviceContext
 
-from kourkoutas.torch.work import Options
+from kourkoutas.torch import kernel
+from kourkoutas.torch.options import Options
 
 
 class Route(NamedTuple):
@@ -16,22 +17,17 @@ class Route(NamedTuple):
 
     name: str
     reason: str
-    on_host: bool = True  # whether scalars may be numbers, if all tensors are on the CPU
+    fused: bool = False  # whether the elementwise part of the foreach route is torch's fused Adam kernel
 
 
-TRACED = Route("lists", "the step is being traced by torch.compile, or a torch mode or transform watches it", False)
-CAPTURABLE = Route("lists", "capturable=True: scalars stay on the device", False)
-TENSORS = Route("lists", "a hyper-parameter is a tensor", False)
-ADAM = Route("adam", "β2 is fixed and the extras are off: torch's own Adam")
-SPANS = Route("lists", "buckets have members on other ranks of `process_group`", False)
-FOREACH = Route("lists", "foreach=True was asked for")
-NOT_FUSED = Route("lists", "fused=False was asked for")
+WATCHED = Route("foreach", "the step is being traced by torch.compile, or a torch mode or transform watches it")
+CAPTURABLE = Route("foreach", "capturable=True: scalars stay on the device")
+TENSORS = Route("foreach", "a hyper-parameter is a tensor")
+SPANS = Route("foreach", "buckets have members on other ranks of `process_group`")
+FOREACH = Route("foreach", "foreach=True was asked for")
+NOT_FUSED = Route("foreach", "fused=False was asked for")
 KERNEL = Route("kernel", "the C kernel takes every tensor")
-EXTRAS = Route("lists", "without the C kernel, max_ratio and state_dtype need operations that torch's Adam lacks")
-HOST = Route("host", "plain contiguous CPU tensors, which the C kernel was not there for or did not take")
-OTHER = Route(
-    "lists", "a tensor is not on the CPU, not plain, not contiguous, or of a dtype that fused kernels do not take"
-)
+OTHER = Route("foreach", "a tensor is not on the CPU, not plain, or laid out with gaps or unlike its parameter")
 
 
 def choose(
@@ -39,29 +35,29 @@ def choose(
     group: dict[str, Any],
     spans: bool,
     kernel_takes: Callable[[], bool],
-    host_takes: Callable[[], bool],
+    fused_takes: Callable[[], bool],
 ) -> Route:
-    """The route of one group that nobody watches (else it is TRACED): the first line that applies.
+    """The route of one group: the first line that applies.
 
     Args:
       spans: whether buckets have members on other ranks that this one does not hold.
-      kernel_takes: whether the kernel is there and takes every tensor of this step.
-      host_takes: whether torch's fused Adam kernel for the CPU takes every tensor of this step.
+      kernel_takes: whether the C kernel takes every tensor of this step.
+      fused_takes: whether torch's fused Adam kernel for the CPU takes every tensor of this step.
     """
-    hyper = options.hyper
+    device = next((p.device.type for p in group["params"]), "cpu")
     # fmt: off
     # ruff: noqa: E701
+    if device != "cpu":                                       return Route("foreach", f"parameters are on {device}")
+    if watched():                                             return WATCHED
     if group["capturable"]:                                   return CAPTURABLE
     if options.packed is None:                                return TENSORS
-    if options.adam:                                          return ADAM
     if spans:                                                 return SPANS
     if group["foreach"]:                                      return FOREACH
     if group["fused"] is False:                               return NOT_FUSED
-    if kernel_takes():                                        return KERNEL
-    if hyper.max_ratio is not None or group["state_dtype"]:   return EXTRAS
-    if host_takes():                                          return HOST
-    return OTHER
+    if kernel.extension is not None and kernel_takes():       return KERNEL
     # fmt: on
+    reason = OTHER.reason if kernel.extension is not None else f"the C kernel is not there: {kernel.missing}"
+    return Route("foreach", reason, options.folds and fused_takes())
 
 
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack

@@ -1,0 +1,76 @@
+/* Formats of floating-point numbers: 16-bit ones are widened to float, and rounded to nearest or with noise.
+
+   Expects the macros INLINE and CLONES of step.c. */
+
+typedef enum { F32, F64, BF16, F16, OTHER } Kind;
+static const int KIND_BYTES[] = {4, 8, 2, 2};
+
+INLINE float bits_float(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
+INLINE uint32_t float_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
+
+INLINE float from_bf16(uint16_t h) { return bits_float((uint32_t)h << 16); }
+INLINE uint16_t to_bf16(float f) {
+    uint32_t u = float_bits(f);
+    uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16; /* to nearest, ties to even */
+    return (u & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (uint16_t)rounded;
+}
+
+INLINE float from_f16(uint16_t h) {
+    uint32_t u = (uint32_t)(h & 0x7fff) << 13;
+    float scaled = bits_float(u) * 0x1p112f; /* moves the exponent's bias from 15 to 127, subnormals included */
+    uint32_t out = u >= 0x0f800000 ? u | 0x7f800000 : float_bits(scaled);
+    return bits_float(out | (uint32_t)(h & 0x8000) << 16);
+}
+INLINE uint16_t to_f16(float f) {
+    uint32_t u = float_bits(f), sign = (u >> 16) & 0x8000;
+    u &= 0x7fffffff;
+    uint32_t normal = (u - 0x38000000 + 0xfff + ((u >> 13) & 1)) >> 13;
+    uint32_t subnormal = float_bits(bits_float(u) + 0.5f) - 0x3f000000; /* 0.5 has an ulp of 2^-24, F16's smallest */
+    uint32_t out = u < 0x38800000 ? subnormal : normal;
+    out = u >= 0x477ff000 ? 0x7c00 : out;
+    out = u > 0x7f800000 ? 0x7e00 : out;
+    return (uint16_t)(out | sign);
+}
+
+CLONES static void widen(float *restrict out, const void *in, Kind kind, long n) {
+    const uint16_t *restrict h = in;
+    if (kind == BF16)
+        for (long i = 0; i < n; i++) out[i] = from_bf16(h[i]);
+    else
+        for (long i = 0; i < n; i++) out[i] = from_f16(h[i]);
+}
+
+CLONES static void narrow(void *out, const float *restrict in, Kind kind, long n) {
+    uint16_t *restrict h = out;
+    if (kind == BF16)
+        for (long i = 0; i < n; i++) h[i] = to_bf16(in[i]);
+    else
+        for (long i = 0; i < n; i++) h[i] = to_f16(in[i]);
+}
+
+/* A hash of 32 bits; kourkoutas/torch/lists.py has the same. */
+INLINE uint32_t mixed(uint32_t h) {
+    h ^= h >> 16;
+    h *= 0x45d9f3b5u;
+    h ^= h >> 13;
+    h *= 0x3c6ef373u;
+    return h ^ h >> 16;
+}
+
+INLINE uint16_t to_bf16_noisy(float f, uint32_t noise) { /* up with the probability of what is cut off */
+    uint32_t u = float_bits(f);
+    return (u & 0x7f800000) == 0x7f800000 ? to_bf16(f) : (uint16_t)((u + noise) >> 16);
+}
+
+/* One hash per element: its low half for m, its high half for v and v_max. */
+CLONES static void narrow_noisy(void *m, void *v, void *v_max, const float *restrict wide_m, const float *restrict wide_v,
+                                const float *restrict wide_max, uint32_t seed, uint32_t first, long n) {
+    uint16_t *restrict hm = m, *restrict hv = v, *restrict hx = v_max;
+    for (long i = 0; i < n; i++) {
+        uint32_t noise = mixed((first + (uint32_t)i) * 0x1e3779b1u + seed);
+        hm[i] = to_bf16_noisy(wide_m[i], noise & 0xffff);
+        hv[i] = to_bf16_noisy(wide_v[i], noise >> 16);
+    }
+    for (long i = 0; hx && i < n; i++)
+        hx[i] = to_bf16_noisy(wide_max[i], mixed((first + (uint32_t)i) * 0x1e3779b1u + seed) >> 16);
+}

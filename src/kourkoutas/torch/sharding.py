@@ -1,0 +1,328 @@
+"""Parameters and buckets that lie on several ranks: what lies here, and the sums over all ranks.
+
+| parameter                          | told by                      | its shards lie over                         |
+|------------------------------------|------------------------------|---------------------------------------------|
+| DTensor (FSDP2, HSDP, TP, 2-D)     | its type                     | the mesh dimensions whose placement shards  |
+| FSDP1 with `use_orig_params=True`  | FSDP1's mark on the tensor   | `process_group`                             |
+| any other tensor                   |                              | nothing: it is whole                        |
+
+    Σ g², ⟨|θ|⟩   per sharded parameter: all-reduced once over each process group that shards any of them
+    Σ g², t       per bucket whose members lie on the ranks of `process_group`: one sum and one maximum
+
+NOTE: a parameter's entry goes only through the groups that shard it, so that replicas are not counted twice; it ends
+up whole, and alike, on every rank that holds a shard or a replica. Replicas are equal to the bit if the backend adds in
+the same order in groups of the same size.
+
+NOTE: what is sent depends on the parameters, not on which gradients are there: without a gradient, and on a rank with
+an empty shard, an entry is zero. So all ranks send the same vectors in the same order.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+LOCAL = "local"
+_REMEDY = (
+    "pass process_group=<the group whose ranks hold other members>, or process_group='local' if every rank holds all "
+    "of them, as under DistributedDataParallel"
+)
+
+
+class Shard(NamedTuple):
+    """What lies on this rank of one parameter."""
+
+    over: tuple[str, ...]  # names of the process groups of more than one rank whose members hold its shards
+    size: int  # elements of the whole parameter
+    first: int  # number of the first element here, in the order of the whole parameter's memory
+    strides: tuple[int, ...] | None  # of the whole; None: elements here are consecutive in the whole
+
+
+class Pool:
+    """The ranks over which an optimizer's parameters and buckets are spread.
+
+    NOTE: making a pool asks nobody. `exchange` does, and every rank must call it before its first step.
+
+    Attributes:
+      shards: per group: None if its tensors are plain and whole and so are its buckets, else each parameter's shard.
+      spans: per group: whether its buckets have members on other ranks that this rank does not hold.
+      given: the `process_group` that was given, if it has more than one rank.
+      dtensors: all DTensors among the parameters.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], process_group: Any) -> None:
+        self.given: Any = process_group if process_group not in (None, LOCAL) else None
+        if self.given is not None and torch.distributed.get_world_size(self.given) == 1:
+            self.given = None
+        if ranks() > 1:
+            for group in groups:
+                _check_reach(group, process_group)
+        self.exchanged = False
+        self.fsdp1 = [p for group in groups for p in group["params"] if is_fsdp1(p)]
+        self.dtensors = [p for group in groups for p in group["params"] if is_dtensor(p)]
+        self.spans = [self.given is not None and group["buckets"] != "parameter" for group in groups]
+        self._lay_out(groups, {p: [p.numel()] for p in self.fsdp1})
+
+    def _lay_out(self, groups: list[dict[str, Any]], sizes: dict[Tensor, Sequence[int]]) -> None:
+        """Find the shards; `sizes` are those of FSDP1's parameters on each rank of `process_group`."""
+        self.shards: list[list[Shard] | None] = []
+        for group, spans in zip(groups, self.spans, strict=True):
+            named = zip(group["params"], _names(group), strict=True)
+            found = [self._shard(p, name, sizes.get(p, ())) for p, name in named]
+            meshed = any(map(is_dtensor, group["params"]))
+            self.shards.append(found if spans or meshed or any(shard.over for shard in found) else None)
+        self.active = any(shards is not None and any(s.over for s in shards) for shards in self.shards)
+        self.active = self.active or any(self.spans)
+
+    def _shard(self, p: Tensor, name: str, sizes: Sequence[int]) -> Shard:
+        if is_dtensor(p):
+            return _shard_of_dtensor(p, name)
+        if sizes and self.given is not None:
+            rank = torch.distributed.get_rank(self.given) if self.exchanged else 0
+            return Shard((self.given.group_name,), sum(sizes), sum(sizes[:rank]), None)
+        return Shard((), p.numel(), 0, None)
+
+    def exchange(self, groups: list[dict[str, Any]]) -> None:
+        """Collective: every rank must call it. Learns sizes and buckets from the others, and prepares the sums."""
+        self.exchanged = True
+        if self.fsdp1 and self.given is not None:
+            everywhere = self._gathered([p.numel() for p in self.fsdp1])
+            self._lay_out(groups, dict(zip(self.fsdp1, zip(*everywhere, strict=True), strict=True)))
+        # Members of a bucket are found by the bucket's name, in groups of the same number.
+        keys = [(i, name) for i, g in enumerate(groups) for name in g["bucket_names"] if self.spans[i]]
+        everywhere = self._gathered(keys) if any(self.spans) and not self.fsdp1 else [keys]
+        place = {key: i for i, key in enumerate(dict.fromkeys(key for of_rank in everywhere for key in of_rank))}
+        self._bucket_count = len(place)
+        if not self.active:
+            return
+        device = next(g["params"][0].device for g, s in zip(groups, self.shards, strict=True) if s is not None)
+
+        def index(numbers: list[int]) -> Tensor:
+            return torch.tensor(numbers, dtype=torch.int64, device=device)
+
+        self.device = device
+        self._bucket_index = [index(g["bucket_index"]) for g in groups]
+        self._bucket_places = [index([place.get((i, n), 0) for n in g["bucket_names"]]) for i, g in enumerate(groups)]
+        over: dict[str, list[int]] = {}
+        first = 0
+        for group, shards in zip(groups, self.shards, strict=True):
+            for i, shard in enumerate(shards or ()):
+                for name in shard.over:
+                    over.setdefault(name, []).append(first + i)
+            first += len(group["params"])
+        self._over = {name: index(numbers) for name, numbers in over.items()}
+
+    def _gathered(self, mine: Any) -> list[Any]:
+        """What every rank of `process_group` gives, in the order of ranks."""
+        out: list[Any] = [None] * torch.distributed.get_world_size(self.given)
+        torch.distributed.all_gather_object(out, mine, group=self.given)
+        return out
+
+    def changed(self) -> None:
+        """Let autograd know of DTensors whose local tensors were written."""
+        if not torch.compiler.is_compiling():
+            torch.autograd.graph.increment_version([p for p in self.dtensors if p.grad is not None])
+
+    def add(self, steps: Sequence[Any], groups: list[dict[str, Any]]) -> None:
+        """Give each step the sums over all ranks in the place of its local ones."""
+        going = [step if shards is not None else None for step, shards in zip(steps, self.shards, strict=True)]
+        rows = 2 if any(g["adaptive_tiny"] for g in groups) else 1
+        blocks = []
+        for step, group in zip(going, groups, strict=True):
+            block = torch.zeros((rows, len(group["params"])), dtype=torch.float64, device=self.device)
+            if step is not None:
+                local = step.sums().to(self.device)
+                block = local if len(local) == rows else torch.cat([local, block[len(local) :]])
+            blocks.append(block)
+        sums = torch.cat(blocks, 1)
+        for name, index in self._over.items():
+            sums = sums.index_copy(1, index, _reduced(sums.index_select(1, index), "sum", name))
+        each = sums.split([len(group["params"]) for group in groups], 1)
+        squares = []
+        for group, mine, bucket_of in zip(groups, each, self._bucket_index, strict=True):
+            zeros = torch.zeros(len(group["bucket_names"]), dtype=torch.float64, device=self.device)
+            squares.append(zeros.index_add(0, bucket_of, mine.select(0, 0)))
+        latest: list[Tensor | None] = [None] * len(groups)
+        if any(self.spans):
+            self._add_members(going, squares, latest)
+        for i, (group, step) in enumerate(zip(groups, going, strict=True)):
+            if step is not None:
+                step.take(squares[i], each[i].select(0, 1) if group["adaptive_tiny"] else None, latest[i])
+
+    def _add_members(self, steps: Sequence[Any], squares: list[Tensor], latest: list[Tensor | None]) -> None:
+        """Add the members of buckets that lie on the ranks of `process_group`, in place of the lists' entries."""
+        sums = torch.zeros(self._bucket_count, dtype=torch.float64, device=self.device)
+        most = torch.zeros_like(sums)
+        spanning = [i for i, spans in enumerate(self.spans) if spans]
+        for i in spanning:
+            sums = sums.index_copy(0, self._bucket_places[i], squares[i])
+            if steps[i] is not None:
+                most = most.index_copy(0, self._bucket_places[i], steps[i].latest().to(most))
+        if not self.fsdp1:  # the entries of FSDP1's parameters are complete
+            sums = _reduced(sums, "sum", self.given.group_name)
+        most = _reduced(most, "max", self.given.group_name)
+        for i in spanning:
+            squares[i], latest[i] = (x.index_select(0, self._bucket_places[i]) for x in (sums, most))
+
+    def agree_on(self, bucket: str | None) -> str | None:
+        """The bucket found to be bad here, or else a name that tells of one on another rank of `process_group`."""
+        if self.given is None:
+            return bucket
+        anywhere = _reduced(torch.tensor([float(bucket is not None)]), "max", self.given.group_name).item()
+        return "(on another rank)" if bucket is None and anywhere else bucket
+
+
+def ranks() -> int:
+    """How many processes there are, as far as torch.distributed knows."""
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def is_dtensor(x: Tensor) -> bool:
+    # Without the module there are no DTensors, and importing it takes long.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(x, module.DTensor)
+
+
+def is_fsdp1(x: Tensor) -> bool:
+    return getattr(x, "_fsdp_flattened", False) and not is_dtensor(x)
+
+
+def _shard_of_dtensor(p: Any, name: str) -> Shard:
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor import Shard as Sharded
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    for placement in p.placements:
+        if not isinstance(placement, (Replicate, Sharded, _StridedShard)):
+            raise ValueError(
+                f"parameter {name!r} has the placement {placement!r}, which neither shards nor replicates it: "
+                "redistribute it to Shard or Replicate before the optimizer is made"
+            )
+    mesh = p.device_mesh
+    over = tuple(
+        mesh.get_group(d).group_name
+        for d, placement in enumerate(p.placements)
+        if mesh.size(d) > 1 and not isinstance(placement, Replicate)
+    )
+    shape, offset = compute_local_shape_and_global_offset(p.shape, mesh, p.placements)
+    strides = tuple(p.stride())
+    first = sum(o * s for o, s in zip(offset, strides, strict=True)) if all(shape) else 0
+    local = local_tensor(p)
+    consecutive = not local.numel() or all(
+        n == 1 or a == b for n, a, b in zip(local.shape, local.stride(), strides, strict=True)
+    )
+    return Shard(over, p.numel(), first, None if consecutive else strides)
+
+
+@torch.no_grad()
+def local_tensor(x: Any) -> Any:
+    """The plain tensor of a DTensor on this rank; any other tensor as it is."""
+    if not is_dtensor(x):
+        return x
+    local = x.to_local()
+    return local.wait() if hasattr(local, "wait") else local
+
+
+def same_layout(p: Any, x: Any) -> bool:
+    """Whether `x` lies on the ranks as `p` does."""
+    if not is_dtensor(p):
+        return not is_dtensor(x)
+    return is_dtensor(x) and bool(x.placements == p.placements and x.device_mesh == p.device_mesh)
+
+
+@torch.no_grad()
+def local_gradient(p: Any, g: Any) -> Any:
+    """The gradient's plain tensor on this rank; it is redistributed if it does not lie as its parameter does."""
+    if is_dtensor(p) and not same_layout(p, g):
+        g = g.redistribute(p.device_mesh, p.placements)
+    return local_tensor(g)
+
+
+def localize(params: list[Any], grads: list[Any], moments: list[list[Any]]) -> None:
+    """Put the plain tensors of this rank in place of DTensors, and gradients where their parameters are."""
+    grads[:] = [local_gradient(p, g) for p, g in zip(params, grads, strict=True)]
+    for tensors in (params, *moments):
+        tensors[:] = [local_tensor(x) for x in tensors]
+
+
+def check_layouts(params: list[Any], moments: dict[str, list[Any]]) -> None:
+    """Raise if state does not lie on the ranks as its parameter does."""
+    for name, tensors in moments.items():
+        if not all(same_layout(p, x) for p, x in zip(params, tensors, strict=True)):
+            raise RuntimeError(
+                f"`{name}` in the state does not lie on the ranks as its parameter does: load it with "
+                "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which spreads a state"
+            )
+
+
+def check_process_group(process_group: Any) -> None:
+    """Raise unless `process_group` is None, "local" or a process group."""
+    kind = getattr(torch.distributed, "ProcessGroup", None)
+    if process_group in (None, LOCAL) or (kind is not None and isinstance(process_group, kind)):
+        return
+    raise TypeError(
+        f"`process_group` must be a torch.distributed.ProcessGroup, 'local' or None; got {process_group!r}: "
+        "for a mesh, pass mesh.get_group('name of a dimension')"
+    )
+
+
+def _names(group: dict[str, Any]) -> list[str]:
+    return group.get("param_names") or [f"param_{i}" for i in range(len(group["params"]))]
+
+
+def _check_reach(group: dict[str, Any], process_group: Any) -> None:
+    """Raise if it cannot be known from here where all shards and members are."""
+    kind = group["buckets"]
+    reached: set[int] = set()
+    for p, name in zip(group["params"], _names(group), strict=True):
+        if is_dtensor(p):
+            reached.update(p.device_mesh.mesh.flatten().tolist())  # type: ignore[attr-defined]
+        elif type(p).__name__ == "FlatParameter":
+            raise ValueError(
+                f"parameter {name!r} is FSDP1's FlatParameter, which mixes parameters: wrap the model with "
+                "FSDP(..., use_orig_params=True), or use FSDP2 (fully_shard)"
+            )
+        elif is_fsdp1(p):
+            if process_group in (None, LOCAL):
+                raise ValueError(
+                    f"`process_group` is {process_group!r} but parameter {name!r} is a shard that FSDP1 left on this "
+                    "rank: pass process_group=<the FSDP model>.process_group, or use FSDP2 (fully_shard)"
+                )
+            if kind == "shape":
+                raise ValueError(
+                    "`buckets` is 'shape' but FSDP1 shows flat shards without their shapes: use 'parameter', "
+                    "'module' or 'global', or FSDP2 (fully_shard)"
+                )
+            reached.update(range(ranks()))
+        else:
+            reached.add(-1)
+    may_reach = kind not in ("parameter", "module") and (-1 in reached or len(reached) < ranks())
+    if process_group is None and may_reach and group["params"]:
+        what = f"'{kind}'" if kind != "custom" else "a function"
+        raise ValueError(
+            f"`buckets` is {what} and there are {ranks()} processes, so that a bucket may have members on other "
+            f"ranks: {_REMEDY}"
+        )
+
+
+def _device(group_name: str, like: Tensor) -> torch.device:
+    """Where a process group can reduce: on the device of `like`, or else, say for offloaded parameters, its own."""
+    from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
+
+    kinds = [d.type for d in _resolve_process_group(group_name)._device_types]  # type: ignore[arg-type, attr-defined]
+    return like.device if like.device.type in kinds else torch.device(kinds[0])
+
+
+def _reduced(x: Tensor, how: str, group_name: str) -> Tensor:
+    """`x` reduced over a process group."""
+    device = x.device if torch.compiler.is_compiling() else _device(group_name, x)
+    from torch.distributed import _functional_collectives as collectives
+
+    out = collectives.all_reduce(x.to(device), how, group_name)  # type: ignore[arg-type]
+    return collectives.wait_tensor(out).to(x.device)  # type: ignore[no-any-return]
