@@ -84,8 +84,8 @@ def bootstrap_mean(values: Array, confidence: float = 0.95, resamples: int = RES
     """BCa bootstrap interval of the mean (seeded), a percentile one where BCa is undefined.
 
     None where resamples cannot differ, for more than `BOOTSTRAP_UP_TO` values, and with `resamples=0`. With means m_b
-    of the resamples, z₀ = Φ⁻¹(share of m_b below the mean) and the jackknife's acceleration a, the ends are the quantiles
-    of m_b at Φ(z₀ + (z₀ ± z)/(1 - a·(z₀ ± z))).
+    of the resamples, z₀ = Φ⁻¹(share of m_b below the mean) and the jackknife's acceleration a, the ends are the
+    quantiles of m_b at Φ(z₀ + (z₀ ± z)/(1 - a·(z₀ ± z))).
 
     NOTE: equal to scipy.stats.bootstrap to the last digits, and here because importing scipy.stats takes longer than
     all else that a report does.
