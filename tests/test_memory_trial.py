@@ -1,6 +1,7 @@
 """The records of the trial of signals, and its verdict on made-up runs whose outcome is known."""
 
 import csv
+import functools
 import importlib.util
 import math
 import sys
@@ -75,9 +76,15 @@ def made(levels, *, without=(), ends=None):
     return Snapshot(Path("nowhere"), record, tuple(compared), tuple(tuning))
 
 
+@functools.cache
+def shown_of(changed):
+    """What a testbed shows whose levels are changed; the cases share most of their testbeds."""
+    return trial.shown(made(LEVELS | dict(changed)))
+
+
 def outcome(by_testbed):
     """The verdict on `centred`, of testbeds {letter: changed levels}."""
-    found = {letter: trial.shown(made(LEVELS | changed)) for letter, changed in by_testbed.items()}
+    found = {letter: shown_of(tuple(changed.items())) for letter, changed in by_testbed.items()}
     return trial.verdict("centred", found)[0]
 
 
