@@ -26,7 +26,7 @@ NO_FLOAT64 = ("mps",)
 _SMALL = 65_536
 _LATE = torch.tensor(1e30, device="cpu")  # a step count at which Adam's bias correction is 1; its kernel only reads it
 _TYPES = {Tensor, torch.nn.Parameter}
-_DTYPES = {torch.float32, torch.float64, *LOW_PRECISION}
+_WIDE = (torch.float32, torch.float64)
 _WORD = 0xFFFFFFFF
 
 
@@ -147,6 +147,9 @@ class ListStep:
 
     def apply(self) -> None:
         """Move the scalar state and the tensors."""
+        self.found = self._apply_arrays() if self.fused else self._apply_tensors()
+
+    def _apply_tensors(self) -> rule.Step:
         work, pick = self.work, self._pick
         state = rule.State(
             ema=pick(work.norm_ema[0], work.bucket_index),
@@ -155,14 +158,7 @@ class ListStep:
             skipped=pick(work.skipped[0], work.bucket_index, torch.int64) if work.skipped else None,
         )
         also: dict[str, Any] = {"members": self.members, "mean_abs": self.mean_abs, "has_grad": self.has_grad}
-        if self.fused:
-            state = rule.State(*(None if x is None else x.numpy() for x in state))
-            also = {name: x.numpy() if isinstance(x, Tensor) else x for name, x in also.items()}
-            also["members"] = None if self.members is None else ArrayMembers(self.members)
-            with np.errstate(all="ignore"):  # a NaN norm is the caller's to see
-                new = rule.step(self.hyper, float(self.lr), self._norm().numpy(), state, np, **also)
-        else:
-            new = rule.step(self.hyper, self.lr, self._norm(), state, torch, **also)
+        new = rule.step(self.hyper, self.lr, self._norm(), state, torch, **also)
         for vectors, values, index in (
             (work.norm_ema, new.state.ema, work.bucket_index),
             (work.step, new.state.step, work.place_index),
@@ -170,16 +166,39 @@ class ListStep:
             (work.skipped, new.state.skipped, work.bucket_index),
         ):
             for vector in vectors:
-                if self.fused:
-                    vector.numpy()[index[0].numpy() if index else ...] = values
-                    continue
                 whole = vector.index_copy(0, index[0], values.to(vector.dtype)) if index else values
                 torch._foreach_copy_([vector], [whole])
-        if self.grads and self.fused:
-            self._update_by_adam(new.k, new.updated_each)
-        elif self.grads:
+        if self.grads:
             self._update(new.k, new.updated_each)
-        self.found = new
+        return new
+
+    def _apply_arrays(self) -> rule.Step:
+        """The same with NumPy on the memory of the vectors, and torch's fused Adam kernel."""
+        work = self.work
+        each = work.place_index[0].numpy() if work.place_index else ...
+        bucket = work.bucket_index[0].numpy() if work.bucket_index else ...
+        ema, step = work.norm_ema[0].numpy(), work.step[0].numpy()
+        log_beta2 = work.log_beta2[0].numpy() if work.log_beta2 else None
+        skipped = work.skipped[0].numpy() if work.skipped else None
+        state = rule.State(
+            ema=ema[bucket].astype(np.float64),
+            step=step[each].astype(np.float64),
+            log_beta2=None if log_beta2 is None else log_beta2[each].astype(np.float64),
+            skipped=None if skipped is None else skipped[bucket],
+        )
+        members = None if self.members is None else ArrayMembers(self.members)
+        mean_abs = None if self.mean_abs is None else self.mean_abs.numpy()
+        with np.errstate(all="ignore"):  # a NaN norm is the caller's to see
+            new = rule.step(
+                self.hyper, float(self.lr), self._norm().numpy(), state, np, members=members, mean_abs=mean_abs
+            )
+            ema[bucket], step[each] = new.state.ema, new.state.step
+            if log_beta2 is not None:
+                log_beta2[each] = new.state.log_beta2
+            if skipped is not None:
+                skipped[bucket] = new.state.skipped
+        self._update_by_adam(new.k, new.updated_each)
+        return new
 
     def rows(self) -> Tensor:
         """sun, β2 and n of every bucket of the group, after `apply`; NaN for those at rest."""
@@ -273,40 +292,34 @@ def fused_takes(work: Work, hyper: Hyper) -> bool:
     Low precision must be rounded only once, which it is not where θ or v_max moves before the kernel is called.
     """
     twice = hyper.weight_decay != 0 or hyper.leak not in (None, 1)
-    lists = [work.params, work.grads, *moments(work).values()]
-    tensors = [t for ts in lists for t in ts]
-    dtypes, shapes = [p.dtype for p in work.params], [p.shape for p in work.params]
-    return (
-        set(map(type, tensors)) <= _TYPES
-        and set(dtypes) <= _DTYPES
-        and not (twice and any(dtype in LOW_PRECISION for dtype in dtypes))
-        and all([t.dtype for t in ts] == dtypes and [t.shape for t in ts] == shapes for ts in lists)
-        and all(t.is_cpu for t in (*tensors, *work.step))
-        and all(map(Tensor.is_contiguous, tensors))
-        and not any(map(Tensor.is_neg, tensors))
-        and all(t.data_ptr() or not t.numel() for t in tensors)
-    )
+    dtypes = _WIDE if twice else (*_WIDE, *LOW_PRECISION)
+    for p, *others in zip(work.params, work.grads, *moments(work).values(), strict=True):
+        dtype, shape = p.dtype, p.shape
+        if dtype not in dtypes:
+            return False
+        for t in (p, *others):
+            if type(t) not in _TYPES or t.dtype is not dtype or t.shape != shape or not t.is_cpu:
+                return False
+            if not t.is_contiguous() or t.is_neg() or not (t.data_ptr() or not t.numel()):
+                return False
+    return True
 
 
 def check_tensors(work: Work) -> None:
-    """Raise if torch's lists cannot update these tensors, so that nothing is half done."""
-    eager = not torch.compiler.is_compiling()  # asking for the bits would break a graph in two
+    """Raise if a gradient or a state is not like its parameter, before anything has moved."""
 
-    def kind(x: Tensor, read_only: bool) -> tuple[Any, ...]:
-        odd = eager and not read_only and (x.is_neg() or (x.is_inference() and not torch.is_inference_mode_enabled()))
-        return x.shape, x.device, torch.float32 if x.dtype in LOW_PRECISION else x.dtype, odd
+    def kind(x: Tensor) -> tuple[Any, ...]:
+        return x.shape, x.device, torch.float32 if x.dtype in LOW_PRECISION else x.dtype
 
-    wanted = [(*kind(p, True)[:3], False) for p in work.params]
-    written = moments(work)
-    for name, tensors in {"param": work.params, "grad": work.grads, **written}.items():
-        found = [kind(x, name == "grad") for x in tensors]
-        if found and found != wanted:
-            i = next(i for i, (x, y) in enumerate(zip(found, wanted, strict=True)) if x != y)
-            what = f"`{name}` in the state" if name in written else f"`{name}`"
-            raise RuntimeError(
-                f"{what} of parameter {work.places[i]} has another shape, dtype or device than the parameter, is "
-                "negated lazily, or was made in inference mode: set it anew, or load another state"
-            )
+    wanted = [kind(p) for p in work.params]
+    for name, tensors in {"grad": work.grads, **moments(work)}.items():
+        for place, x, like in zip(work.places, tensors, wanted, strict=True):
+            if kind(x) != like:
+                what = "`grad`" if name == "grad" else f"`{name}` in the state"
+                raise RuntimeError(
+                    f"{what} of parameter {place} has another shape, dtype or device than the parameter: "
+                    "set it anew, or load another state"
+                )
 
 
 def _floats(x: Any, n: int) -> list[float]:
@@ -371,7 +384,7 @@ def norms(tensors: list[Tensor], order: int, dtype: torch.dtype, device: torch.d
     if quick:
         found = _quick_norms([wide(t) for t in tensors])
         if math.isfinite(sum(found)):
-            return torch.tensor(found, dtype=dtype)
+            return torch.from_numpy(np.array(found))
     if dtype is torch.float64:
         found_each: Sequence[Tensor] = torch._foreach_norm(tensors, order, dtype=dtype)
     else:

@@ -144,9 +144,8 @@ class KourkoutasBeta(Optimizer):
         if isinstance(params, Tensor):
             raise TypeError("`params` must be an iterable of tensors or groups; got one tensor: pass [tensor]")
         self._process_group = process_group
-        self._buckets: list[tuple[dict[str, Any], list[str], list[int]]] = []
         self._lock = RLock()  # two threads may step one after the other, but not share working memory
-        self._reset()
+        self._own_buckets([])
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -155,26 +154,17 @@ class KourkoutasBeta(Optimizer):
             join_betas(options)
         self._process_group = getattr(self, "_process_group", None)  # torch loads a state through here, too
         self._lock = getattr(self, "_lock", None) or RLock()
-        self._own_buckets()
-        self._reset()
+        self._own_buckets(self.param_groups)
 
-    def _own_buckets(self) -> None:
+    def _own_buckets(self, groups: list[dict[str, Any]]) -> None:
         """Take the buckets that stand in the groups for this optimizer's own."""
-        self._buckets = [(g, g["bucket_names"], g["bucket_index"]) for g in self.param_groups if "bucket_index" in g]
-
-    def _settle(self) -> None:
-        """Let groups that somebody has removed, put in another order or added by hand keep their own buckets."""
-        owned = {id(group): entries for group, *entries in self._buckets}
-        for group in self.param_groups:
-            if id(group) in owned:
-                group["bucket_names"], group["bucket_index"] = owned[id(group)]
-            elif "bucket_index" not in group:
-                raise RuntimeError("`param_groups` has a group without buckets: add groups with add_param_group")
-        self._own_buckets()
+        # Group → its buckets, as ZeroRedundancyOptimizer overwrites them with those of another rank's group.
+        self._buckets = {id(g): (g, g["bucket_names"], g["bucket_index"]) for g in groups if "bucket_index" in g}
         self._reset()
 
     def _reset(self) -> None:
         """What is derived from the state and the groups, and not saved."""
+        self._order = [id(group) for group, *_ in self._buckets.values()]
         self._options: dict[int, Options] = {}
         self._plans: dict[int, Any] = {}
         self._vectors: dict[int, Vectors] = {}
@@ -208,7 +198,8 @@ class KourkoutasBeta(Optimizer):
         group["buckets"] = options["buckets"] if isinstance(options["buckets"], str) else "custom"
         group["bucket_names"], group["bucket_index"] = list(found.names), list(found.index)
         group["amsgrad"] = hyper.leak is not None  # for an Adam that loads this state
-        self._own_buckets()
+        self._buckets[id(group)] = group, group["bucket_names"], group["bucket_index"]
+        self._order.append(id(group))
         self._pool = None
         if self._recorder is not None:
             self._recorder.widen(len(group["bucket_names"]))
@@ -244,7 +235,7 @@ class KourkoutasBeta(Optimizer):
                 group.setdefault(key, value)
             if len(group["bucket_index"]) != len(group["params"]):  # saved by a rank that held other parameters
                 group["bucket_names"], group["bucket_index"] = old["bucket_names"], old["bucket_index"]
-        self._own_buckets()
+        self._own_buckets(self.param_groups)
         saved = [i for g in state_dict["param_groups"] for i in g["params"]]
         params = [(p, g, beta2) for g, beta2 in zip(self.param_groups, adams, strict=True) for p in g["params"]]
         for i, (p, group, beta2) in zip(saved, params, strict=True):
@@ -256,7 +247,6 @@ class KourkoutasBeta(Optimizer):
                     self.state[p][name] = value.detach().to(p.device, group["state_dtype"], copy=True)
             if beta2 is not None and group["bias_correction"] == "exact" and "step" in self.state[p]:
                 self.state[p]["log_beta2"] = adam_log_beta2(beta2, self.state[p]["step"].double(), torch)
-        self._reset()
         for number, group in enumerate(self.param_groups):
             entries = {name for p in group["params"] for name in self.state.get(p, ())}
             self._pack(number, group, tuple(name for name in NUMBERS if name in entries), [])
@@ -324,9 +314,9 @@ class KourkoutasBeta(Optimizer):
         """The group's checked options, made again only when an entry of the group has changed."""
         if "beta1" in group or "beta2_max" in group:
             join_betas(group)
-        if group["bucket_index"] is not self._buckets[number][2]:
-            # ZeroRedundancyOptimizer copies the entries of another rank's group.
-            _, group["bucket_names"], group["bucket_index"] = self._buckets[number]
+        _, names, index = self._buckets[id(group)]
+        if group["bucket_index"] is not index:
+            group["bucket_names"], group["bucket_index"] = names, index
         cached = self._options.get(number)
         if cached is None or cached.key != OPTIONS(group):
             cached = self._options[number] = make_options(group)
@@ -351,9 +341,8 @@ class KourkoutasBeta(Optimizer):
 
     def _steps(self) -> list[tuple[routes.Route, Any]]:
         """Each group's route, and its step with all tensors at hand or None; all checks are made here."""
-        mine = [group for group, *_ in self._buckets]
-        if len(mine) != len(self.param_groups) or any(a is not b for a, b in zip(mine, self.param_groups, strict=True)):
-            self._settle()
+        if self._order != [id(group) for group in self.param_groups]:  # some were removed, or put in another order
+            self._own_buckets(self.param_groups)
         self._cursor = 0
         return [self._gather(number, group) for number, group in enumerate(self.param_groups)]
 
@@ -464,19 +453,9 @@ class KourkoutasBeta(Optimizer):
         if shards is not None:
             sharding.check_layouts(params, found)
         chosen = vectors.select(group, places, lambda: self._sizes(number, group), pool.spans[number])
-        return Work(
-            params=params,
-            grads=grads,
-            exp_avgs=found["exp_avg"],
-            exp_avg_sqs=found["exp_avg_sq"],
-            max_exp_avg_sqs=found.get("max_exp_avg_sq", []),
-            step=[vectors.of["step"]],
-            norm_ema=[vectors.of["norm_ema"]],
-            log_beta2=[vectors.of["log_beta2"]] if "log_beta2" in vectors.of else [],
-            skipped=[vectors.of["skipped"]] if "skipped" in vectors.of else [],
-            shards=[] if shards is None else [shards[i] for i in places],
-            **chosen._asdict(),
-        )
+        here = [] if shards is None else [shards[i] for i in places]
+        numbers = ([vectors.of[name]] if name in vectors.of else [] for name in NUMBERS)
+        return Work._make([params, grads, *(found.get(name, []) for name in MOMENTS), *numbers, here, *chosen])
 
     def _pack(self, number: int, group: dict[str, Any], names: tuple[str, ...], places: list[int]) -> Vectors:
         """Vectors of the numbers in a group's state, whose views the state then shows, also of `places`."""
