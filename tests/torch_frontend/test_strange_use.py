@@ -261,6 +261,18 @@ def test_a_gradient_of_the_shape_before_is_refused_before_anything_moves(route):
     assert torch.equal(p.detach(), torch.ones(5))
 
 
+@on("plain", "foreach")
+def test_a_state_made_in_inference_mode_is_refused_outside_before_anything_moves(route):
+    p = ones(3)
+    optimizer = KourkoutasBeta([p], **route)
+    p.grad = torch.ones(3)
+    with torch.inference_mode():
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="made in inference mode"):
+        optimizer.step()
+    assert optimizer.state[p]["step"].item() == 1
+
+
 @EVERYWHERE
 def test_a_scalar_that_cannot_be_read_stops_the_step_before_any_group_moves(route):
     a, b = ones(3), ones(3)

@@ -306,19 +306,23 @@ def fused_takes(work: Work, hyper: Hyper) -> bool:
 
 
 def check_tensors(work: Work) -> None:
-    """Raise if a gradient or a state is not like its parameter, before anything has moved."""
+    """Raise if a gradient or a state is not like its parameter or cannot be written, before anything has moved."""
+    eager = not torch.compiler.is_compiling()  # asking for the bits would break a graph in two
 
     def kind(x: Tensor) -> tuple[Any, ...]:
         return x.shape, x.device, torch.float32 if x.dtype in LOW_PRECISION else x.dtype
 
+    def fixed(x: Tensor) -> bool:
+        return x.is_neg() or (x.is_inference() and not torch.is_inference_mode_enabled())
+
     wanted = [kind(p) for p in work.params]
-    for name, tensors in {"grad": work.grads, **moments(work)}.items():
-        for place, x, like in zip(work.places, tensors, wanted, strict=True):
-            if kind(x) != like:
-                what = "`grad`" if name == "grad" else f"`{name}` in the state"
+    for name, tensors in {"param": work.params, "grad": work.grads, **moments(work)}.items():
+        for place, x, like in zip(work.places, tensors, wanted, strict=True) if tensors else ():
+            if kind(x) != like or (eager and name != "grad" and fixed(x)):
+                what = f"`{name}`" if name in ("param", "grad") else f"`{name}` in the state"
                 raise RuntimeError(
-                    f"{what} of parameter {place} has another shape, dtype or device than the parameter: "
-                    "set it anew, or load another state"
+                    f"{what} of parameter {place} has another shape, dtype or device than the parameter, is negated "
+                    "lazily, or was made in inference mode: set it anew, or load another state"
                 )
 
 
