@@ -129,12 +129,14 @@ function prepare(root) {
 prepare(document);
 if (location.hash) unfold(location.hash.slice(1));
 
-// A page that reloads itself keeps what the reader has unfolded.
+// A page that reloads itself keeps what the reader has unfolded, also in the last one, which no longer reloads.
+const place = "open " + location.pathname;
+const kept = JSON.parse(sessionStorage.getItem(place) ?? "{}");
+for (const one of document.querySelectorAll("details")) if (one.id in kept) one.open = kept[one.id];
+sessionStorage.removeItem(place);
 if (document.querySelector("meta[http-equiv=refresh]")) {
-  const kept = JSON.parse(sessionStorage.getItem("open") ?? "{}");
-  for (const one of document.querySelectorAll("details")) if (one.id in kept) one.open = kept[one.id];
   addEventListener("pagehide", () => {
     const now = [...document.querySelectorAll("details")].map(one => [one.id, one.open]);
-    sessionStorage.setItem("open", JSON.stringify(Object.fromEntries(now)));
+    sessionStorage.setItem(place, JSON.stringify(Object.fromEntries(now)));
   });
 }
