@@ -143,8 +143,8 @@ def test_a_testbed_is_studied_by_name(tmp_path: Path) -> None:
     [
         (3, {}, TypeError, "`train` must be a function"),
         ("no_such_bed", {}, ValueError, "unknown testbed 'no_such_bed'"),
-        ("rare_trigger", {"log": True}, ValueError, "`log` is for functions of your own"),
-        (len, {"preset": "paper"}, ValueError, "`preset`='paper' is for testbeds"),
+        ("rare_trigger", {"log": True}, ValueError, "--log is for functions of your own"),
+        (len, {"preset": "paper"}, ValueError, "--preset paper is for testbeds"),
         ("rare_trigger", {"tune": {"lr": (1, 0.1)}}, ValueError, "the range must rise"),
         ("rare_trigger", {"tune": {"lr": (0.1, 1)}, "tune_seeds": [3]}, ValueError, "share 3"),
     ],

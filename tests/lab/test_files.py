@@ -11,7 +11,6 @@ import pytest
 import kourkoutas.lab
 from kourkoutas.lab import locks
 from kourkoutas.lab.results import files, parcel, store
-from kourkoutas.lab.results.checkpoint import Checkpoints
 from kourkoutas.lab.specs.spec import RunResult
 
 LAB = Path(kourkoutas.lab.__file__).parent
@@ -98,11 +97,6 @@ def test_json_that_is_nested_without_end_is_damage(tmp_path):
 
 def test_a_run_that_logged_nothing_has_no_rows(tmp_path):
     assert files.read_lines(tmp_path / "metrics.jsonl", finished=True, remedy="") == []
-
-
-def test_a_run_keeps_at_least_one_checkpoint(tmp_path):
-    with pytest.raises(ValueError, match=r"`keep` must be a whole number >= 1; got 0"):
-        Checkpoints(tmp_path, keep=0)
 
 
 def test_files_that_go_while_a_run_is_read_are_left_out(tmp_path, monkeypatch):

@@ -269,8 +269,15 @@ def test_two_workers_share_the_runs_of_a_study(task: Path, tmp_path: Path) -> No
     assert len({(run.folder / "made-by").read_text() for run in runs}) == 2
 
 
+def queue_of(specs: list[RunSpec]) -> pool.Queue:
+    queue = pool.Queue()
+    for spec in specs:
+        queue.add(spec)
+    return queue
+
+
 def test_a_worker_keeps_its_seed_until_all_its_arms_are_taken() -> None:
-    queue = pool.Queue([RunSpec(testbed="t", optimizer=arm, seed=seed) for arm in "ab" for seed in range(3)])
+    queue = queue_of([RunSpec(testbed="t", optimizer=arm, seed=seed) for arm in "ab" for seed in range(3)])
     taken = [queue.take(worker) for worker in (0, 1, 1, 0, 1, 1)]
     assert [(spec.seed, spec.optimizer) for spec in taken if spec] == [
         (0, "a"), (1, "a"), (1, "b"), (0, "b"), (2, "a"), (2, "b"),
@@ -278,7 +285,7 @@ def test_a_worker_keeps_its_seed_until_all_its_arms_are_taken() -> None:
 
 
 def test_a_worker_without_a_seed_of_its_own_helps_with_another_seed() -> None:
-    queue = pool.Queue([RunSpec(testbed="t", optimizer=arm, seed=0) for arm in "abc"])
+    queue = queue_of([RunSpec(testbed="t", optimizer=arm, seed=0) for arm in "abc"])
     taken = [queue.take(worker) for worker in (0, 1, 0)]
     assert [spec.optimizer for spec in taken if spec] == ["a", "c", "b"]
     assert queue.take(1) is None

@@ -216,7 +216,7 @@ def test_a_checkpoint_is_taken_about_once_a_minute_unless_asked_otherwise(tmp_pa
 
 
 def test_only_the_newest_checkpoints_are_kept_and_leftovers_removed(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = Checkpoints(tmp_path)
     for step in (10, 20, 30):
         checkpoints.save(step, {"x": np.array([step])})
     (tmp_path / ".step-000000040.npz.part").write_bytes(b"half")

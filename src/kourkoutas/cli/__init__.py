@@ -20,17 +20,11 @@ from kourkoutas.cli import running, results, testbeds, optimizer  # noqa: F401
 from kourkoutas.cli.app import BAD_INPUT, FAILED, app
 from kourkoutas.cli.printing import say
 
-LAB_PACKAGES = (
-    "scipy",
-    "matplotlib",
-    "pydantic",
-    "jinja2",
-    "markupsafe",
-    "pandas",
-    "cloudpickle",
-    "psutil",
-    "platformdirs",
-)
+
+def _is_of_lab(module: str) -> bool:
+    from kourkoutas.lab import doctor
+
+    return module.partition(".")[0] in doctor.LAB
 
 
 def _disk_full(error: OSError) -> str | None:
@@ -72,7 +66,7 @@ def main() -> None:
             message = error.format_message() + _got(error)
         elif isinstance(error, ValueError | TypeError | ImportError | OSError) and "KBETA_TRACEBACK" not in os.environ:
             message = _disk_full(error) or str(error) if isinstance(error, OSError) else str(error)
-            if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in LAB_PACKAGES:
+            if isinstance(error, ModuleNotFoundError) and _is_of_lab(error.name or ""):
                 message += ": pip install 'kourkoutas-beta[lab]'"
         else:
             raise

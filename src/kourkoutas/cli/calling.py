@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kourkoutas.lab.judging.analysis import Analysis
     from kourkoutas.lab.judging.targets import Target as Aim
-    from kourkoutas.lab.planning.plan import Plan
     from kourkoutas.lab.specs.search_space import SearchSpace
 
 
@@ -22,53 +21,6 @@ def with_text(sets: list[str] | None, text: str | None) -> list[str]:
     from kourkoutas.lab import corpus
 
     return [*(sets or []), *(f"{name}={value}" for name, value in corpus.pin(text).items())]
-
-
-def make_plan(
-    target: str,
-    engine: str | None,
-    preset: str | None,
-    optimizers: Sequence[str],
-    seeds: Sequence[int],
-    sets: list[str] | None,
-    grid: list[str] | None,
-    endpoint: str | None,
-    log: bool = False,
-    higher_is_better: bool = False,
-    tuning: SearchSpace | None = None,
-) -> Plan:
-    from kourkoutas.lab.planning import plan as planning
-
-    options, grids = planning.parse_assignments("--set", sets or []), planning.parse_assignments("--grid", grid or [])
-    if ".py" in target:
-        for name, value in (("--engine", engine), ("--preset", preset)):
-            if value is not None:
-                raise ValueError(f"{name} {value} is for testbeds; {target} brings its own: leave it out")
-        return planning.plan_own(
-            target,
-            optimizers=optimizers,
-            seeds=seeds,
-            options=options,
-            grids=grids,
-            endpoint=endpoint,
-            log=log,
-            higher_is_better=higher_is_better,
-            tuning=tuning,
-        )
-    for name, given in (("--log", log), ("--higher-is-better", higher_is_better)):
-        if given:
-            raise ValueError(f"{name} is for your own functions; a testbed says how it is judged: leave it out")
-    return planning.plan_testbed(
-        target,
-        preset=preset or "smoke",
-        engine=engine or "torch",
-        optimizers=optimizers,
-        seeds=seeds,
-        options=options,
-        grids=grids,
-        endpoint=endpoint,
-        tuning=tuning,
-    )
 
 
 def make_tuning(

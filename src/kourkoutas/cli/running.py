@@ -27,7 +27,7 @@ from kourkoutas.cli.arguments import (
     _optimizer,
     _optimizer_list,
 )
-from kourkoutas.cli.calling import aim_of, called_as, make_plan, make_tuning, with_text
+from kourkoutas.cli.calling import aim_of, called_as, make_tuning, with_text
 from kourkoutas.cli.printing import print_json, print_run, say
 
 MOST_TOLD = 10  # failed runs that are listed one by one
@@ -52,9 +52,18 @@ def run(
 ) -> None:
     """Make one run and print its result: a study of one optimizer and one seed."""
     from kourkoutas.lab import api
+    from kourkoutas.lab.planning import plan as planning
     from kourkoutas.lab.showing import progress
 
-    plan = make_plan(target, engine, preset, [optimizer], [seed], with_text(set_, text), None, endpoint)
+    plan = planning.plan_study(
+        target,
+        optimizers=[optimizer],
+        seeds=[seed],
+        options=planning.parse_assignments("--set", with_text(set_, text)),
+        preset=preset,
+        engine=engine,
+        endpoint=endpoint,
+    )
     (spec,) = plan.specs()
     with (
         tempfile.TemporaryDirectory(prefix="kbeta-") as scratch,
@@ -173,11 +182,20 @@ def study(
     from kourkoutas.lab.running.study import choose_executor
     from kourkoutas.lab.showing import progress
 
-    names = optimizers.split(",") if optimizers is not None else []
-    sets, chosen = with_text(set_, text), planning.parse_seeds(seeds)
-    question = make_tuning(tune, trials, tune_seeds, tune_budget, chosen)
-    aim = aim_of(target_)
-    plan = make_plan(target, engine, preset, names, chosen, sets, grid, endpoint, log, higher_is_better, question)
+    chosen, aim = planning.parse_seeds(seeds), aim_of(target_)
+    plan = planning.plan_study(
+        target,
+        optimizers=optimizers.split(",") if optimizers is not None else [],
+        seeds=chosen,
+        options=planning.parse_assignments("--set", with_text(set_, text)),
+        grids=planning.parse_assignments("--grid", grid or []),
+        preset=preset,
+        engine=engine,
+        endpoint=endpoint,
+        log=log,
+        higher_is_better=higher_is_better,
+        tuning=make_tuning(tune, trials, tune_seeds, tune_budget, chosen),
+    )
     start, attempts = choose_executor(
         ray=ray,
         workers=workers,

@@ -96,26 +96,19 @@ def study(
         axes = search_space.parse_tune([f"{name}={':'.join(map(str, limits))}" for name, limits in tune.items()])
         own = planning.whole_seeds(tune_seeds, "--tune-seeds")
         question = search_space.search_space(axes, trials=trials, seeds=own, test_seeds=chosen, budget=tune_budget)
-    shared: dict[str, Any] = {
-        "optimizers": optimizers.split(",") if isinstance(optimizers, str) else list(optimizers),
-        "seeds": chosen,
-        "options": dict(settings or {}),
-        "grids": dict(grid or {}),
-        "tuning": question,
-    }
-    if isinstance(train, str) and ".py" not in train:
-        for name, given in (("log", log), ("higher_is_better", higher_is_better)):
-            if given:
-                raise ValueError(f"`{name}` is for functions of your own; a testbed says how it is judged")
-        plan = planning.plan_testbed(
-            train, preset=preset or "smoke", engine=engine or "torch", endpoint=endpoint, **shared
-        )
-    else:
-        for name, word in (("preset", preset), ("engine", engine)):
-            if word is not None:
-                raise ValueError(f"`{name}`={word!r} is for testbeds; a function brings its own: leave it out")
-        target = train if isinstance(train, str) else shipping.target_of(train)
-        plan = planning.plan_own(target, endpoint=endpoint, log=log, higher_is_better=higher_is_better, **shared)
+    plan = planning.plan_study(
+        train if isinstance(train, str) else shipping.target_of(train),
+        optimizers=optimizers.split(",") if isinstance(optimizers, str) else list(optimizers),
+        seeds=chosen,
+        options=dict(settings or {}),
+        grids=dict(grid or {}),
+        preset=preset,
+        engine=engine,
+        endpoint=endpoint,
+        log=log,
+        higher_is_better=higher_is_better,
+        tuning=question,
+    )
     folder = Path(out) if out is not None else Path("results") / plan.testbed
     return Result(_executed(plan, folder, workers, retry_failed, progress))
 
@@ -147,8 +140,6 @@ def execute(
       KeyboardInterrupt: on Ctrl-C, after the workers have ended; finished runs are kept.
     """
     plan = _with_tuned_arms(plan, Path(out))
-    if plan.code is not None:
-        observer = running.Guard(observer)
     with running.holding(plan, out, command) as study:
         make = functools.partial(
             running.make_runs,
@@ -227,13 +218,11 @@ def _check_some_value(label: str, results: Sequence[RunResult | None]) -> None:
 
 def _executed(plan: Plan, folder: Path, workers: int | None, retry_failed: bool, progress: bool) -> Snapshot:
     command = f"kourkoutas.lab.study({plan.testbed!r}, ...)"
-    if not progress:
-        return execute(plan, folder, command=command, workers=workers, retry_failed=retry_failed)
     from rich.console import Console
 
     from kourkoutas.lab.showing.progress import showing
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, quiet=not progress)
     for line in plan.doubts():
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     with showing(console, plan.tuning) as observer:
@@ -339,16 +328,9 @@ class Result:
     def _repr_html_(self) -> str:
         """For notebooks: the answer, one row per arm, the numbers, how the arms came by their values."""
         found = self.analysis
-        rows = [_arm_row(arm) for arm in found.arms]
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in (rows[0] if rows else ()))
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(_shown(cell))}</td>" for cell in row.values()) + "</tr>" for row in rows
-        )
-        lines = [f"<p>{html.escape(line)}</p>" for line in found.fairness]
-        answers = [f"<p>{html.escape(line)}</p>" for line in found.answers]
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        first = f"<p><b>{html.escape(found.headline)}</b></p>"
-        return f"<div>{first}{table}{''.join(answers)}{''.join(lines)}</div>"
+        table = self.summary().reset_index().map(_shown).to_html(index=False, border=0)
+        lines = [f"<p>{html.escape(line)}</p>" for line in (*found.answers, *found.fairness)]
+        return f"<div><p><b>{html.escape(found.headline)}</b></p>{table}{''.join(lines)}</div>"
 
 
 def _arm_row(arm: ArmSummary) -> dict[str, Any]:

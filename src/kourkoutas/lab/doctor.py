@@ -28,7 +28,7 @@ FRONT_ENDS = {
     "jax": ("kourkoutas.optax",),
     "mlx": ("kourkoutas.mlx", "kourkoutas.paper"),
 }
-LAB = ("scipy", "matplotlib", "rich", "typer", "pydantic", "jinja2", "pandas", "cloudpickle")
+LAB = ("scipy", "pandas", "matplotlib", "rich", "typer", "pydantic", "jinja2", "cloudpickle", "psutil", "platformdirs")
 OPTIONAL = ("pytorch_optimizer", "tensorboard", "wandb", "ray")
 SECONDS = 120
 

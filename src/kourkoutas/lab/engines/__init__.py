@@ -8,7 +8,7 @@ operators, `@`, basic indexing and slicing, `.shape`, `.ndim` and `.reshape(*sha
 |-------------|--------------------------------------------------------------------------------------------------|
 | conversion  | array, numpy, cast                                                                               |
 | creation    | arange                                                                                           |
-| elementwise | exp, sqrt, sin, cos, tanh, abs, square, round, logaddexp, maximum, clip, where                   |
+| elementwise | sqrt, tanh, abs, square, round, logaddexp, maximum, clip, where                                  |
 | reductions  | sum, mean, max                                                                                   |
 | shapes      | transpose, concat, split, expand, broadcast                                                      |
 | linear      | einsum, linear                                                                                   |
@@ -137,10 +137,7 @@ class Engine(Protocol):
         ...
 
     # Elementwise
-    def exp(self, x: Array) -> Array: ...
     def sqrt(self, x: Array) -> Array: ...
-    def sin(self, x: Array) -> Array: ...
-    def cos(self, x: Array) -> Array: ...
     def tanh(self, x: Array) -> Array: ...
     def abs(self, x: Array) -> Array: ...
     def square(self, x: Array) -> Array: ...
@@ -195,17 +192,8 @@ class Engine(Protocol):
         """gain·(x - ⟨x⟩)/√(var x + eps) + bias over the last axis, with the biased variance."""
         ...
 
-    def attention(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        *,
-        mask: Array | None = None,
-        causal: bool = False,
-        scale: float | None = None,
-    ) -> Array:
-        """softmax(scale·q·kᵀ)·v for q (…, heads, queries, d) and k, v (…, heads, keys, d); scale is 1/√d unless given.
+    def attention(self, q: Array, k: Array, v: Array, *, mask: Array | None = None, causal: bool = False) -> Array:
+        """softmax(q·kᵀ/√d)·v for q (…, heads, queries, d) and k, v (…, heads, keys, d).
 
         `mask` is boolean, broadcastable to (…, queries, keys), True where a query may look. `causal` lets query i look
         at keys 0…i; it cannot be combined with `mask`.

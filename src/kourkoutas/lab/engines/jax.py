@@ -7,7 +7,6 @@ runs in the same compiled loop.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -18,8 +17,9 @@ import optax
 from jax import lax
 from numpy.typing import NDArray
 
-from kourkoutas.lab.engines import Array, Axis, Batches, Engine, Loss, Optimizer, Params, Squares, Trainer
-from kourkoutas.lab.engines.taylor import taylor_silu
+from kourkoutas.lab.engines import Array, Batches, Engine, Loss, Optimizer, Params
+from kourkoutas.lab.engines.numpy import NumPyLike
+from kourkoutas.lab.engines.taylor import Counts, taylor_silu
 from kourkoutas.trace import HISTORY, Trace
 
 
@@ -45,14 +45,16 @@ class JaxTrainer:
         loss: Loss,
         params: Mapping[str, NDArray[Any]],
         optimizer: Optimizer,
-        constants: Mapping[str, NDArray[Any]],
-        trace_every: int,
+        *,
+        constants: Mapping[str, NDArray[Any]] | None = None,
+        trace_every: int = 0,
+        compile: bool = False,
     ) -> None:
         traced = trace_every > 0 and optimizer.recorded
         self._chunk, self._step, init = _compiled(loss, optimizer.step, traced)
         self._params: Params = {name: jnp.array(p, copy=True) for name, p in params.items()}
         self._state = init(self._params)
-        self._constants = {name: jnp.asarray(x) for name, x in constants.items()}
+        self._constants = {name: jnp.asarray(x) for name, x in (constants or {}).items()}
         self._length = 0
         self._trace_every = trace_every if traced else 0
         self._buckets = optimizer.buckets
@@ -147,136 +149,39 @@ def _compiled(
 
 # Its backward pass works everything out again from z: cheaper than to write it to memory and read it.
 @functools.partial(jax.checkpoint, static_argnums=(2,))
-def _taylor_silu(z: Array, b: Array, counts: tuple[int, int, int]) -> Array:
+def _taylor_silu(z: Array, b: Array, counts: Counts) -> Array:
     return taylor_silu(ENGINE, z, b, counts)
 
 
-class JaxEngine:
+class JaxEngine(NumPyLike):
     """See `kourkoutas.lab.engines.Engine`."""
 
     name = "jax"
-    exp = staticmethod(jnp.exp)
-    sqrt = staticmethod(jnp.sqrt)
-    sin = staticmethod(jnp.sin)
-    cos = staticmethod(jnp.cos)
-    tanh = staticmethod(jnp.tanh)
-    abs = staticmethod(jnp.abs)
-    square = staticmethod(jnp.square)
-    round = staticmethod(jnp.round)
+    array = staticmethod(jnp.asarray)
+    numpy = staticmethod(np.asarray)
     sigmoid = staticmethod(jax.nn.sigmoid)
     silu = staticmethod(jax.nn.silu)
+    softmax = staticmethod(jax.nn.softmax)
     stop_gradient = staticmethod(lax.stop_gradient)
-    logaddexp = staticmethod(jnp.logaddexp)
-    maximum = staticmethod(jnp.maximum)
-    where = staticmethod(jnp.where)
-    einsum = staticmethod(jnp.einsum)
-
-    def array(self, x: Any) -> Array:
-        return jnp.asarray(x)
-
-    def numpy(self, x: Array) -> NDArray[Any]:
-        return np.asarray(x)
+    value_and_grad = staticmethod(jax.value_and_grad)
+    compile = staticmethod(jax.jit)
+    trainer = JaxTrainer
 
     def cast(self, x: Array, dtype: str) -> Array:
         return x.astype(dtype)
 
-    def arange(self, n: int) -> Array:
-        return jnp.arange(n, dtype=jnp.int32)
-
-    def clip(self, x: Array, low: float, high: float) -> Array:
-        return jnp.clip(x, low, high)
-
-    def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
-        return jnp.sum(x, axis=axis, keepdims=keepdims)
-
-    def mean(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
-        return jnp.mean(x, axis=axis, keepdims=keepdims)
-
-    def max(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
-        return jnp.max(x, axis=axis, keepdims=keepdims)
-
-    def transpose(self, x: Array, axes: Sequence[int]) -> Array:
-        return jnp.transpose(x, tuple(axes))
-
-    def concat(self, xs: Sequence[Array], axis: int = 0) -> Array:
-        return jnp.concatenate(list(xs), axis=axis)
-
-    def split(self, x: Array, parts: int, axis: int = -1) -> Sequence[Array]:
-        return jnp.split(x, parts, axis=axis)
-
-    def expand(self, x: Array, axis: int) -> Array:
-        return jnp.expand_dims(x, axis)
-
-    def broadcast(self, x: Array, shape: Sequence[int]) -> Array:
-        return jnp.broadcast_to(x, tuple(shape))
-
-    def linear(self, x: Array, w: Array, b: Array | None = None) -> Array:
-        y = jnp.matmul(x, w)
-        return y if b is None else y + b
-
     def gelu(self, x: Array) -> Array:
         return jax.nn.gelu(x, approximate=True)
-
-    def softmax(self, x: Array, axis: int = -1) -> Array:
-        return jax.nn.softmax(x, axis=axis)
 
     def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float = 1e-5) -> Array:
         centred = x - jnp.mean(x, -1, keepdims=True)
         return gain * centred * lax.rsqrt(jnp.mean(jnp.square(centred), -1, keepdims=True) + eps) + bias
 
-    def attention(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        *,
-        mask: Array | None = None,
-        causal: bool = False,
-        scale: float | None = None,
-    ) -> Array:
-        if causal:
-            if mask is not None:
-                raise ValueError("`causal=True` cannot be combined with `mask`: put the causal part into the mask")
-            mask = jnp.tril(jnp.ones((q.shape[-2], k.shape[-2]), bool))
-        scores = jnp.einsum("...qd,...kd->...qk", q, k) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-        if mask is not None:
-            scores = jnp.where(mask, scores, -jnp.inf)
-        return jnp.einsum("...qk,...kd->...qd", jax.nn.softmax(scores, axis=-1), v)
-
-    def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int], *, fused: bool = False) -> Array:
+    def taylor_layer(self, x: Array, w: Array, b: Array, counts: Counts, *, fused: bool = False) -> Array:
         return _taylor_silu(x @ w, b, counts)
-
-    def taylor_squares(
-        self, layers: Sequence[Array], x: Array, targets: Array, squares: Callable[[int], Squares]
-    ) -> Array | None:
-        return None
-
-    def take(self, table: Array, ids: Array) -> Array:
-        return jnp.take(table, ids, axis=0)
-
-    def bce_with_logits(self, logits: Array, y: Array) -> Array:
-        return jnp.mean(jnp.logaddexp(logits, 0.0) - y * logits)
 
     def cross_entropy(self, logits: Array, ids: Array) -> Array:
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, ids))
 
-    def value_and_grad(self, f: Callable[..., Array]) -> Callable[..., tuple[Array, Params]]:
-        return jax.value_and_grad(f)
 
-    def compile(self, f: Callable[..., Any]) -> Callable[..., Any]:
-        return jax.jit(f)
-
-    def trainer(
-        self,
-        loss: Loss,
-        params: Mapping[str, NDArray[Any]],
-        optimizer: Optimizer,
-        *,
-        constants: Mapping[str, NDArray[Any]] | None = None,
-        trace_every: int = 0,
-        compile: bool = False,
-    ) -> Trainer:
-        return JaxTrainer(loss, params, optimizer, constants or {}, trace_every)
-
-
-ENGINE = cast(Engine, JaxEngine())
+ENGINE = cast(Engine, JaxEngine(jnp))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import mlx.core as mx
@@ -12,20 +11,9 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
 from numpy.typing import NDArray
 
-from kourkoutas.lab.engines import Array, Axis, Batches, Engine, Loss, Optimizer, Params, Squares, Trainer
-from kourkoutas.lab.engines.taylor import taylor_silu
+from kourkoutas.lab.engines import Array, Batches, Engine, Loss, Optimizer, Params
+from kourkoutas.lab.engines.numpy import NumPyLike
 from kourkoutas.trace import HISTORY, Trace
-
-_DTYPES = {
-    "float32": mx.float32,
-    "float64": mx.float64,
-    "bfloat16": mx.bfloat16,
-    "float16": mx.float16,
-    "int32": mx.int32,
-    "int64": mx.int64,
-    "uint8": mx.uint8,
-    "bool": mx.bool_,
-}
 
 
 def _array(x: Any) -> Array:
@@ -54,12 +42,14 @@ class MlxTrainer:
         loss: Loss,
         params: Mapping[str, NDArray[Any]],
         optimizer: Optimizer,
-        constants: Mapping[str, NDArray[Any]],
-        trace_every: int,
+        *,
+        constants: Mapping[str, NDArray[Any]] | None = None,
+        trace_every: int = 0,
+        compile: bool = False,
     ) -> None:
         traced = trace_every > 0 and optimizer.recorded
         self._params: Params = {name: _array(p) for name, p in params.items()}
-        self._constants = {name: _array(x) for name, x in constants.items()}
+        self._constants = {name: _array(x) for name, x in (constants or {}).items()}
         self._optimizer = optimizer.mlx(traced)
         self._optimizer.init(self._params)
         gradient = mx.value_and_grad(lambda p, batch: loss(ENGINE, p, batch))
@@ -114,72 +104,25 @@ class MlxTrainer:
         self.trace = self._new_trace()
 
 
-class MlxEngine:
+class MlxEngine(NumPyLike):
     """See `kourkoutas.lab.engines.Engine`."""
 
     name = "mlx"
-    exp = staticmethod(mx.exp)
-    sqrt = staticmethod(mx.sqrt)
-    sin = staticmethod(mx.sin)
-    cos = staticmethod(mx.cos)
-    tanh = staticmethod(mx.tanh)
-    abs = staticmethod(mx.abs)
-    square = staticmethod(mx.square)
-    round = staticmethod(mx.round)
+    array = staticmethod(_array)
     sigmoid = staticmethod(mx.sigmoid)
     stop_gradient = staticmethod(mx.stop_gradient)
-    logaddexp = staticmethod(mx.logaddexp)
-    maximum = staticmethod(mx.maximum)
-    where = staticmethod(mx.where)
-    einsum = staticmethod(mx.einsum)
-
-    def array(self, x: Any) -> Array:
-        return _array(x)
+    value_and_grad = staticmethod(mx.value_and_grad)
+    compile = staticmethod(mx.compile)
+    trainer = MlxTrainer
 
     def numpy(self, x: Array) -> NDArray[Any]:
         return np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x)
 
     def cast(self, x: Array, dtype: str) -> Array:
-        return x.astype(_DTYPES[dtype])
-
-    def arange(self, n: int) -> Array:
-        return mx.arange(n, dtype=mx.int32)
-
-    def clip(self, x: Array, low: float, high: float) -> Array:
-        return mx.clip(x, low, high)
-
-    def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
-        return mx.sum(x, axis=axis, keepdims=keepdims)
-
-    def mean(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
-        return mx.mean(x, axis=axis, keepdims=keepdims)
-
-    def max(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
-        return mx.max(x, axis=axis, keepdims=keepdims)
-
-    def transpose(self, x: Array, axes: Sequence[int]) -> Array:
-        return mx.transpose(x, tuple(axes))
-
-    def concat(self, xs: Sequence[Array], axis: int = 0) -> Array:
-        return mx.concatenate(list(xs), axis=axis)
-
-    def split(self, x: Array, parts: int, axis: int = -1) -> Sequence[Array]:
-        return cast(Sequence[Array], mx.split(x, parts, axis=axis))
-
-    def expand(self, x: Array, axis: int) -> Array:
-        return mx.expand_dims(x, axis)
-
-    def broadcast(self, x: Array, shape: Sequence[int]) -> Array:
-        return mx.broadcast_to(x, tuple(shape))
+        return x.astype(getattr(mx, "bool_" if dtype == "bool" else dtype))
 
     def linear(self, x: Array, w: Array, b: Array | None = None) -> Array:
         return x @ w if b is None else mx.addmm(b, x, w)
-
-    def silu(self, x: Array) -> Array:
-        return x * mx.sigmoid(x)
-
-    def gelu(self, x: Array) -> Array:
-        return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
     def softmax(self, x: Array, axis: int = -1) -> Array:
         return mx.softmax(x, axis=axis)
@@ -187,61 +130,8 @@ class MlxEngine:
     def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float = 1e-5) -> Array:
         return mx.fast.layer_norm(x, gain, bias, eps)
 
-    def attention(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        *,
-        mask: Array | None = None,
-        causal: bool = False,
-        scale: float | None = None,
-    ) -> Array:
-        if causal:
-            if mask is not None:
-                raise ValueError("`causal=True` cannot be combined with `mask`: put the causal part into the mask")
-            mask = mx.tril(mx.ones((q.shape[-2], k.shape[-2]), mx.bool_))
-        scores = (q @ mx.swapaxes(k, -1, -2)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-        if mask is not None:
-            scores = mx.where(mask, scores, -math.inf)
-        return mx.softmax(scores, axis=-1) @ v
-
-    def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int], *, fused: bool = False) -> Array:
-        return taylor_silu(self, x @ w, b, counts)
-
-    def taylor_squares(
-        self, layers: Sequence[Array], x: Array, targets: Array, squares: Callable[[int], Squares]
-    ) -> Array | None:
-        return None
-
-    def take(self, table: Array, ids: Array) -> Array:
-        return mx.take(table, ids, axis=0)
-
-    def bce_with_logits(self, logits: Array, y: Array) -> Array:
-        return mx.mean(mx.logaddexp(logits, 0.0) - y * logits)
-
     def cross_entropy(self, logits: Array, ids: Array) -> Array:
         return nn.losses.cross_entropy(logits, ids, reduction="mean")
 
-    def value_and_grad(self, f: Callable[..., Array]) -> Callable[..., tuple[Array, Params]]:
-        both: Callable[..., tuple[Array, Params]] = mx.value_and_grad(f)
-        return both
 
-    def compile(self, f: Callable[..., Any]) -> Callable[..., Any]:
-        compiled: Callable[..., Any] = mx.compile(f)
-        return compiled
-
-    def trainer(
-        self,
-        loss: Loss,
-        params: Mapping[str, NDArray[Any]],
-        optimizer: Optimizer,
-        *,
-        constants: Mapping[str, NDArray[Any]] | None = None,
-        trace_every: int = 0,
-        compile: bool = False,
-    ) -> Trainer:
-        return MlxTrainer(loss, params, optimizer, constants or {}, trace_every)
-
-
-ENGINE = cast(Engine, MlxEngine())
+ENGINE = cast(Engine, MlxEngine(mx))

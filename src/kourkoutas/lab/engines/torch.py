@@ -13,20 +13,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from kourkoutas import _native
-from kourkoutas.lab.engines import Array, Axis, Batches, Engine, Loss, Optimizer, Params, Squares, Trainer, training
+from kourkoutas.lab.engines import Array, Axis, Batches, Engine, Loss, Optimizer, Params, Squares, training
 from kourkoutas.lab.engines.torch_taylor import TaylorLayer, TaylorSquares, compiled, suits
 from kourkoutas.trace import HISTORY, Trace
-
-_DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "uint8": torch.uint8,
-    "bool": torch.bool,
-}
 
 
 def _tensor(x: Any) -> torch.Tensor:
@@ -101,15 +90,16 @@ class TorchTrainer:
         loss: Loss,
         params: Mapping[str, NDArray[Any]],
         optimizer: Optimizer,
-        constants: Mapping[str, NDArray[Any]],
-        trace_every: int,
-        compile: bool,
+        *,
+        constants: Mapping[str, NDArray[Any]] | None = None,
+        trace_every: int = 0,
+        compile: bool = False,
     ) -> None:
         traced = trace_every > 0 and optimizer.recorded
         self._loss = _compiled(loss) if compile else functools.partial(loss, ENGINE)
         self._params = {name: torch.tensor(p).requires_grad_() for name, p in params.items()}
         self._leaves = list(self._params.values())
-        self._constants = {name: _tensor(x) for name, x in constants.items()}
+        self._constants = {name: _tensor(x) for name, x in (constants or {}).items()}
         self._optimizer = optimizer.torch(list(self._params.items()), traced)
         # Finds its own step length, for which it evaluates the loss at several points.
         self._searches = isinstance(self._optimizer, torch.optim.LBFGS)
@@ -181,10 +171,9 @@ class TorchEngine:
     """See `kourkoutas.lab.engines.Engine`."""
 
     name = "torch"
-    exp = staticmethod(torch.exp)
+    trainer = TorchTrainer
+    array = staticmethod(_tensor)
     sqrt = staticmethod(torch.sqrt)
-    sin = staticmethod(torch.sin)
-    cos = staticmethod(torch.cos)
     tanh = staticmethod(torch.tanh)
     abs = staticmethod(torch.abs)
     square = staticmethod(torch.square)
@@ -193,16 +182,17 @@ class TorchEngine:
     silu = staticmethod(F.silu)
     where = staticmethod(torch.where)
     einsum = staticmethod(torch.einsum)
-
-    def array(self, x: Any) -> Array:
-        return _tensor(x)
+    clip = staticmethod(torch.clamp)
+    transpose = staticmethod(torch.permute)
+    expand = staticmethod(torch.unsqueeze)
+    broadcast = staticmethod(torch.broadcast_to)
 
     def numpy(self, x: Array) -> NDArray[Any]:
         x = x.detach().cpu()
         return np.asarray((x.float() if x.dtype == torch.bfloat16 else x).numpy())
 
     def cast(self, x: Array, dtype: str) -> Array:
-        return x.to(_DTYPES[dtype])
+        return x.to(getattr(torch, dtype))
 
     def arange(self, n: int) -> Array:
         return torch.arange(n, dtype=torch.int32)
@@ -213,9 +203,6 @@ class TorchEngine:
     def maximum(self, x: Array, y: Array | float) -> Array:
         return torch.clamp(x, min=y)
 
-    def clip(self, x: Array, low: float, high: float) -> Array:
-        return torch.clamp(x, low, high)
-
     def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
         return torch.sum(x) if axis is None and not keepdims else torch.sum(x, dim=axis, keepdim=keepdims)
 
@@ -225,20 +212,11 @@ class TorchEngine:
     def max(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
         return torch.amax(x, dim=() if axis is None else axis, keepdim=keepdims)
 
-    def transpose(self, x: Array, axes: Sequence[int]) -> Array:
-        return torch.permute(x, tuple(axes))
-
     def concat(self, xs: Sequence[Array], axis: int = 0) -> Array:
         return torch.cat(list(xs), dim=axis)
 
     def split(self, x: Array, parts: int, axis: int = -1) -> Sequence[Array]:
         return torch.tensor_split(x, parts, dim=axis)
-
-    def expand(self, x: Array, axis: int) -> Array:
-        return torch.unsqueeze(x, axis)
-
-    def broadcast(self, x: Array, shape: Sequence[int]) -> Array:
-        return torch.broadcast_to(x, tuple(shape))
 
     def linear(self, x: Array, w: Array, b: Array | None = None) -> Array:
         return F.linear(x, w.T, b)
@@ -252,19 +230,10 @@ class TorchEngine:
     def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float = 1e-5) -> Array:
         return F.layer_norm(x, (x.shape[-1],), gain, bias, eps)
 
-    def attention(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        *,
-        mask: Array | None = None,
-        causal: bool = False,
-        scale: float | None = None,
-    ) -> Array:
+    def attention(self, q: Array, k: Array, v: Array, *, mask: Array | None = None, causal: bool = False) -> Array:
         if causal and mask is not None:
             raise ValueError("`causal=True` cannot be combined with `mask`: put the causal part into the mask")
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
 
     def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int], *, fused: bool = False) -> Array:
         return TaylorLayer.apply(x, w, b, counts, fused)
@@ -300,18 +269,6 @@ class TorchEngine:
 
     def compile(self, f: Callable[..., Any]) -> Callable[..., Any]:
         return torch.no_grad()(f)
-
-    def trainer(
-        self,
-        loss: Loss,
-        params: Mapping[str, NDArray[Any]],
-        optimizer: Optimizer,
-        *,
-        constants: Mapping[str, NDArray[Any]] | None = None,
-        trace_every: int = 0,
-        compile: bool = False,
-    ) -> Trainer:
-        return TorchTrainer(loss, params, optimizer, constants or {}, trace_every, compile)
 
 
 ENGINE = cast(Engine, TorchEngine())

@@ -304,6 +304,27 @@ def _split(name: str, optimizers: Sequence[str]) -> tuple[str, str]:
     return optimizer, name.removeprefix(f"{optimizer}.")
 
 
+def plan_study(
+    target: str,
+    *,
+    preset: str | None = None,
+    engine: str | None = None,
+    log: bool = False,
+    higher_is_better: bool = False,
+    **asked: Any,
+) -> Plan:
+    """A study of a testbed, or of a function FILE.py:FUNC; what is only for the other of the two is an error."""
+    if ".py" not in target:
+        for name, given in (("--log", log), ("--higher-is-better", higher_is_better)):
+            if given:
+                raise ValueError(f"{name} is for functions of your own; a testbed says how it is judged: leave it out")
+        return plan_testbed(target, preset=preset or "smoke", engine=engine or "torch", **asked)
+    for name, value in (("--engine", engine), ("--preset", preset)):
+        if value is not None:
+            raise ValueError(f"{name} {value} is for testbeds; {target} brings its own: leave it out")
+    return plan_own(target, log=log, higher_is_better=higher_is_better, **asked)
+
+
 def plan_testbed(
     name: str,
     *,

@@ -15,7 +15,6 @@ that is being made.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dis
 import hashlib
@@ -92,7 +91,8 @@ def _used(function: Any, within: str, seen: set[int]) -> Iterator[str]:
         with contextlib.suppress(ValueError):  # an empty one has no value yet
             found[name] = cell.cell_contents
     found |= {name: function.__globals__[name] for name in _globals(function.__code__) if name in function.__globals__}
-    found |= _defaults(function)
+    names, given = function.__code__.co_varnames[: function.__code__.co_argcount], function.__defaults__ or ()
+    found |= dict(zip(names[len(names) - len(given) :], given, strict=True)) | (function.__kwdefaults__ or {})
     for name, value in sorted(found.items()):
         yield from _told(f"{within}{name}", value, seen)
 
@@ -147,29 +147,6 @@ def _globals(code: CodeType) -> set[str]:
     reading = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
     found = {str(one.argval) for one in dis.get_instructions(code) if one.opname in reading}
     return found.union(*(_globals(part) for part in code.co_consts if isinstance(part, CodeType)))
-
-
-def _defaults(function: FunctionType) -> dict[str, Any]:
-    """Default arguments but for those that are written out in the source, as `lr=0.1` is."""
-    code, given = function.__code__, function.__defaults__ or ()
-    names = code.co_varnames[: code.co_argcount]
-    found = dict(zip(names[len(names) - len(given) :], given, strict=True)) | (function.__kwdefaults__ or {})
-    try:
-        (node,) = ast.parse(_source(function)).body
-    except (SyntaxError, ValueError):
-        return found
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        own = node.args
-        for argument, default in [
-            *zip([*own.posonlyargs, *own.args][::-1], own.defaults[::-1], strict=False),
-            *zip(own.kwonlyargs, own.kw_defaults, strict=True),
-        ]:
-            try:
-                ast.literal_eval(default)  # type: ignore[arg-type]
-            except (ValueError, TypeError):
-                continue
-            found.pop(argument.arg, None)
-    return found
 
 
 def _source(function: Any) -> str:

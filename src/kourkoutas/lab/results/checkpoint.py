@@ -15,20 +15,14 @@ from numpy.typing import NDArray
 from kourkoutas.lab.results import files
 from kourkoutas.lab.results.files import Arrays
 
+KEPT = 2
+
 
 class Checkpoints:
-    """The checkpoints of one run, in one folder.
+    """The checkpoints of one run, in one folder, which is made for the first one; the `KEPT` newest stay."""
 
-    Args:
-      folder: made when the first checkpoint is saved.
-      keep: how many of the newest stay.
-    """
-
-    def __init__(self, folder: Path, keep: int = 2) -> None:
-        if keep < 1:
-            raise ValueError(f"`keep` must be a whole number >= 1; got {keep!r}")
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.keep = keep
         files.remove_stale(folder)
 
     def steps(self) -> list[int]:
@@ -41,7 +35,7 @@ class Checkpoints:
     def save(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         files.make_folder(self.folder)
         files.write_arrays(self._path(step), arrays)
-        for old in self.steps()[: -self.keep]:
+        for old in self.steps()[:-KEPT]:
             files.remove(self._path(old))
 
     def newest(self) -> tuple[int, Arrays] | None:

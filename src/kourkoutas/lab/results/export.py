@@ -9,18 +9,19 @@ A metric whose name is that of another column, `seconds` or `seed` for example, 
 from __future__ import annotations
 
 import contextlib
-import csv
-import importlib
-import io
+import importlib.util
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from kourkoutas import atomic
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StoreError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Row = dict[str, Any]
 What = Literal["runs", "curves"]
@@ -89,46 +90,21 @@ def write(snapshot: Snapshot, to: Path, what: What = "runs") -> int:
     """Write a table and return its number of rows; the ending of `to` says which format."""
     if to.suffix not in FORMATS:
         raise ValueError(f"--to {to}: the name must end in {' or '.join(FORMATS)}")
-    if to.suffix == ".parquet":
-        _pyarrow()
-    table = rows(snapshot, what)
-    if not table:
+    if to.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise ImportError("Parquet needs pyarrow, which is not installed: pip install pyarrow, or export CSV")
+    table = _frame(rows(snapshot, what))
+    if table.empty:
         raise StoreError(f"{snapshot.path} holds no {what} yet: nothing was written")
     to.parent.mkdir(parents=True, exist_ok=True)
-    as_format = _parquet if to.suffix == ".parquet" else _csv
-    atomic.replace(to, lambda stream: stream.write(as_format(table)))
+    write_as = table.to_parquet if to.suffix == ".parquet" else table.to_csv
+    atomic.replace(to, lambda stream: write_as(stream, index=False))
     return len(table)
 
 
-def _csv(table: Sequence[Row]) -> bytes:
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(table[0]))
-    writer.writeheader()
-    writer.writerows(table)
-    return text.getvalue().encode()
-
-
-def _parquet(table: Sequence[Row]) -> bytes:
-    pa, parquet = _pyarrow()
-    buffer = io.BytesIO()
-    parquet.write_table(pa.table(_columns(table)), buffer)
-    return buffer.getvalue()
-
-
-def _columns(table: Sequence[Row]) -> dict[str, list[Any]]:
+def _frame(table: Sequence[Row]) -> pd.DataFrame:
     """One type per column: a setting may be a number in one arm and a word in another."""
-    columns = {name: [row[name] for row in table] for name in table[0]}
-    for name, column in columns.items():
-        kinds = {type(x) for x in column if x is not None}
-        if kinds <= {int, float} and len(kinds) == 2:
-            columns[name] = [None if x is None else float(x) for x in column]
-        elif len(kinds) > 1:
-            columns[name] = [None if x is None else str(x) for x in column]
-    return columns
+    import pandas as pd
 
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise ImportError("Parquet needs pyarrow, which is not installed: pip install pyarrow, or export CSV") from None
+    frame = pd.DataFrame(table).convert_dtypes()
+    mixed = frame.select_dtypes("object").columns
+    return frame.astype(dict.fromkeys(mixed, "string"))

@@ -8,12 +8,11 @@
 | report.html                         | whole or not at all              | (made again from the rest)              |
 | output.txt                          | as the run prints                | (for people)                            |
 | .lock                               | in place                         | (for people; the kernel has the lock)   |
-| tensorboard/, wandb/                | by these tools, if asked for     | (made again from metrics.jsonl)         |
 
-Files of version 0.1 have none of these checksums, and are read without that check.
+A file that has no checksum is read without that check.
 
 Caches of data, scratch folders of cluster nodes and exported tables are not in a results folder, and have their writers
-in `corpus`, `shipping`, `testbeds.heat2d.data`, `running.node` and `results.export`.
+in `corpus`, `shipping`, `testbeds.darcy.data`, `testbeds.heat2d.data`, `running.node` and `results.export`.
 
 NOTE: a kill leaves the old file, the new one, or a file under a temporary name, which is never read and which the next
 writer removes. Of metrics.jsonl it may leave half a line at the end.
@@ -151,7 +150,7 @@ class Lines:
 
 
 def row_of(line: str) -> dict[str, Any]:
-    """The row of one line; ValueError if it is not one that `Lines` wrote, in this version or in 0.1."""
+    """The row of one line; ValueError if it is not one that `Lines` wrote."""
     try:
         row = json.loads(line)
     except ValueError:

@@ -23,7 +23,7 @@ import errno
 import importlib.metadata
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -188,17 +188,12 @@ class Study:
         file = self.path / ".lock"
         try:
             text, since = file.read_text(encoding="utf-8"), file.stat().st_mtime
-            number = int(text.removeprefix("process ").partition(" ")[0])
-        except (OSError, ValueError):
+            began = psutil.Process(int(text.removeprefix("process ").partition(" ")[0])).create_time()
+        except psutil.AccessDenied:
+            began = since  # it is there, and somebody else's
+        except (OSError, ValueError, OverflowError, psutil.NoSuchProcess):
             return None
-        try:
-            os.kill(number, 0)
-        except PermissionError:
-            pass  # it is there, and somebody else's
-        except (OSError, OverflowError):
-            return None
-        began = _began(number)
-        if began is not None and began > since + SECONDS_OF_DOUBT:
+        if began > since + SECONDS_OF_DOUBT:
             return None  # a lock file left by kill -9, and another process that got the number since
         return Holder(text, since)
 
@@ -266,21 +261,8 @@ def write_result(folder: Path, result: RunResult) -> None:
 
 
 @contextlib.contextmanager
-def writing(
-    path: str | Path,
-    *,
-    testbed: str,
-    preset: str,
-    engine: str,
-    settings: Mapping[str, Any],
-    arms: Sequence[Arm],
-    seeds: Sequence[int],
-    command: str,
-    code: Code | None = None,
-    tuning: SearchSpace | None = None,
-    primary: str | None = None,
-) -> Iterator[Writer]:
-    """Hold the folder at `path` for writing runs of this configuration.
+def writing(path: str | Path, *, seeds: Iterable[int], command: str, **configuration: Any) -> Iterator[Writer]:
+    """Hold the folder at `path` for writing runs of this configuration, which are fields of `StudyRecord`.
 
     A new folder is made. An existing one is extended by new arms and seeds; one of another configuration is an error
     that lists what differs, and is left as it was.
@@ -289,15 +271,8 @@ def writing(
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     call = Call(command=command, at=now, versions=versions())
     record = StudyRecord(
-        testbed=testbed,
-        preset=preset,
-        engine=engine,
-        settings=dict(settings),
-        code=code,
-        arms=list(arms),
+        **configuration,
         seeds=sorted(set(seeds)),
-        tuning=tuning,
-        primary=primary,
         command=command,
         created=now,
         environment=environment(),
@@ -321,14 +296,6 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
-
-
-def _began(process: int) -> float | None:
-    """When a process began, in seconds since 1970; None where the system does not tell."""
-    try:
-        return float(psutil.Process(process).create_time())
-    except (psutil.Error, ValueError, OverflowError):
-        return None
 
 
 def _redo(folder: Path) -> str:

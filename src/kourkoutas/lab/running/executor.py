@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from kourkoutas.lab.results import store
 from kourkoutas.lab.running import worker
+from kourkoutas.lab.running.trial import MISTAKE
 from kourkoutas.lab.running.worker import Task
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
@@ -149,6 +150,14 @@ def run_all(
                     del left[event.run]
                     if observer is not None:
                         observer.finished(task.spec, result)
+                    _check_study(result)
+
+
+def _check_study(result: RunResult) -> None:
+    """Stop at the first run of a user's function that shows that the study has to be corrected."""
+    last = (result.error or "").strip().rpartition("\n")[2]
+    if last.startswith(MISTAKE):
+        raise ValueError(f"stopped after the first run: {last.partition(': ')[2]}")
 
 
 @contextlib.contextmanager

@@ -25,17 +25,12 @@ SECONDS_TO_WAIT = 0.5  # for something to happen; then limits are looked after
 class Queue:
     """Which run a worker makes next: its seed's, else one of a seed nobody has, else one of the longest queue."""
 
-    def __init__(self, specs: Sequence[RunSpec] = ()) -> None:
+    def __init__(self) -> None:
         self._seeds: dict[int, deque[RunSpec]] = {}
         self._owner: dict[int, int] = {}
-        for spec in specs:
-            self.add(spec)
 
     def add(self, spec: RunSpec) -> None:
         self._seeds.setdefault(spec.seed, deque()).append(spec)
-
-    def __len__(self) -> int:
-        return sum(len(queue) for queue in self._seeds.values())
 
     def take(self, taker: int) -> RunSpec | None:
         waiting = {seed: queue for seed, queue in self._seeds.items() if queue}

@@ -13,8 +13,7 @@ from kourkoutas.lab.planning.plan import Plan
 from kourkoutas.lab.results import store
 from kourkoutas.lab.running import executor, pool, worker
 from kourkoutas.lab.running.executor import ExecutorFactory, Limits, Observer
-from kourkoutas.lab.running.trial import MISTAKES
-from kourkoutas.lab.specs.spec import Code, RunResult, RunSpec
+from kourkoutas.lab.specs.spec import Code, RunSpec
 
 # Machines of a cluster come and go; what is killed on one machine mostly lacked memory, and would again.
 RAY_RETRIES = 2
@@ -58,32 +57,6 @@ def choose_executor(
     return factory, RAY_RETRIES if retries is None else retries
 
 
-class Guard:
-    """Tells an observer what happens, and stops the study at the first run that shows that it has to be corrected."""
-
-    def __init__(self, observer: Observer | None) -> None:
-        self._observer = observer
-
-    def planned(self, total: int, kept: int, failed: int, workers: int, threads: int) -> None:
-        if self._observer is not None:
-            self._observer.planned(total, kept, failed, workers, threads)
-
-    def started(self, spec: RunSpec) -> None:
-        if self._observer is not None:
-            self._observer.started(spec)
-
-    def progress(self, spec: RunSpec, step: int, steps: int | None, loss: float | None) -> None:
-        if self._observer is not None:
-            self._observer.progress(spec, step, steps, loss)
-
-    def finished(self, spec: RunSpec, result: RunResult) -> None:
-        if self._observer is not None:
-            self._observer.finished(spec, result)
-        last = (result.error or "").strip().rpartition("\n")[2]
-        if last.startswith(MISTAKES):
-            raise ValueError(f"stopped after the first run: {last.partition(': ')[2]}")
-
-
 def make_runs(
     study: store.Writer,
     specs: Sequence[RunSpec],
@@ -116,12 +89,7 @@ def make_runs(
             observer.planned(len(specs), kept, failed, 0, 0)
         return
     tasks = [
-        worker.Task(
-            spec=spec,
-            folder=study.folder(spec).resolve(),
-            code=code,
-            checkpoint_every=checkpoint_every,
-        )
+        worker.Task(spec=spec, folder=study.folder(spec).resolve(), code=code, checkpoint_every=checkpoint_every)
         for spec in pending
     ]
     with contextlib.closing(start(study, tasks)) as started:

@@ -48,7 +48,6 @@ def run(
     *,
     on_progress: Progress | None = None,
     checkpoint_every: int | None = None,
-    keep: int = 2,
 ) -> RunResult:
     """Make the run of `spec`, or finish it from the newest checkpoint in `folder`.
 
@@ -58,7 +57,6 @@ def run(
       on_progress: called as (steps taken, steps in all, loss) after every chunk.
       checkpoint_every: steps between checkpoints, rounded up to whole chunks; the last state is kept too. None saves
         about once a minute and removes the checkpoints at the end; 0 never saves.
-      keep: how many checkpoints stay.
 
     Returns:
       The result. A run whose loss exceeds 1e100, or whose parameters stop being finite, gives the status "diverged";
@@ -85,7 +83,7 @@ def run(
         status="ok",
         settings={**dataclasses.asdict(settings), "optimizer": recipe.described},
     )
-    with _Run(spec, problem, engine, recipe, folder, checkpoint_every, keep, clock) as it:
+    with _Run(spec, problem, engine, recipe, folder, checkpoint_every, clock) as it:
         it.resume()
         it.loop(on_progress)
         it.finish()
@@ -111,13 +109,12 @@ class _Run:
         recipe: optimizers.Recipe,
         folder: Path | None,
         checkpoint_every: int | None,
-        keep: int,
         clock: Clock,
     ) -> None:
         self._clock = clock
         self._spec, self._problem, self._engine, self._recipe = spec, problem, engine, recipe
         self._folder, self._every = folder, checkpoint_every
-        self._checkpoints = Checkpoints(folder / "checkpoint", keep) if folder is not None else None
+        self._checkpoints = Checkpoints(folder / "checkpoint") if folder is not None else None
         self._chunk = min(problem.chunk, WINDOW)
         self._block = max(1, math.ceil(problem.steps / CURVE_POINTS))
         self._losses = np.full(problem.steps, math.nan)

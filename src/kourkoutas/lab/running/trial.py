@@ -71,16 +71,8 @@ class StudyError(ValueError):
     """It is the study that has to be corrected: its next run would fail in the same way."""
 
 
-class UnreadSettingError(StudyError):
-    """A setting of the study that the function never looked at: arms that differ in it would be the same."""
-
-
-class NoFunctionError(StudyError):
-    """The file has no function of that name."""
-
-
 # What the last line of a failed run's traceback begins with then.
-MISTAKES = tuple(f"{kind.__module__}.{kind.__qualname__}: " for kind in (UnreadSettingError, NoFunctionError))
+MISTAKE = f"{StudyError.__module__}.{StudyError.__qualname__}: "
 
 
 class Trial:
@@ -129,9 +121,8 @@ class Trial:
         --tune lr=...) takes its place, unless the function has read `trial.settings["lr"]` and made its own from that.
         """
         framework, target = framework_of(params_or_model)
-        if framework == "torch" and all(isinstance(item, Mapping) and "lr" in item for item in target):
-            self._check_own_rates()
-        lr = self._own_lr(lr)
+        in_groups = framework == "torch" and all(isinstance(item, Mapping) and "lr" in item for item in target)
+        lr = self._own_lr(lr, in_groups)
         self.used.add("optimizer")
         self._ready = self._ready or time.perf_counter()
         recipe = optimizers.recipe(self._arm, {}, self._options)
@@ -143,23 +134,21 @@ class Trial:
         self._traced = optimizer if recipe.family == "kbeta" and hasattr(optimizer, "pull") else None
         return optimizer
 
-    def _own_lr(self, lr: Any) -> Any:
+    def _own_lr(self, lr: Any, in_groups: bool) -> Any:
+        """`lr`, or the study's in its place, which replaces neither a schedule nor rates that stand `in_groups`."""
         if "lr" in self.settings.read or "lr" not in self.settings:
             return lr
         own = self.settings["lr"]
+        if in_groups:
+            raise TypeError(
+                f"the study sets lr={own}, but every param group brings its own: make them from trial.settings['lr']"
+            )
         if callable(lr):
             raise TypeError(
                 f"the study sets lr={own}, but trial.optimizer was given a schedule, which has no one number to "
                 "replace: make the schedule from trial.settings['lr']"
             )
         return own
-
-    def _check_own_rates(self) -> None:
-        if "lr" not in self.settings.read and "lr" in self.settings:
-            raise TypeError(
-                f"the study sets lr={self.settings['lr']}, but every param group brings its own: make them from "
-                "trial.settings['lr']"
-            )
 
     def log(self, step: int, **metrics: Any) -> None:
         """Record numbers (Python, NumPy or 0-dim arrays of a framework) at a step."""
@@ -259,7 +248,7 @@ def _check_read(code: Code, trial: Trial) -> None:
     if unread:
         name = unread[0]
         also = " or passes it to trial.optimizer" if name == "lr" else ""
-        raise UnreadSettingError(
+        raise StudyError(
             f"nothing in {code.function} reads {', '.join(unread)}{also}, so that it changes nothing: read "
             f"trial.settings[{name!r}], or leave {name} out of --set, --grid and --tune"
         )
@@ -281,7 +270,7 @@ def load(code: Code) -> Callable[[Trial], Any]:
     function = getattr(module, code.function, None)
     if not callable(function):
         names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
-        raise NoFunctionError(f"{path} has no function {code.function!r}; it has {', '.join(names) or 'none'}")
+        raise StudyError(f"{path} has no function {code.function!r}; it has {', '.join(names) or 'none'}")
     return function  # type: ignore[no-any-return]
 
 

@@ -11,7 +11,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from kourkoutas.lab.running.executor import Observer
-from kourkoutas.lab.running.study import Guard
 from kourkoutas.lab.showing.drawing import shorten
 from kourkoutas.lab.showing.fitting import NAME, Fitting
 from kourkoutas.lab.showing.status import Status, words
@@ -71,15 +70,16 @@ def last_line(error: str | None) -> str:
     return lines[-1].strip() if lines[0].startswith("Traceback") else lines[0].strip()
 
 
-class Aiming(Guard):
+class Aiming:
     """Tells an observer what happens, and stops the study if its first good run has not the metric of --target."""
 
-    def __init__(self, observer: Observer | None, aim: Target) -> None:
-        super().__init__(observer)
+    def __init__(self, observer: Observer, aim: Target) -> None:
+        self._observer = observer
         self._aim: Target | None = aim
+        self.planned, self.started, self.progress = observer.planned, observer.started, observer.progress
 
     def finished(self, spec: RunSpec, result: RunResult) -> None:
-        super().finished(spec, result)
+        self._observer.finished(spec, result)
         if self._aim is not None and result.status == "ok":
             from kourkoutas.lab.judging.targets import check_logged
 

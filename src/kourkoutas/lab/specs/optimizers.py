@@ -61,7 +61,6 @@ LATE = 2**24
 CONTROLS = ("kbeta-static", "adam-mid", "adam95-warm", "adam999-warm", "kbeta-exact")
 FIXED = {"adam90": 0.9, "adam95": 0.95, "adam99": 0.99, "adam999": 0.999}
 EQUAL = 0.95  # β1 and β2 of adam-equal
-_ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "bias_correction": True}
 
 
 @dataclass(frozen=True)
@@ -72,75 +71,38 @@ class Rival:
     options: Mapping[str, Any]
 
 
+# What most of Adam's relatives start from; an entry says where it differs.
+_USUAL = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+_DECAYED = {**_USUAL, "weight_decay": 0.0}
+
 RIVALS: dict[str, Rival] = {
-    "radam": Rival(
-        {"torch": "torch.optim:RAdam", "jax": "optax:radam"},
-        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
-    ),
-    "adabelief": Rival(
-        {"torch": "pytorch_optimizer:AdaBelief", "jax": "optax:adabelief"},
-        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-16},
-    ),
-    "yogi": Rival(
-        {"torch": "pytorch_optimizer:Yogi", "jax": "optax:yogi"},
-        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-3},
-    ),
+    "radam": Rival({"torch": "torch.optim:RAdam", "jax": "optax:radam"}, _USUAL),
+    "adabelief": Rival({"torch": "pytorch_optimizer:AdaBelief", "jax": "optax:adabelief"}, {**_USUAL, "eps": 1e-16}),
+    "yogi": Rival({"torch": "pytorch_optimizer:Yogi", "jax": "optax:yogi"}, {**_USUAL, "eps": 1e-3}),
     "rmsprop": Rival(
         {"torch": "torch.optim:RMSprop", "jax": "optax:rmsprop", "mlx": "mlx.optimizers:RMSprop"},
         {"decay": 0.99, "eps": 1e-8},
     ),
-    "nadam": Rival(
-        {"torch": "torch.optim:NAdam", "jax": "optax:nadam"},
-        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
-    ),
-    "amsgrad": Rival(
-        {"torch": "torch.optim:Adam", "jax": "optax:amsgrad"},
-        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
-    ),
+    "nadam": Rival({"torch": "torch.optim:NAdam", "jax": "optax:nadam"}, _USUAL),
+    "amsgrad": Rival({"torch": "torch.optim:Adam", "jax": "optax:amsgrad"}, _USUAL),
     "lion": Rival(
         {"torch": "pytorch_optimizer:Lion", "jax": "optax:lion", "mlx": "mlx.optimizers:Lion"},
         {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0},
     ),
     "adamw": Rival(
         {"torch": "torch.optim:AdamW", "jax": "optax:adamw", "mlx": "mlx.optimizers:AdamW"},
-        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 1e-2},
+        {**_USUAL, "weight_decay": 1e-2},
     ),
     "muon": Rival(
         {"torch": "kourkoutas.lab.specs.muon:torch_muon", "jax": "kourkoutas.lab.specs.muon:optax_muon"},
-        {
-            "momentum": 0.95,
-            "nesterov": True,
-            "ns_steps": 5,
-            "weight_decay": 0.0,
-            "beta1": 0.9,
-            "beta2": 0.999,
-            "eps": 1e-8,
-        },
+        {"momentum": 0.95, "nesterov": True, "ns_steps": 5, **_DECAYED},
     ),
-    "schedulefree": Rival(
-        {"torch": "schedulefree:AdamWScheduleFree"},
-        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
-    ),
-    "soap": Rival(
-        {"torch": "pytorch_optimizer:SOAP"},
-        {"beta1": 0.95, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0},
-    ),
-    "adagc": Rival(
-        {"torch": "pytorch_optimizer:AdaGC"},
-        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
-    ),
-    "stable-spam": Rival(
-        {"torch": "pytorch_optimizer:StableSPAM"},
-        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
-    ),
-    "stableadamw": Rival(
-        {"torch": "pytorch_optimizer:StableAdamW"},
-        {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0},
-    ),
-    "laprop": Rival(
-        {"torch": "pytorch_optimizer:LaProp"},
-        {"beta1": 0.9, "beta2": 0.999, "eps": 1e-15, "weight_decay": 0.0},
-    ),
+    "schedulefree": Rival({"torch": "schedulefree:AdamWScheduleFree"}, _DECAYED),
+    "soap": Rival({"torch": "pytorch_optimizer:SOAP"}, {**_DECAYED, "beta1": 0.95, "beta2": 0.95}),
+    "adagc": Rival({"torch": "pytorch_optimizer:AdaGC"}, _DECAYED),
+    "stable-spam": Rival({"torch": "pytorch_optimizer:StableSPAM"}, _DECAYED),
+    "stableadamw": Rival({"torch": "pytorch_optimizer:StableAdamW"}, {**_DECAYED, "beta2": 0.99}),
+    "laprop": Rival({"torch": "pytorch_optimizer:LaProp"}, {**_DECAYED, "eps": 1e-15}),
     # One iteration per step; the line search evaluates the loss and its gradient two or more times.
     "lbfgs": Rival(
         {"torch": "torch.optim:LBFGS"},
@@ -325,7 +287,7 @@ def _adam_options(
     base: str, kbeta: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> tuple[dict[str, Any], float | None]:
     hyper = Hyper.pick(kbeta)
-    options: dict[str, Any] = dict(_ADAM)
+    options: dict[str, Any] = {**_DECAYED, "bias_correction": True}
     if base == "adam-mid":
         options["beta2"] = round((hyper.beta2_min + hyper.beta2_max) / 2, 12)
     elif base == "adam-equal":
