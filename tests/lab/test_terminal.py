@@ -70,11 +70,11 @@ def test_no_word_and_no_number_is_broken_at_80_columns(
         "testbeds": ["testbeds"],
     }[command]
     texts = [printed(width, arguments) for width in (1000, 80)]
-    wide, narrow = (set(re.sub("─+", " ", text).split()) for text in texts)
+    wide, narrow = (set(re.sub(r"─+|… (and )?\d+ \w+", " ", text).split()) for text in texts)
     assert any(re.search(r"\d", word) for word in wide)
     if command == "study":  # leaves rows out rather than be long, and says so
         assert all(len(text.splitlines()) <= 30 for text in texts)
-        assert narrow - {"…", "and", "more", "optimizer", "optimizers", "1", "2", "3"} <= wide
+        assert narrow <= wide
     else:
         assert narrow == wide
 
