@@ -50,7 +50,6 @@ def test_help_names_every_command_and_imports_no_framework_and_no_laboratory() -
         "stats",
         "report",
         "power",
-        "compare",
         "export",
         "testbeds",
         "doctor",
