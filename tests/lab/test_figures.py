@@ -155,7 +155,7 @@ def test_the_effect_plot_puts_estimates_and_ends_at_their_percentages(tmp_path: 
         (at,) = re.findall(r'<circle cx="([\d.]+)"', one.svg)
         bar = re.search(r'<line x1="([\d.]+)" x2="([\d.]+)"[^>]*class="interval"', one.svg)
         assert bar is not None
-        ticks = re.findall(r'<text x="([\d.]+)"[^>]*>(\d+) %</text>', one.svg)
+        ticks = re.findall(r'<text x="([\d.]+)"[^>]*>\+?(\d+) %</text>', one.svg)
         places = {float(value): float(x) for x, value in ticks}
         (a, xa), *_, (b, xb) = sorted(places.items())
         per_percent = (xb - xa) / (b - a)

@@ -80,7 +80,7 @@ def test_the_figure_shows_every_value_the_choice_and_what_diverged() -> None:
     classes = [node.get("class") for node in root.iter()]
     assert classes.count("chosen") == 2
     assert classes.count("cross") == 1
-    assert drawn.title == "bits per <character>, against lr"
+    assert drawn.title == "bits per <character>, log scale, against lr"
 
 
 def test_nothing_tried_is_not_drawn() -> None:

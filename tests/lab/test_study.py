@@ -167,7 +167,7 @@ def test_a_full_disk_ends_a_study_in_one_line_and_it_goes_on_when_there_is_room(
     assert done.returncode == 2
     doubt, planned, *errors = done.stderr.strip().splitlines()
     assert doubt.startswith("2 pairs of seeds")
-    assert planned.startswith("4 runs, 4 to make")
+    assert planned.startswith("task.train · seeds 0-1 · 4 runs, ")
     assert len(errors) == 1, done.stderr
     assert "kbeta: no room left on the disk" in errors[0]
     assert "run the same command again" in errors[0]

@@ -69,9 +69,14 @@ def test_no_word_and_no_number_is_broken_at_80_columns(
         "run": ["run", task, "--set", "lr=0.1", "--out", str(folder / "one")],
         "testbeds": ["testbeds"],
     }[command]
-    wide, narrow = (set(re.sub("─+", " ", printed(width, arguments)).split()) for width in (1000, 80))
+    texts = [printed(width, arguments) for width in (1000, 80)]
+    wide, narrow = (set(re.sub(r"─+|… (and )?\d+ \w+", " ", text).split()) for text in texts)
     assert any(re.search(r"\d", word) for word in wide)
-    assert narrow == wide
+    if command == "study":  # leaves rows out rather than be long, and says so
+        assert all(len(text.splitlines()) <= 30 for text in texts)
+        assert narrow <= wide
+    else:
+        assert narrow == wide
 
 
 def test_a_table_that_is_too_wide_goes_on_below_with_its_first_column_again() -> None:

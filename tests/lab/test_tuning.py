@@ -318,7 +318,7 @@ def test_the_winners_alone_are_compared_under_their_plain_names_on_fresh_seeds(t
 def test_a_best_value_that_is_still_at_the_edge_is_said(task: Path, tmp_path: Path) -> None:
     done = execute(plan(task, budget=0, seeds="0"), tmp_path / "out")
     told = " ".join(analyse(done).fairness)
-    assert "kbeta: its best lr, 0.01, is the highest tried" in told
+    assert "K-β (highest lr tried, 0.01)" in told
     assert "adam95: its best" not in told
 
 

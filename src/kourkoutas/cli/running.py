@@ -30,8 +30,6 @@ from kourkoutas.cli.arguments import (
 from kourkoutas.cli.calling import aim_of, called_as, make_tuning, with_text
 from kourkoutas.cli.printing import print_json, print_run, say
 
-MOST_TOLD = 10  # failed runs that are listed one by one
-
 
 @app.command()
 def run(
@@ -68,7 +66,7 @@ def run(
     with (
         tempfile.TemporaryDirectory(prefix="kbeta-") as scratch,
         resumable(out_ is not None),
-        progress.showing(err) as observer,
+        progress.showing(err, plan) as observer,
     ):
         done = api.execute(
             plan,
@@ -213,7 +211,7 @@ def study(
         resumable(True),
         contextlib.redirect_stdout(sys.stderr),  # where Ray tells of nodes it has lost
         watching(folder) if watched else contextlib.nullcontext(),
-        progress.showing(err, plan.tuning) as observer,
+        progress.showing(err, plan) as observer,
     ):
         done = api.execute(
             plan,
@@ -235,17 +233,13 @@ def study(
     if as_json:
         print_json(to_json(judged) | {"report": None if page is None else str(page)})
     else:
-        out.print(console.answer(judged, page))
+        out.print(console.Answer(judged, page))
     if page is not None:
         report.write(judged, page)
     every = [*judged.snapshot.tuning_runs, *judged.snapshot.runs]
-    failed = [(stored, end) for stored in every if (end := stored.result) is not None and end.status == "failed"]
-    if failed:
-        for stored, end in failed[:MOST_TOLD]:
-            name = progress.name_of(stored.spec, plan.tuning)
-            say(f"{name}: {progress.outcome(end)} ({stored.folder / 'result.json'})")
+    if failed := sum(stored.result is not None and stored.result.status == "failed" for stored in every):
         again = called_as() if retry_failed else f"{called_as()} --retry-failed"
-        say(f"{len(failed)} runs failed; to make them again: {again}")
+        say(f"{failed} run{'' if failed == 1 else 's'} failed; to make them again: {again}")
         raise typer.Exit(FAILED)
 
 

@@ -225,7 +225,7 @@ def _executed(plan: Plan, folder: Path, workers: int | None, retry_failed: bool,
     console = Console(stderr=True, quiet=not progress)
     for line in plan.doubts():
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    with showing(console, plan.tuning) as observer:
+    with showing(console, plan) as observer:
         return execute(plan, folder, command=command, workers=workers, retry_failed=retry_failed, observer=observer)
 
 

@@ -31,6 +31,10 @@ FRONT_ENDS = {
 LAB = ("scipy", "pandas", "matplotlib", "rich", "typer", "pydantic", "jinja2", "cloudpickle", "psutil", "platformdirs")
 OPTIONAL = ("pytorch_optimizer", "tensorboard", "wandb", "ray")
 SECONDS = 120
+SHORT_RUNS = (
+    "runs of fewer than 2,000 steps: K-β's default starts at 13 % of your learning rate, and "
+    'bias_correction="exact" at all of it'
+)
 
 
 def examine() -> dict[str, Any]:
@@ -181,6 +185,7 @@ def text(found: dict[str, Any]) -> str:
         lines.append(f"{title}: {packages}")
     if not all(found["laboratory"].values()):
         lines.append("the laboratory needs its extra: pip install 'kourkoutas-beta[lab]'")
+    lines.append(SHORT_RUNS)
     return "\n".join(lines) + "\n"
 
 

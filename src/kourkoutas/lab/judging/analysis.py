@@ -12,6 +12,7 @@ from typing import Any
 from kourkoutas.lab.judging import endpoints as judged_by
 from kourkoutas.lab.judging import headline as words
 from kourkoutas.lab.judging import planned, tuned
+from kourkoutas.lab.judging.attribution import summary
 from kourkoutas.lab.judging.comparing import Comparison, compare_pairs
 from kourkoutas.lab.judging.deciding import Lost
 from kourkoutas.lab.judging.endpoints import Measure
@@ -158,7 +159,7 @@ def analyse(
         fairness=(*tuned.fairness(snapshot, tried), *suspected.notes),
         headline=_headline(snapshot, own, judged, to_come, waiting),
         answers=tuple(words.answer(c) for c in judged[0].contrasts),
-        causes=tuple(one.sentence for one in judged[0].attribution),
+        causes=tuple(summary(judged[0].attribution)),
         arms=tuple(_arms(record, own, gone, judged[0])),
         endpoints=judged,
         sensitivity=tuned.sensitivity(record, tried),

@@ -189,4 +189,14 @@ def _sentence(baseline: str, parts: Sequence[Part], n: int, confidence: float, l
         for part in parts
     )
     of = "logarithm of the ratio" if log else "difference"
-    return f"{who}, shares of the {of} with {100 * confidence:g} % intervals, {n} seeds: {shares}."
+    return f"{who}: {shares} of the {of} ({100 * confidence:g} % intervals, {n} seeds)."
+
+
+def summary(found: Sequence[Attribution]) -> list[str]:
+    """What stands under the headline: the shares, or in one sentence that there are none."""
+    if clear := [one.sentence for one in found if one.parts]:
+        return clear
+    if len(found) < 2:
+        return [one.sentence for one in found]
+    others = " and ".join(label(one.baseline) for one in found)
+    return [f"{label(TREATMENT)} against {others}: the controls have nothing to take apart."]

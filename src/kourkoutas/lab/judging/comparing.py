@@ -192,6 +192,7 @@ class Comparison:
       values: optimizer → seed → value; NaN for a lost run.
       arms: optimizer → {name: value} of `statistics.OF_ARMS`.
       missing: planned pairs that could not be compared.
+      failed: optimizer → seeds whose runs failed; other lost runs diverged.
     """
 
     name: str
@@ -207,13 +208,14 @@ class Comparison:
     contrasts: tuple[Contrast, ...]
     attribution: tuple[Attribution, ...]
     missing: tuple[tuple[str, str], ...]
+    failed: Mapping[str, Sequence[Seed]]
     notes: tuple[str, ...]
 
     @property
     def standing(self) -> str:
         """Primary, secondary, or secondary and chosen with the results in view."""
         if self.primary:
-            return "it decides"
+            return "decides"
         return "secondary" if self.declared else "secondary, asked for after the runs"
 
     def to_dict(self) -> dict[str, Any]:
@@ -307,6 +309,7 @@ def compare_pairs(
         contrasts=contrasts,
         attribution=shares,
         missing=tuple(missing),
+        failed={arm: in_order(seeds) for arm, seeds in (failed or {}).items()},
         notes=(*told, *_notes(contrasts)),
     )
 

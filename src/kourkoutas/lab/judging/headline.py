@@ -49,7 +49,8 @@ def _about(treatment: str, contrasts: Sequence[Contrast]) -> str:
     who, groups = label(treatment), dict[str, list[Contrast]]()
     for c in contrasts:
         groups.setdefault(c.verdict, []).append(c)
-    lines = [f"{who} is {size(c, 'on the deciding endpoint')}." for v in ("better", "worse") for c in groups.get(v, ())]
+    clear = [size(c) for verdict in ("better", "worse") for c in groups.get(verdict, ())]
+    lines = [f"{who} is {listed(clear)} on the deciding endpoint."] if clear else []
     if unclear := groups.get("unclear"):
         if len(unclear) == len(contrasts) > 1 and not any(c.lost for c in unclear):
             lines.append("No clear winner on the deciding endpoint.")
@@ -60,16 +61,16 @@ def _about(treatment: str, contrasts: Sequence[Contrast]) -> str:
             else:
                 lines.append(f"{who} is not clearly different from {named}.")
     if same := groups.get("identical"):
-        lines.append(f"{who} ends exactly like {_listed([label(c.baseline) for c in same])}.")
+        lines.append(f"{who} ends exactly like {listed([label(c.baseline) for c in same])}.")
     if untested := groups.get("untested"):
-        others = _listed([label(c.baseline) for c in untested])
+        others = listed([label(c.baseline) for c in untested])
         lines.append(f"{who} cannot be compared with {others}: {_why_untested(untested)}.")
     return " ".join(lines)
 
 
 def _lacking(missing: Sequence[tuple[str, str]]) -> list[str]:
     names = list(dict.fromkeys(label(b) for _, b in missing))
-    return [f"{_listed(names)} {'has' if len(names) == 1 else 'have'} no finished seed to compare."] if names else []
+    return [f"{listed(names)} {'has' if len(names) == 1 else 'have'} no finished seed to compare."] if names else []
 
 
 def _secondary(first: Comparison, others: Sequence[Comparison]) -> list[str]:
@@ -77,10 +78,15 @@ def _secondary(first: Comparison, others: Sequence[Comparison]) -> list[str]:
     deciding = {(c.treatment, c.baseline): c.verdict for c in first.contrasts}
     lines = []
     for endpoint in others:
+        clear: dict[str, list[Contrast]] = {}
         for c in endpoint.contrasts if endpoint.declared else ():
             decided = deciding.get((c.treatment, c.baseline))
             if c.verdict in ("better", "worse") and c.verdict != decided and decided is not None:
-                lines.append(f"On {endpoint.title} {label(c.treatment)} is {size(c)}, {won(c)}.")
+                clear.setdefault(c.treatment, []).append(c)
+        for treatment, own in clear.items():
+            alike = len({won(c) for c in own}) == 1
+            sizes = listed([size(c) if alike else f"{size(c)} {won(c)}" for c in own])
+            lines.append(f"On {endpoint.title} {label(treatment)} is {sizes}{f', {won(own[0])}' if alike else ''}.")
     rest = len(lines) - MOST_SECONDARY
     return [*lines[:MOST_SECONDARY], f"{rest} more secondary results are clear."] if rest > 0 else lines
 
@@ -104,6 +110,18 @@ def percent_text(percent: float, higher_is_better: bool) -> str:
     return f"{digits(percent)} %"
 
 
+def times_between(low: float, high: float, higher_is_better: bool) -> str:
+    """An interval of percentages as factors, in the direction of the larger one.
+
+    >>> times_between(-800, -650, False), times_between(80, 90, False)
+    ('7.5×, 9.0×', '5.0×, 10×')
+    """
+    ends = [ratio(x, higher_is_better) for x in (low, high)]
+    if sum(ends) < 2:
+        ends = [1 / x if x > 0 else math.inf for x in ends]
+    return ", ".join(f"{digits(x)}×" if math.isfinite(x) else "∞" for x in sorted(ends))
+
+
 def digits(value: float) -> str:
     """Two digits of a small number, all before the point of a large one, without its sign.
 
@@ -118,17 +136,16 @@ def digits(value: float) -> str:
     return f"{size:.0f}" if size >= 9.95 or size == 0 else f"{size:#.2g}"
 
 
-def size(c: Contrast, where: str = "") -> str:
+def size(c: Contrast) -> str:
     """How far the treatment is ahead or behind, and of whom: "3.1 % behind Adam 0.999"."""
     ahead = c.verdict == "better" if c.verdict in ("better", "worse") else c.side > 0
-    preposition = "ahead of" if ahead else "behind"
-    after = f" {where}" if where else ""
-    of = f"{preposition} {_with_lost(c)}{after}"
+    of = f"{'ahead of' if ahead else 'behind'} {label(c.baseline)}"
     percent = c.percent.value if c.percent is not None else None
-    if percent is None or not math.isfinite(percent) or (percent > 0) != ahead:
-        return of
-    text = percent_text(percent, c.higher_is_better)
-    return f"{text} {of}" if text.endswith("%") else f"{of}, {text}"
+    text = ""
+    if percent is not None and math.isfinite(percent) and (percent > 0) == ahead:
+        text = percent_text(percent, c.higher_is_better)
+    aside = "; ".join(part for part in ("" if text.endswith("%") else text, lost_words(c)) if part)
+    return (f"{text} " if text.endswith("%") else "") + of + (f" ({aside})" if aside else "")
 
 
 def won(c: Contrast) -> str:
@@ -170,7 +187,7 @@ def _counts(contrasts: Sequence[Contrast]) -> str:
         "untested": "nothing can be said",
     }
     counts = [f"in {k} {text}" for v, text in words.items() if (k := sum(c.verdict == v for c in contrasts))]
-    return f"Of {len(contrasts)} comparisons, {_listed(counts)}."
+    return f"Of {len(contrasts)} comparisons, {listed(counts)}."
 
 
 def answer(c: Contrast) -> str:
@@ -238,5 +255,6 @@ def p_text(c: Contrast) -> str:
     return f"{c.test_name}, p = {c.p:.3g}{adjusted}"
 
 
-def _listed(items: Sequence[str]) -> str:
+def listed(items: Sequence[str]) -> str:
+    """Names for a sentence: "a, b and c"."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

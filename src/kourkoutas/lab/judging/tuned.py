@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from kourkoutas.lab.judging import endpoints
 from kourkoutas.lab.judging.deciding import Lost, lost_by_tuning
+from kourkoutas.lab.judging.labels import label
 from kourkoutas.lab.judging.sensitivity import Sensitivity, sensitivities
 from kourkoutas.lab.planning.search import Tried, edge
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StudyRecord
 from kourkoutas.lab.specs.search_space import Value
 from kourkoutas.lab.specs.spec import Endpoint
+
+SHORT = 2000  # steps below which the hidden warmup of K-β's default takes much of a run
 
 AllTried = Mapping[str, Sequence[Tried]]
 
@@ -74,28 +78,24 @@ def fairness(snapshot: Snapshot, found: AllTried) -> list[str]:
     """How the arms came by their learning rates, for the head of every account of a study."""
     record = snapshot.record
     if record.tuning is None:
-        rates = {arm.settings["lr"] for arm in record.arms if "lr" in arm.settings}
-        how = f"{len(rates)} learning rates" if len(rates) > 1 else "one learning rate"
-        return [
-            f"Compared at {how}. Tuned alike, the answer may be another: --tune lr=LOW:HIGH tunes every optimizer on "
-            "other seeds first."
-        ]
+        rates = _rates(snapshot)
+        low, high = (_power(min(rates) / 10), _power(max(rates) * 10)) if rates else ("LOW", "HIGH")
+        same = "One learning rate for all" if len(rates) < 2 else "Learning rates that nobody tuned"
+        return [f"{same}: add --tune lr={low}:{high} for a fair answer.", *short_runs(snapshot)]
     question = record.tuning
     ranges = ", ".join(f"{axis.name} in {axis.low:g} to {axis.high:g}" for axis in question.axes)
     most = max((len(own) for own in found.values()), default=0)
-    wider = f" ({most} after widening the range)" if most > question.trials else ""
-    lines = [
-        f"Tuned alike: {ranges}, {question.trials} trials{wider} on {len(question.seeds)} tuning seeds for each "
-        "optimizer; the best mean of each is compared on other seeds."
+    wider = f", {most} after widening the range" if most > question.trials else ""
+    lines = [f"Tuned alike on {len(question.seeds)} other seeds: {ranges}, {question.trials} trials each{wider}."]
+    edges = [
+        f"{label(arm)} ({side} {name} tried, {value:g})"
+        for arm, values in record.chosen.items()
+        for side in [edge(question, found.get(arm, ()), values)]
+        for name, value in list(values.items())[:1]
+        if side is not None
     ]
-    for label, values in record.chosen.items():
-        side = edge(question, found.get(label, ()), values)
-        if side is not None:
-            name, value = next(iter(values.items()))
-            lines.append(
-                f"{label}: its best {name}, {value:g}, is the {side} tried; it may do better beyond. Give --tune a "
-                "wider range or raise --tune-budget."
-            )
+    if edges:
+        lines.append(f"May do better beyond: {', '.join(edges)}. Widen --tune or raise --tune-budget.")
     missing = sum(one.missing for own in found.values() for one in own)
     if missing and record.chosen:
         lines.append(
@@ -108,4 +108,45 @@ def fairness(snapshot: Snapshot, found: AllTried) -> list[str]:
             f"{failed} of {len(snapshot.tuning_runs)} tuning runs failed; they rank as the worst. --retry-failed "
             "repeats them."
         )
-    return lines
+    return [*lines, *short_runs(snapshot)]
+
+
+def _rates(snapshot: Snapshot) -> list[float]:
+    """The positive learning rates that the runs were made with."""
+    record = snapshot.record
+    given = [record.settings.get("lr"), *(arm.settings.get("lr") for arm in record.arms)]
+    used = [run.result.settings.get("lr") for run in snapshot.runs if run.result is not None]
+    return sorted({float(rate) for rate in (*given, *used) if isinstance(rate, int | float) and rate > 0})
+
+
+def _power(value: float) -> str:
+    """
+    >>> _power(0.001), _power(0.2), _power(30.0)
+    ('1e-3', '2e-1', '3e1')
+    """
+    digits, _, power = f"{value:.1e}".partition("e")
+    return f"{float(digits):g}e{int(power)}"
+
+
+def short_runs(snapshot: Snapshot) -> list[str]:
+    """A warning where K-β's default bias correction has had too few steps to let go of the learning rate.
+
+    At the first step v = (1 - β2)·g² with β2 the mean of its range, and v̂ = v/(1 - β2_max), so that the step is
+
+        |Δ|/lr = sqrt((1 - β2_max)/(1 - (β2_min + β2_max)/2))        13 % for 0.88 and 0.999
+    """
+    for run in snapshot.runs:
+        if run.result is None or run.result.status != "ok":
+            continue
+        options = run.result.settings.get("optimizer")
+        steps = max(run.result.curve.get("step", ()), default=0.0)
+        if not isinstance(options, Mapping) or options.get("bias_correction") != "beta2max" or not 0 < steps < SHORT:
+            continue
+        low, high = options.get("beta2_min", 0.88), options.get("beta2_max", 0.999)
+        if low < high:
+            part = math.sqrt((1 - high) / (1 - (low + high) / 2))
+            return [
+                f"Short runs ({steps:.0f} steps): K-β's default starts at {100 * part:.0f} % of the learning rate. "
+                'Try bias_correction="exact" (kbeta-exact).'
+            ]
+    return []

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
 from kourkoutas.lab.judging import headline
@@ -15,6 +15,7 @@ from kourkoutas.lab.judging.comparing import Comparison, Contrast
 from kourkoutas.lab.judging.headline import digits
 from kourkoutas.lab.judging.labels import label
 from kourkoutas.lab.judging.statistics import OF_ARMS, show
+from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.showing import reaching, sensitivity
 from kourkoutas.lab.showing.drawing import shorten
 from kourkoutas.lab.showing.failures import failures
@@ -22,33 +23,48 @@ from kourkoutas.lab.showing.fitting import Fitting
 
 MOST_ROWS = 200
 MOST_COLUMNS = 30
+MOST_LINES = 30  # of the answer
 PLOT = 23  # characters of the effect plot, its middle at no difference
-SHORT = 8  # contrasts and optimizers of the answer; `kbeta stats` has all
 NAME = 18
 
 
-def answer(analysis: Analysis, report: Path | None = None) -> RenderableType:
-    """What came out, for the end of a study."""
-    parts: list[RenderableType] = [Text(f"\n{analysis.headline}", style="bold")]
-    parts.extend(Text(line) for line in analysis.causes)
-    plots = [one for one in analysis.endpoints if one.contrasts]
-    parts.extend(effects(one, heading=k == 0) for k, one in enumerate(plots))
-    parts.append(optimizers(analysis, most=SHORT))
-    parts.extend(target(analysis))
-    for failure in failures(analysis.snapshot.runs)[:3]:
-        parts.append(Text(f"{len(failure.runs)} failed ({failure.who}): {failure.summary}"))
-    parts.extend(Text(line) for line in (*analysis.fairness, *analysis.notes))
-    where = analysis.snapshot.path
-    page = "" if report is None else f"Report: {report} · "
-    parts.append(Text(f"{page}tables: kbeta stats {where}"))
-    return Group(*parts)
+class Answer:
+    """What came out, for the end of a study: at most MOST_LINES lines, however many endpoints and optimizers it has."""
+
+    def __init__(self, analysis: Analysis, report: Path | None = None) -> None:
+        self.analysis, self.report = analysis, report
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for endpoints, rows in ((3, 8), (3, 5), (2, 4), (1, 4), (1, 3), (1, 1)):
+            found = self._at_most(endpoints, rows)
+            if len(console.render_lines(found, options, pad=False)) <= MOST_LINES:
+                break
+        yield found
+
+    def _at_most(self, endpoints: int, rows: int) -> RenderableType:
+        """The answer with so many endpoints, and so many rows for each of them and of optimizers."""
+        analysis, where = self.analysis, self.analysis.snapshot.path
+        parts: list[RenderableType] = [Text(f"\n{analysis.headline}", style="bold")]
+        parts.extend(Text(line) for line in analysis.causes)
+        plots = [one for one in analysis.endpoints if one.contrasts]
+        parts.extend(effects(one, heading=k == 0, most=rows) for k, one in enumerate(plots[:endpoints]))
+        if plots[endpoints:]:
+            parts.append(Text(f"{headline.listed([one.title for one in plots[endpoints:]])}: kbeta stats {where}"))
+        parts.append(optimizers(analysis, most=rows))
+        parts.extend(target(analysis, most=rows))
+        for failure in failures(analysis.snapshot.runs)[:2]:
+            parts.append(Text(shorten(f"{len(failure.runs)} failed ({failure.who}): {failure.summary}", 158)))
+        parts.extend(Text(line) for line in (*analysis.fairness, *analysis.notes))
+        page = "" if self.report is None else f"Report: {self.report} · "
+        parts.append(Text(f"{page}tables: kbeta stats {where}"))
+        return Group(*parts)
 
 
-def effects(endpoint: Comparison, *, heading: bool = True) -> Text:
+def effects(endpoint: Comparison, *, heading: bool = True, most: int = 8) -> Text:
     """The effect plot of one endpoint, on a scale of its own.
 
     K-β against           worse ◂──0──▸ better        seeds won
-    last-batch BCE (it decides)
+    last-batch BCE (decides)
       Adam 0.95             ├─┼●──┤    +2.7 % [−5.8, +11]  5/10
     """
     lines = [f"{endpoint.title} ({endpoint.standing})"]
@@ -59,14 +75,14 @@ def effects(endpoint: Comparison, *, heading: bool = True) -> Text:
         lines.insert(0, f"\n{who:<{NAME + 2}} {'worse ◂──0──▸ better':^{PLOT}} {'':<24}seeds won")
     percent = all(c.percent is not None for c in endpoint.contrasts if c.effect is not None)
     ends = {c.name: _ends(c, percent) for c in endpoint.contrasts}
-    most = max((abs(x) for own in ends.values() for x in own or () if math.isfinite(x)), default=1.0) or 1.0
-    for c in endpoint.contrasts[:SHORT]:
+    widest = max((abs(x) for own in ends.values() for x in own or () if math.isfinite(x)), default=1.0) or 1.0
+    for c in endpoint.contrasts[:most]:
         name = label(c.baseline) if one else f"{label(c.treatment)} – {label(c.baseline)}"
-        won = f"{c.wins}/{c.n}"
         numbers = _numbers(c, ends[c.name], percent)
-        lines.append(f"  {shorten(name, NAME):<{NAME}} {_bar(ends[c.name], most)} {numbers:<26} {won:>6}")
-    if len(endpoint.contrasts) > SHORT:
-        lines.append(f"  … and {len(endpoint.contrasts) - SHORT} more")
+        row = f"  {shorten(name, NAME):<{NAME}} {_bar(ends[c.name], widest)} {numbers:<26}"
+        lines.append(f"{row} {f'{c.wins}/{c.n}':>6}")
+    if len(endpoint.contrasts) > most:
+        lines.append(f"  … and {len(endpoint.contrasts) - most} more")
     return Text("\n".join(lines))
 
 
@@ -105,24 +121,30 @@ def _numbers(c: Contrast, ends: tuple[float, float, float] | None, percent: bool
         return "no finite effect"
     low, value, high = ends
     if not percent:
-        return f"{value:+.2g} [{low:+.2g}, {high:+.2g}]"
+        return f"{value:+.2g} [{low:+.2g}, {high:+.2g}]".replace("-", "−")
     text = headline.percent_text(value, c.higher_is_better)
-    middle = f"{_signed(value)} %" if text.endswith("%") else text
-    return f"{middle} [{_signed(low)}, {_signed(high)}]"
+    if text.endswith("%"):
+        return f"{_signed(value)} % [{_signed(low)}, {_signed(high)}]"
+    return f"{text} [{headline.times_between(low, high, c.higher_is_better)}]"
 
 
 def optimizers(analysis: Analysis, most: int = MOST_ROWS) -> RenderableType:
-    """One row per optimizer: the primary endpoint, how its runs ended, and what a step takes."""
+    """One row per optimizer: the primary endpoint, how its runs ended, and what a step takes.
+
+    Of more than `most`, controls go first: the line of causes tells what they say.
+    """
     ends = ["ok", "diverged", "failed", *(["unfinished"] if any(arm.unfinished for arm in analysis.arms) else [])]
     tuned = list(dict.fromkeys(name for arm in analysis.arms for name in arm.chosen))
     rows = Fitting("", ["optimizer", *tuned, "median", *ends, "µs/step"])
-    for arm in analysis.arms[:most]:
+    shown = [arm for arm in analysis.arms if arm.role != "control"] if len(analysis.arms) > most else analysis.arms
+    for arm in shown[:most]:
         pace = None if arm.seconds_per_step is None else 1e6 * arm.seconds_per_step
         chosen = [show(arm.chosen.get(name)) for name in tuned]
         counts = [str(getattr(arm, end)) for end in ends]
-        rows.add_row(arm.label, *chosen, show(arm.median), *counts, "–" if pace is None else f"{pace:.0f}")
-    if len(analysis.arms) > most:
-        rows.add_row(f"… {len(analysis.arms) - most} more", *["" for _ in range(len(rows.head) - 1)])
+        rows.add_row(label(arm.label), *chosen, show(arm.median), *counts, "–" if pace is None else f"{pace:.0f}")
+    if rest := len(analysis.arms) - len(shown[:most]):
+        controls = "control" if len(shown) <= most else "optimizer"
+        rows.add_row(f"… {rest} {controls}{'' if rest == 1 else 's'}", *["" for _ in rows.head[1:]])
     return rows
 
 
@@ -141,11 +163,13 @@ def statistics(analysis: Analysis) -> RenderableType:
     return Group(*parts)
 
 
-def target(analysis: Analysis) -> list[RenderableType]:
-    """How soon each optimizer reached the target; nothing where none was asked for."""
+def target(analysis: Analysis, most: int = MOST_ROWS) -> list[RenderableType]:
+    """How soon each optimizer reached the target; nothing where none was asked for, no table where room is short."""
     if analysis.target is None:
         return []
-    races = [Text(race.sentence) for race in analysis.target.contrasts]
+    races: list[RenderableType] = [Text(race.sentence) for race in analysis.target.contrasts[:most]]
+    if most < len(analysis.target.arms):
+        return races
     return [table(f"Until {analysis.target.target}", *reaching.table(analysis.target.arms)), *races]
 
 
@@ -191,13 +215,16 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], words:
 def _every_seed(found: Comparison) -> RenderableType:
     """One row per seed; of many seeds as plain lines, since a console table takes long to lay out."""
     arms = list(found.values)[:MOST_COLUMNS]
-    rows = [
-        [str(seed), *(show(found.values[arm][seed], 6) if seed in found.values[arm] else "missing" for arm in arms)]
-        for seed in found.seeds
-    ]
+    rows = [[str(seed), *(_cell(found, arm, seed) for arm in arms)] for seed in found.seeds]
     if len(rows) > MOST_ROWS:
         return Text("\n".join("  ".join(row) for row in [["Every seed:", *arms], *rows]))
     return table("Every seed", ["seed", *arms], rows)
+
+
+def _cell(found: Comparison, arm: str, seed: Seed) -> str:
+    if seed in found.failed.get(arm, ()):
+        return "failed"
+    return show(found.values[arm][seed], 6) if seed in found.values[arm] else "missing"
 
 
 def _left_out(found: Comparison) -> list[str]:

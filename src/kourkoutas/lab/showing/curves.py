@@ -8,6 +8,7 @@ others have finished.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from kourkoutas.lab.specs.looks import Look
 
 MOST_POINTS = 160  # per drawn curve; longer ones are averaged in blocks
 MOST_PANELS = 24  # arms with a panel of their own
+MOST_GAPS = 6  # pairs in the picture of the paired gap
 END = 0.8  # where the enlarged part begins
 
 
@@ -128,6 +130,44 @@ def panels(courses: Courses, looks: Mapping[str, Look], *, label: str = "trainin
             panel.drawing(f"{arm}: {told}", f"{scale} of {arm} against step, every seed, median in bold: {told}")
         )
     return drawn
+
+
+def gaps(courses: Courses, pairs: Sequence[tuple[str, str]], looks: Mapping[str, Look]) -> Drawing | None:
+    """The paired gap along training: treatment/baseline of each seed, median and middle half, on a log scale."""
+    found: dict[tuple[str, str], Summary] = {}
+    for a, b in pairs[:MOST_GAPS]:
+        rows = []
+        for seed in [s for s in courses.get(a, {}) if s in courses.get(b, {})]:
+            x, y = thinned(courses[a][seed]), thinned(courses[b][seed])
+            ended = not (x.going or y.going or x.diverged or y.diverged)
+            if ended and len(x.steps) > 1 and np.array_equal(x.steps, y.steps):
+                with np.errstate(all="ignore"):
+                    ratio = x.losses / y.losses
+                rows.append((x.steps, np.where(np.isfinite(ratio) & (ratio > 0), ratio, math.nan)))
+        if len(rows) > 1 and len({len(steps) for steps, _ in rows}) == 1:
+            with warnings.catch_warnings():  # a step at which no seed has a ratio is a gap in the line
+                warnings.simplefilter("ignore", RuntimeWarning)
+                low, median, high = np.nanquantile([ratio for _, ratio in rows], (0.25, 0.5, 0.75), axis=0)
+            found[a, b] = Summary(rows[0][0], median, low, high)
+    if not found:
+        return None
+    ends = np.concatenate([[1.0], *(y for s in found.values() for y in (s.low, s.high))])
+    panel = Panel.over(np.concatenate([s.steps for s in found.values()]), ends, log_y=True)
+    zero = panel.y.at(1.0)
+    panel.add("line", x1=panel.x.start, x2=panel.x.stop, y1=zero, y2=zero, class_="zero")
+    for (a, b), s in found.items():
+        # one treatment: the colours of its baselines; else those of the treatments
+        of = b if len({pair[0] for pair in found}) == 1 else a
+        inside = [element("title", f"{a} against {b}: factor {s.median[-1]:.3g} at the end")]
+        inside.append(element("path", d=_band(panel, s), class_="band"))
+        inside.append(_line(panel, s.steps, s.median, class_="curve", stroke_dasharray=looks[of].dasharray))
+        panel.add("g", *inside, class_=f"arm c{looks[of].colour}", data_arm=list(looks).index(of))
+    treatments = list(dict.fromkeys(a for a, _ in found))
+    who = f"{treatments[0]}'s loss, by seed, as a multiple of the others'"
+    if len(treatments) > 1:
+        who = "Each loss, by seed, as a multiple of its baseline's"
+    title = f"{who}: below 1 is ahead"
+    return panel.drawing(title, f"{title}; median over the seeds and their middle half, against step")
 
 
 def rate_panel(steps: Array, rates: Array) -> Drawing | None:

@@ -16,10 +16,12 @@ from kourkoutas.lab.showing.drawing import (
     WIDTH,
     Array,
     Drawing,
+    Panel,
     Scale,
     element,
     label,
     line_path,
+    log_suits,
     picture,
     scale_of,
     tick_text,
@@ -35,12 +37,13 @@ MOST_PAIRS = 24  # contrasts with a panel of their own
 def _scale(judged: Comparison, start: float, stop: float) -> tuple[Scale, float | None]:
     """The values' scale, and where diverged runs stand: beyond it on the worse side; None when there are none."""
     every = np.array([x for by_seed in judged.values.values() for x in by_seed.values()], float)
+    log = judged.log or (log_suits(every) and float(np.nanmin(every)) > 0)
     if np.isfinite(every).all():
-        return scale_of(every, start, stop, log=judged.log), None
+        return scale_of(every, start, stop, log=log), None
     room = 0.16 * (stop - start)
     if judged.higher_is_better:
-        return scale_of(every, start + room, stop, log=judged.log), start + 0.35 * room
-    return scale_of(every, start, stop - room, log=judged.log), stop - 0.35 * room
+        return scale_of(every, start + room, stop, log=log), start + 0.35 * room
+    return scale_of(every, start, stop - room, log=log), stop - 0.35 * room
 
 
 def violins(judged: Comparison, looks: Mapping[str, Look], anchor: Anchor) -> Drawing | None:
@@ -51,7 +54,7 @@ def violins(judged: Comparison, looks: Mapping[str, Look], anchor: Anchor) -> Dr
     left = 8 + CHARACTER * min(16, max(len(arm) for arm in arms))
     scale, lost = _scale(judged, left + 8, WIDTH - 12)
     bottom = 8 + ROW * len(arms)
-    parts = _axis(scale, lost, 4.0, bottom, "log scale" if judged.log else "")
+    parts = _axis(scale, lost, 4.0, bottom, "log scale" if scale.log else "")
     for at, arm in enumerate(arms):
         middle = 8 + ROW * (at + 0.5)
         parts.append(label(arm, left, middle + 4, text_anchor="end", room=left - 4))
@@ -86,7 +89,8 @@ def _axis(scale: Scale, lost: float | None, top: float, bottom: float, text: str
 
 
 def density(values: Array) -> tuple[Array, Array] | None:
-    """(places, heights up to 1) of a Gaussian kernel density with Silverman's width; None without a spread.
+    """(places, heights up to 1) of a Gaussian kernel density with Silverman's width, from the least to the greatest
+    value; None without a spread.
 
     width = 0.9·min(sd, IQR/1.34)·n^(-1/5)
     """
@@ -96,7 +100,7 @@ def density(values: Array) -> tuple[Array, Array] | None:
     q1, q3 = np.quantile(x, [0.25, 0.75])
     spread = min(s for s in (float(x.std(ddof=1)), float(q3 - q1) / 1.34) if s > 0)
     width = 0.9 * spread * len(x) ** -0.2
-    places = np.linspace(x.min() - 2 * width, x.max() + 2 * width, 60)
+    places = np.linspace(x.min(), x.max(), 60)
     heights = np.exp(-0.5 * ((places[:, None] - x) / width) ** 2).sum(axis=1)
     return places, heights / heights.max()
 
@@ -116,7 +120,7 @@ def _violin(
     shape = density(np.log10(fine) if scale.log else fine)
     if shape is not None:
         places, heights = shape
-        x = np.clip(scale(10**places if scale.log else places), scale.start, scale.stop)
+        x = scale(10**places if scale.log else places)
         half = 17 * heights
         d = line_path([*x, *x[::-1]], [*(middle - half), *(middle + half[::-1])])
         parts.append(element("path", d=d + "Z", class_="violin"))
@@ -151,7 +155,7 @@ def pairs(judged: Comparison, places: Mapping[str, int], anchor: Anchor) -> list
 def _pairs(c: Contrast, judged: Comparison, places: Mapping[str, int], anchor: Anchor) -> Drawing:
     scale, lost = _scale(judged, 20.0, WIDTH - 20)
     top, bottom = 22.0, 122.0
-    parts = _axis(scale, lost, top, bottom + 18, "log scale" if judged.log else "")
+    parts = _axis(scale, lost, top, bottom + 18, "log scale" if scale.log else "")
     parts.append(label(c.baseline, 4, top - 8, class_="soft", room=WIDTH - 8))
     parts.append(label(c.treatment, 4, bottom + 13, class_="soft", room=WIDTH - 8))
     for pair in c.pairs:
@@ -177,3 +181,26 @@ def _pairs(c: Contrast, judged: Comparison, places: Mapping[str, int], anchor: A
     group = element("g", *parts, data_arm=places.get(c.baseline, 0))
     words = f"{judged.title}: each seed's pair, {c.baseline} above and {c.treatment} below; {c.treatment} {told}"
     return picture([group], WIDTH, bottom + 18 + 38, title, words)
+
+
+def profile(judged: Comparison, looks: Mapping[str, Look]) -> Drawing | None:
+    """The share of each arm's runs that end at least as good as every threshold; lost runs never do."""
+    arms = [arm for arm in looks if judged.values.get(arm)]
+    fine = [x for arm in arms for x in judged.values[arm].values() if math.isfinite(x)]
+    if len(set(fine)) < 2:
+        return None
+    log = min(fine) > 0 and (judged.log or log_suits(fine))
+    panel = Panel.over(fine, [0.0, 100.0], log_x=log, x_label=f"threshold{', log scale' if log else ''}", edge=0.03)
+    for arm in arms:
+        ends = sorted((x for x in judged.values[arm].values() if math.isfinite(x)), reverse=judged.higher_is_better)
+        n, look = len(judged.values[arm]), looks[arm]
+        first, last = (panel.x.high, panel.x.low) if judged.higher_is_better else (panel.x.low, panel.x.high)
+        xs = [first, *(x for end in ends for x in (end, end)), last]
+        ys = [100 * ((k + 1) // 2) / n for k in range(len(ends) * 2)]
+        line = line_path(panel.x(xs), panel.y([0.0, *ys, 100 * len(ends) / n]))
+        hint = element("title", f"{arm}: {len(ends)} of {n} runs have a value")
+        path = element("path", d=line, class_="curve", fill="none", stroke_dasharray=look.dasharray)
+        panel.add("g", hint, path, class_=f"arm c{look.colour}", data_arm=list(looks).index(arm))
+    side = "above" if judged.higher_is_better else "below"
+    title = f"Percent of the runs that end {side} a threshold"
+    return panel.drawing(title, f"{title} of {judged.title}, for every threshold")

@@ -25,6 +25,7 @@ Array = NDArray[np.float64]
 
 WIDTH = 356.0
 CHARACTER = 7.4  # px, of a letter of 12 px, on the wide side: what margins are made for
+MOST_DECADES = 1e12  # of a log scale: one loss of 1e-39 would flatten the others
 TYPICAL = 6.5  # px, of a letter on average over a sentence
 
 
@@ -130,8 +131,8 @@ class Scale:
         x = np.asarray(value, float)
         low, high = self.low, self.high
         if self.log:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                x, low, high = np.log10(x), math.log10(low), math.log10(high)
+            # 0, and what is below the range, stands at its lower end
+            x, low, high = np.log10(np.maximum(x, low)), math.log10(low), math.log10(high)
         return self.start + (x - low) / (high - low) * (self.stop - self.start)
 
     def at(self, value: float) -> float:
@@ -150,20 +151,23 @@ def scale_of(values: ArrayLike, start: float, stop: float, *, log: bool = False,
         return Scale(1.0, 10.0, start, stop, log) if log else Scale(0.0, 1.0, start, stop)
     low, high = float(x.min()), float(x.max())
     if log:
+        low = max(low, high / MOST_DECADES)
         span = math.log10(high / low) or 0.2
-        # within what a float can hold
-        return Scale(
-            max(low * 10 ** (-edge * span), 5e-324), min(high * 10 ** (edge * span), 1.7e308), start, stop, True
-        )
+        return Scale(low * 10 ** (-edge * span), high * 10 ** (edge * span), start, stop, True)
     span = (high - low) or abs(high) * 0.1 or 1.0
     return Scale(low - edge * span, high + edge * span, start, stop)
 
 
 def log_suits(values: ArrayLike) -> bool:
-    """Whether a log axis shows these values better: all positive, spanning more than a factor of 20."""
+    """Whether a log axis shows these values better: none negative, at most a twentieth 0, and spanning a factor of 20,
+    or of 3 with most of them in the lowest tenth of the range, as of a curve that falls fast and then stays."""
     x = np.asarray(values, float)
     x = x[np.isfinite(x)]
-    return bool(x.size and x.min() > 0 and x.max() / x.min() > 20)
+    if not x.size or x.min() < 0 or np.mean(x == 0) > 0.05:
+        return False
+    x = x[x > 0]
+    ratio = x.max() / x.min()
+    return bool(ratio > 20 or (ratio > 3 and np.quantile(x, 0.75) < x.min() + 0.1 * np.ptp(x)))
 
 
 def _even_ticks(low: float, high: float, most: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""The effect plot: how much better or worse each treatment is, in percent, with its interval.
+"""The effect plot: how much better or worse each treatment is, in percent, with its interval; a scale per endpoint.
 
 Right of the line the treatment is better. The endpoint that decides has filled marks and stands first; all others have
 open ones. Where percentages make no sense, as for values of both signs, an endpoint is drawn in its own unit.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from kourkoutas.lab.judging.comparing import Comparison, Contrast
-from kourkoutas.lab.judging.headline import digits, percent_text
+from kourkoutas.lab.judging.headline import digits, percent_text, times_between
 from kourkoutas.lab.judging.labels import label as label_of
 from kourkoutas.lab.showing.drawing import CHARACTER, TYPICAL, WIDTH, Drawing, Scale, element, label, picture, tick_text
 
@@ -42,19 +42,21 @@ def percent_words(value: float | None, low: float | None, high: float | None, hi
     """An effect without signs to decode.
 
     >>> percent_words(9.26, 4.3, 13.4), percent_words(-0.8, -3.1, 1.6), percent_words(-743, -800, -650)
-    ('9.3 % better (4.3 to 13)', '0.80 % worse (3.1 worse to 1.6 better)', '8.4× higher (650 to 800 % worse)')
+    ('9.3 % better (4.3 to 13)', '0.80 % worse (3.1 worse to 1.6 better)', '8.4× higher (7.5× to 9.0×)')
     """
     if value is None or not math.isfinite(value):
         return "no finite pair"
     text, word = percent_text(value, higher_is_better), "better" if value > 0 else "worse"
-    side = "equal" if value == 0 else f"{text} {word}" if text.endswith("%") else text
-    unit = "" if text.endswith("%") else f" % {word}"
+    if not text.endswith("%"):
+        ends = None if low is None or high is None else times_between(low, high, higher_is_better)
+        return text if ends is None else f"{text} ({ends.replace(', ', ' to ')})"
+    side = "equal" if value == 0 else f"{text} {word}"
     if low is None or high is None:
         return side
     if low < 0 < high:
         return f"{side} ({digits(low)} worse to {digits(high)} better)"
     near, far = sorted((abs(low), abs(high)))
-    return f"{side} ({digits(near)} to {digits(far)}{unit})"
+    return f"{side} ({digits(near)} to {digits(far)})"
 
 
 def own_words(value: float | None, low: float | None, high: float | None, log: bool) -> str:
@@ -113,41 +115,48 @@ def _draw(groups: Sequence[tuple[str, bool, list[Row]]], who: str, unit: str, wi
     every = [row for *_, rows in groups for row in rows]
     neutral = 1.0 if unit == "factor" else 0.0
     words_room, name_room = (238.0, 124.0) if wide else (0.0, 0.0)
-    scale = Scale(*_limits(every, neutral), name_room + 12, width - words_room - 12)
-    height_of, parts, y = 26.0 if wide else 36.0, list[Markup](), 18.0
-    body: list[Markup] = []
+    start, stop = name_room + 12, width - words_room - 12
+    left, right = f"← {who} worse", f"{who} better →"
+    if (stop - start) / TYPICAL < len(left) + len(right) + 2:
+        left, right = "← worse", "better →"
+    parts = [label(left, start, 12, class_="soft"), label(right, stop, 12, text_anchor="end", class_="soft")]
+    y = 18.0
     for title, primary, rows in groups:
-        heading = f"{title} {'(it decides)' if primary else '(secondary)'}"
+        scale = Scale(*_limits(rows, neutral), start, stop)
+        heading = f"{title} {'(decides)' if primary else '(secondary)'}"
         for line in textwrap.wrap(heading, int(width / CHARACTER)):
-            body.append(label(line, 0, y + 18, class_="strong" if primary else "soft"))
+            parts.append(label(line, 0, y + 18, class_="strong" if primary else "soft"))
             y += 18
         y += 8
         for row in rows:
-            body += _marks(row, scale, y, wide, width, name_room, scale.at(neutral))
-            y += height_of
-        y += 4
-    bottom = y + 2
-    left, right = f"← {who} worse", f"{who} better →"
-    if (scale.stop - scale.start) / TYPICAL < len(left) + len(right) + 2:
-        left, right = "← worse", "better →"
-    parts.append(label(left, scale.start, 12, class_="soft"))
-    parts.append(label(right, scale.stop, 12, text_anchor="end", class_="soft"))
-    parts.append(element("line", x1=scale.start, x2=scale.stop, y1=bottom, y2=bottom, class_="axis"))
-    ticks = scale.ticks(5 if wide else 4)
-    for tick in ticks:
-        at = scale.at(tick)
-        parts.append(element("line", x1=at, x2=at, y1=bottom, y2=bottom + 4, class_="axis"))
-        text = tick_text(abs(tick)) + (" %" if unit == "percent" else "") if unit != "difference" else tick_text(tick)
-        parts.append(label(text, at, bottom + 17, text_anchor="middle", class_="soft"))
+            parts += _marks(row, scale, y, wide, width, name_room, scale.at(neutral))
+            y += 26.0 if wide else 36.0
+        y += 6
+        parts.append(element("line", x1=start, x2=stop, y1=y, y2=y, class_="axis"))
+        for tick in scale.ticks(5 if wide else 4):
+            at = scale.at(tick)
+            parts.append(element("line", x1=at, x2=at, y1=y, y2=y + 4, class_="axis"))
+            parts.append(label(_tick(tick, unit), at, y + 17, text_anchor="middle", class_="soft"))
+        y += 22
     told = "; ".join(f"{row.name}: {row.words}" for row in every)
     return picture(
-        [*parts, *body],
+        parts,
         width,
-        bottom + 24,
+        y + 2,
         "",
         f"Effect plot, {unit}, with 95 % intervals. {told}",
         class_="wide-only" if wide else "narrow-only",
     )
+
+
+def _tick(tick: float, unit: str) -> str:
+    """A tick with its sign; a factor has none.
+
+    >>> _tick(-20.0, "percent"), _tick(0.0, "percent"), _tick(0.5, "difference"), _tick(2.0, "factor")
+    ('−20 %', '0 %', '+0.5', '2')
+    """
+    sign = "" if unit == "factor" or tick == 0 else "−" if tick < 0 else "+"
+    return f"{sign}{tick_text(abs(tick))}{' %' if unit == 'percent' else ''}"
 
 
 def _marks(row: Row, scale: Scale, y: float, wide: bool, width: float, name_room: float, zero: float) -> list[Markup]:

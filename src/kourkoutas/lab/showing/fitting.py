@@ -18,7 +18,7 @@ NAME, WORDS = 26, 14  # to which a name or words may be folded
 
 
 class Fitting:
-    """A table of text: names to the left, numbers to the right; columns in `words` hold sentences, which may wrap."""
+    """A table of text: names to the left, numbers to the right; columns in `words` hold sentences, to the left too."""
 
     def __init__(self, title: str, head: Sequence[str], words: Sequence[str] = ()) -> None:
         self.title, self.head, self.rows = title, tuple(head), list[tuple[str, ...]]()
@@ -74,7 +74,12 @@ class Fitting:
             pad_edge=False,
         )
         for at, width in part.items():
-            made.add_column(Text(self.head[at]), justify="right" if at else "left", overflow="fold", width=width)
+            made.add_column(
+                Text(self.head[at]),
+                justify="left" if at == 0 or at in self._words else "right",
+                overflow="fold",
+                width=width,
+            )
         for row in self.rows:
             made.add_row(*(Text(row[at]) for at in part))
         return made

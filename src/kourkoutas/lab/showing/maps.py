@@ -48,6 +48,7 @@ class TraceData:
     sun: ArrayLike
     beta2: ArrayLike
     names: Sequence[str] = ()
+    limits: tuple[float, float] | None = None  # β2_min and β2_max
 
 
 def drawings(traces: Sequence[TraceData], arm: str) -> list[Drawing]:
@@ -89,8 +90,8 @@ def cells(traces: Sequence[TraceData], key: str) -> tuple[list[str], Array, Arra
 
 
 def buckets(traces: Sequence[TraceData], key: str, title: str, arm: str) -> Drawing | None:
-    """A row per bucket, a column per stretch of steps."""
-    if not traces or not traces[0].names:
+    """A row per bucket, a column per stretch of steps; None for one bucket, which the density shows as well."""
+    if not traces or len(traces[0].names) < 2:
         return None
     names, edges, grid = cells(traces, key)
     if not np.isfinite(grid).any():
@@ -105,7 +106,7 @@ def buckets(traces: Sequence[TraceData], key: str, title: str, arm: str) -> Draw
     height = max(13.0, min(26.0, 150 / len(names)))
     x = Scale(edges[0], edges[-1], room + 8, WIDTH - 14)
     bottom = 4 + height * len(names)
-    low, high = _range(key, grid)
+    low, high = _range(key, traces, grid)
     parts = [_raster((grid - low) / (high - low), x.start, 4.0, x.stop - x.start, height * len(names))]
     for k, name in enumerate(names):
         shown = shorten(name, 17)
@@ -127,11 +128,12 @@ def buckets(traces: Sequence[TraceData], key: str, title: str, arm: str) -> Draw
     return picture(parts, WIDTH, bottom + 62, heading, told, data_map=json.dumps(data, separators=(",", ":")))
 
 
-def _range(key: str, values: Array) -> tuple[float, float]:
-    """[0, 1] for sun, its own range for β2."""
+def _range(key: str, traces: Sequence[TraceData], values: Array) -> tuple[float, float]:
+    """[0, 1] for sun, [β2_min, β2_max] for β2 where they are known, else its own range."""
     if key == "sun":
         return 0.0, 1.0
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    known = [trace.limits for trace in traces if trace.limits is not None and trace.limits[0] < trace.limits[1]]
+    low, high = known[0] if known else (float(np.nanmin(values)), float(np.nanmax(values)))
     return (low, high) if high > low else (low - 0.005, high + 0.005)
 
 
@@ -147,7 +149,7 @@ def shares(traces: Sequence[TraceData], key: str) -> tuple[Array, Array, Array] 
     x, y = np.concatenate(steps), np.concatenate(values)
     if not y.size:
         return None
-    edges, bands = _edges(traces), np.linspace(*_range(key, y), BANDS + 1)
+    edges, bands = _edges(traces), np.linspace(*_range(key, traces, y), BANDS + 1)
     counts, _, _ = np.histogram2d(x, np.clip(y, bands[0], bands[-1]), bins=(edges, bands))
     total = counts.sum(axis=1, keepdims=True)
     return edges, bands, np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)

@@ -10,6 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from kourkoutas.lab.judging.values import seed_ranges
+from kourkoutas.lab.planning.plan import Plan
 from kourkoutas.lab.running.executor import Observer
 from kourkoutas.lab.showing.drawing import shorten
 from kourkoutas.lab.showing.fitting import NAME, Fitting
@@ -23,14 +25,17 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def showing(console: Console, tuning: SearchSpace | None = None) -> Iterator[Observer]:
-    """An observer that writes to `console`; of tuning runs it shows the values."""
+def showing(console: Console, plan: Plan) -> Iterator[Observer]:
+    """An observer that writes to `console`: what is studied, each phase by its name, and every run."""
     if not console.is_terminal:
-        yield Lines(console, tuning)
+        lines = Lines(console, plan)
+        yield lines
+        lines.done()
         return
-    bars = Bars(console, tuning)
+    bars = Bars(console, plan)
     with bars.bars:
         yield bars
+    bars.done()
 
 
 def name_of(spec: RunSpec, tuning: SearchSpace | None) -> str:
@@ -87,37 +92,70 @@ class Aiming:
             check_logged(aim, [result])
 
 
-class Lines:
-    """One line per finished run."""
+class Phases:
+    """Tells what is studied, once, and names each phase with runs to make when its first run starts."""
 
-    def __init__(self, console: Console, tuning: SearchSpace | None = None) -> None:
-        self._console, self._tuning = console, tuning
-        self._done = self._total = 0
+    def __init__(self, console: Console, plan: Plan) -> None:
+        self.console, self.tuning = console, plan.tuning
+        self._title: str | None = title_of(plan)
+        self._rounds = 0
+        self._waiting: tuple[int, int, int, int] | None = None
+        self._told = False
 
     def planned(self, total: int, kept: int, failed: int, workers: int, threads: int) -> None:
-        self._done, self._total = kept, total
-        self._print(plan_line(total, kept, failed, workers, threads))
+        self._rounds += 1
+        self._waiting = (total, kept, failed, workers)
+
+    def begins(self, spec: RunSpec) -> tuple[str, int, int] | None:
+        """(phase, runs, runs that were there) if this is the first run of a phase, which is told."""
+        if self._waiting is None:
+            return None
+        (total, kept, failed, workers), self._waiting = self._waiting, None
+        phase = "runs" if self.tuning is None else "confirming"
+        if self.tuning is not None and spec.seed in self.tuning.seeds:
+            # A round after the first widens the range, where one option is tuned; else it is Optuna's next trial.
+            phase = "widening" if self._rounds > 1 and len(self.tuning.axes) == 1 else "tuning"
+        self._tell(phase_line("" if phase == "runs" else phase, total, kept, failed, workers))
+        return phase, total, kept
+
+    def done(self) -> None:
+        """Nothing was to be made: say so."""
+        if not self._told and self._waiting is not None:
+            self._tell(phase_line("", *self._waiting))
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _tell(self, line: str) -> None:
+        self.say(" · ".join(part for part in (self._title, line) if part))
+        self._title, self._told = None, True
+
+    def name(self, spec: RunSpec) -> str:
+        return name_of(spec, self.tuning)
+
+
+class Lines(Phases):
+    """One line per finished run."""
+
+    _done = _total = 0
 
     def started(self, spec: RunSpec) -> None:
-        pass
+        if (phase := self.begins(spec)) is not None:
+            _, self._total, self._done = phase
 
     def progress(self, spec: RunSpec, step: int, steps: int | None, loss: float | None) -> None:
         pass
 
     def finished(self, spec: RunSpec, result: RunResult) -> None:
         self._done += 1
-        what = f"{name_of(spec, self._tuning)}: {outcome(result)} ({result.seconds:.1f} s)"
-        self._print(f"[{self._done}/{self._total}] {what}")
-
-    def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.say(f"[{self._done}/{self._total}] {self.name(spec)}: {outcome(result)} ({result.seconds:.1f} s)")
 
 
-class Bars:
-    """A bar for the study and one for each run under way."""
+class Bars(Phases):
+    """A bar for each phase and one for each run under way."""
 
-    def __init__(self, console: Console, tuning: SearchSpace | None = None) -> None:
-        self._tuning = tuning
+    def __init__(self, console: Console, plan: Plan) -> None:
+        super().__init__(console, plan)
         self.bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
@@ -126,17 +164,14 @@ class Bars:
             TimeElapsedColumn(),
             console=console,
         )
-        self._study: TaskID | None = None
+        self._phase: TaskID | None = None
         self._runs: dict[str, TaskID] = {}
 
-    def planned(self, total: int, kept: int, failed: int, workers: int, threads: int) -> None:
-        self._say(plan_line(total, kept, failed, workers, threads))
-        if self._study is not None:  # a round of the tuning has ended
-            self.bars.remove_task(self._study)
-        self._study = self.bars.add_task("runs", total=total, completed=kept, loss="")
-
     def started(self, spec: RunSpec) -> None:
-        self._runs[spec.id] = self.bars.add_task(f"  {name_of(spec, self._tuning)}", total=None, loss="")
+        if (phase := self.begins(spec)) is not None:
+            name, total, kept = phase
+            self._phase = self.bars.add_task(name, total=total, completed=kept, loss="")
+        self._runs[spec.id] = self.bars.add_task(f"  {self.name(spec)}", total=None, loss="")
 
     def progress(self, spec: RunSpec, step: int, steps: int | None, loss: float | None) -> None:
         text = "" if loss is None else f"loss {loss:.4g}"
@@ -145,20 +180,27 @@ class Bars:
     def finished(self, spec: RunSpec, result: RunResult) -> None:
         self.bars.remove_task(self._runs.pop(spec.id))
         if result.status != "ok":
-            self._say(f"{name_of(spec, self._tuning)}: {outcome(result)}")
-        if self._study is not None:
-            self.bars.advance(self._study)
-
-    def _say(self, text: str) -> None:
-        self.bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self.say(f"{self.name(spec)}: {outcome(result)}")
+        if self._phase is not None:
+            self.bars.advance(self._phase)
 
 
-def plan_line(total: int, kept: int, failed: int, workers: int, threads: int) -> str:
-    """The study in one line before it starts."""
+def title_of(plan: Plan) -> str:
+    """What is studied: "rare_trigger · paper preset · JAX · seeds 0-9"."""
+    engine = {"jax": "JAX", "torch": "PyTorch", "mlx": "MLX"}.get(plan.engine, plan.engine)
+    made = [] if plan.code is not None else [f"{plan.preset} preset", engine]
+    return " · ".join([plan.testbed, *made, f"seed{'s' if len(plan.seeds) > 1 else ''} {seed_ranges(plan.seeds)}"])
+
+
+def phase_line(phase: str, total: int, kept: int, failed: int, workers: int) -> str:
+    """A phase in one line before it starts.
+
+    >>> phase_line("", 30, 0, 0, 2), phase_line("widening", 12, 4, 1, 1)
+    ('30 runs, 2 workers', 'widening: 12 runs, 4 already finished (1 of them failed), 1 worker')
+    """
     parts = [f"{total} run{'' if total == 1 else 's'}"]
     if kept:
         parts.append(f"{kept} already finished" + (f" ({failed} of them failed)" if failed else ""))
     if kept < total:
-        makers = "1 worker" if workers == 1 else f"{workers} workers"
-        parts.append(f"{total - kept} to make: {makers} with {threads} thread{'' if threads == 1 else 's'} each")
-    return ", ".join(parts)
+        parts.append("1 worker" if workers == 1 else f"{workers} workers")
+    return (f"{phase}: " if phase else "") + ", ".join(parts)

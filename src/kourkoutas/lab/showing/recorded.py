@@ -93,8 +93,16 @@ def traces(runs: Sequence[StoredRun], arm: str) -> list[TraceData]:
                 trace = run.trace()
         if trace is not None and len(trace["steps"]):
             names = [str(name) for name in trace["names"]]
-            found.append(TraceData(trace["steps"], trace["sun"], trace["beta2"], names))
+            found.append(TraceData(trace["steps"], trace["sun"], trace["beta2"], names, _limits(run)))
     return found
+
+
+def _limits(run: StoredRun) -> tuple[float, float] | None:
+    """β2_min and β2_max of a run that has said which it used."""
+    options = None if run.result is None else run.result.settings.get("optimizer")
+    if not isinstance(options, dict) or not {"beta2_min", "beta2_max"} <= options.keys():
+        return None
+    return float(options["beta2_min"]), float(options["beta2_max"])
 
 
 def own_pictures(snapshot: Snapshot) -> list[tuple[Figure, str]]:

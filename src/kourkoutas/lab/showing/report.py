@@ -32,7 +32,6 @@ from kourkoutas.lab.results import export, files
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun
 from kourkoutas.lab.showing import (
-    beta2_forecast,
     console,
     curves,
     distributions,
@@ -166,10 +165,11 @@ def _sections(analysis: Analysis, arms: Mapping[str, looks.Look], courses: curve
     def anchor(arm: str, seed: Seed) -> str:
         return numbers.get((arm, int(seed)), "runs")
 
-    drawn = curves.panels(courses, arms)
-    rate = recorded.rate(runs)
-    found = [Section("curves", "Learning curves", "curves", [*drawn, *([rate] if rate else [])], open=True)]
+    pairs = [(c.treatment, c.baseline) for c in analysis.primary.contrasts]
+    drawn = [*curves.panels(courses, arms), curves.gaps(courses, pairs, arms), recorded.rate(runs)]
+    found = [Section("curves", "Learning curves", "curves", [one for one in drawn if one is not None], open=True)]
     ends = [violins for one in analysis.endpoints if (violins := distributions.violins(one, arms, anchor))]
+    ends += [one for one in [distributions.profile(analysis.primary, arms)] if one is not None]
     if ends:
         found.append(Section("ends", "Where the runs end", "ends", ends, open=True))
     by_run = {(run.spec.optimizer, run.spec.seed): run for run in runs}
@@ -196,11 +196,6 @@ def _sections(analysis: Analysis, arms: Mapping[str, looks.Look], courses: curve
     traces = {arm: maps.drawings(own, arm) for arm in arms if (own := recorded.traces(runs, arm))}
     if traces:
         found.append(Section("traces", "sun and β2 over training", "traces", traces, open=True))
-    forecasts = beta2_forecast.of_arms(runs, list(arms))
-    if forecasts:
-        drawn = [beta2_forecast.draw(one, arm) for arm, one in forecasts.items()]
-        figures = FigureSection((beta2_forecast.NOTE,), drawn, beta2_forecast.table(forecasts), by_arm=False)
-        found.append(Section("beta2", "Which β2 predicts the norms?", "figures", figures, short="Best β2"))
     pictures = [embed(figure, text) for figure, text in recorded.own_pictures(snapshot)]
     if pictures:
         found.append(Section("learnt", "What was learnt", "learnt", pictures, open=True))
@@ -218,12 +213,17 @@ def _sections(analysis: Analysis, arms: Mapping[str, looks.Look], courses: curve
 def _sensitivity(analysis: Analysis, arms: Mapping[str, looks.Look]) -> Section:
     """How much each arm depends on the option that was tuned."""
     first = analysis.primary
-    drawn = sensitivity.draw(analysis.sensitivity, arms, first.title, log=first.log, maximize=first.higher_is_better)
+    side = first.higher_is_better
+    drawn = [
+        draw(analysis.sensitivity, arms, first.title, maximize=side)
+        for draw in (sensitivity.draw, sensitivity.best_so_far)
+    ]
     note = (
         f"Each optimizer on the tuning seeds, against {analysis.sensitivity[0].option}; a ring marks the chosen value. "
-        "Sensitivity is what a value loses against the best one, as a mean over the values tried."
+        "Sensitivity is what a value loses against the best one, as a mean over the values tried. Beside it: the best "
+        "value that so many trials find, as a mean over all orders of the values."
     )
-    figures = FigureSection((note,), (drawn,), sensitivity.table(analysis.sensitivity))
+    figures = FigureSection((note,), drawn, sensitivity.table(analysis.sensitivity))
     title = f"Sensitivity to {analysis.sensitivity[0].option}"
     return Section("sensitivity", title, "figures", figures, open=True)
 

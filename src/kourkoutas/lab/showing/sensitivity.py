@@ -17,10 +17,8 @@ from kourkoutas.lab.showing.drawing import Drawing, Panel, element, line_path
 from kourkoutas.lab.specs.looks import Look
 
 
-def draw(
-    found: Sequence[Sensitivity], looks: Mapping[str, Look], title: str, *, log: bool = False, maximize: bool = False
-) -> Drawing:
-    """One panel for all arms.
+def draw(found: Sequence[Sensitivity], looks: Mapping[str, Look], title: str, *, maximize: bool = False) -> Drawing:
+    """One panel for all arms, on a log scale where the values allow it.
 
     Raises:
       ValueError: nothing was tried.
@@ -34,7 +32,7 @@ def draw(
         values,
         ends,
         log_x=min(values) > 0,
-        log_y=log and bool(ends) and min(ends) > 0,
+        log_y=_positive(ends),
         height=260.0,
         x_label=option,
         edge=0.06,
@@ -65,6 +63,44 @@ def draw(
     return panel.drawing(
         f"{title}{log_words}, against {option}", f"{title} against {option} on the tuning seeds: {words}"
     )
+
+
+def _positive(values: Sequence[float]) -> bool:
+    """Whether a log scale can hold the values: a tuned loss that is exactly 0 stands at its lower end."""
+    return bool(values) and min(values) >= 0 < max(values)
+
+
+def best_so_far(found: Sequence[Sensitivity], looks: Mapping[str, Look], title: str, *, maximize: bool) -> Drawing:
+    """The best mean that a tuning finds against its number of trials, over all orders of the values.
+
+    Of n values with losses ℓ(1) ≤ … ≤ ℓ(n), k drawn without replacement have the best one ℓ(i) with probability
+
+        C(n - i, k - 1)/C(n, k)        so that E[best of k] = Σ ℓ(i)·C(n - i, k - 1)/C(n, k)
+
+    A value at which a run diverged counts as the worst finite mean of all optimizers.
+    """
+    finite = [point.mean for one in found for point in one.points if math.isfinite(point.mean)]
+    worst = (min if maximize else max)(finite, default=math.nan)
+    lines = {}
+    for one in found:
+        means = sorted((p.mean if math.isfinite(p.mean) else worst for p in one.points), reverse=maximize)
+        n = len(means)
+        lines[one.arm] = [
+            sum(x * math.comb(n - i, k - 1) for i, x in enumerate(means, 1)) / math.comb(n, k) for k in range(1, n + 1)
+        ]
+    ends = [x for own in lines.values() for x in own]
+    most = max(map(len, lines.values()))
+    log_y = _positive(ends)
+    panel = Panel.over([1, most], ends, log_y=log_y, height=260.0, x_label="trials", edge=0.03)
+    for arm, own in lines.items():
+        steps = list(range(1, len(own) + 1))
+        look = looks[arm]
+        path = line_path(panel.x(steps), panel.y(own))
+        hint = element("title", f"{arm}: {own[0]:.3g} with one trial, {own[-1]:.3g} with {len(own)}")
+        line = element("path", d=path, class_="curve", fill="none", stroke_dasharray=look.dasharray)
+        panel.add("g", hint, line, class_=f"arm c{look.colour}", data_arm=list(looks).index(arm))
+    told = f"Best {title} against number of trials{', log scale' if log_y else ''}"
+    return panel.drawing(told, f"{told}, as a mean over all orders of the values tried")
 
 
 def table(found: Sequence[Sensitivity]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
