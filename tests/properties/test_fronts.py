@@ -81,7 +81,7 @@ def test_sun_and_beta2_stay_in_their_ranges_for_any_gradients(front, values, mon
     out = run(front, {"nonfinite": "skip", "buckets": "module"}, gradients(values), monkeypatch)
     skipped = np.isnan(out.sun)
     assert (skipped == np.isnan(out.beta2)).all()
-    assert (skipped.sum(0) == out.states[-1].skipped).all()
+    assert (skipped.sum(0) == out.states[-1].vectors["skipped"]).all()
     sun, beta2 = out.sun[~skipped], out.beta2[~skipped]
     assert ((sun >= 0) & (sun < 1)).all()
     assert ((beta2 >= Hyper.beta2_min - 1e-6) & (beta2 <= Hyper.beta2_max + 1e-6)).all()
