@@ -110,12 +110,15 @@ def test_the_papers_table_gives_the_papers_statistics() -> None:
     done = kbeta("stats", str(DATA / "rare_trigger.csv"), "--baseline", "adam95", "--log", "--json")
     found = {c["treatment"]: c for c in json.loads(done.stdout)["contrasts"]}["kbeta"]
     # t(9) = 4.288, p = 0.00203, Wilcoxon p = 0.00977, ratio 1.0987 [1.0455, 1.1546]
-    assert found["t"]["t"] == pytest.approx(4.288, abs=5e-4)
-    assert found["t"]["p"] == pytest.approx(0.00203, abs=5e-6)
-    assert found["wilcoxon"]["p"] == pytest.approx(0.00977, abs=5e-6)
-    assert found["ratio"]["value"] == pytest.approx(1.0987, abs=5e-5)
+    statistics = found["statistics"]
+    assert statistics["paired_t"]["value"] == pytest.approx(4.288, abs=5e-4)
+    assert statistics["paired_t"]["p"] == found["p"] == pytest.approx(0.00203, abs=5e-6)
+    assert statistics["wilcoxon"]["p"] == pytest.approx(0.00977, abs=5e-6)
+    assert statistics["mean"]["value"] == found["effect"]["value"] == pytest.approx(1.0987, abs=5e-5)
+    interval = statistics["mean"]["interval"]
+    assert (interval["low"], interval["high"]) == pytest.approx((1.0455, 1.1546), abs=5e-5)
     shown = kbeta("stats", str(DATA / "rare_trigger.csv"), "--baseline", "adam95", "--log").stdout
-    for number in ("4.288", "0.00203", "1.0987", "1.0455", "1.1546"):
+    for number in ("t(9) = 4.288", "0.00203", "1.099 [1.045, 1.155]"):
         assert number in shown
 
 
@@ -186,10 +189,11 @@ def test_a_finished_study_prints_its_table_and_comparison(tmp_path: Path) -> Non
     done = kbeta(*arguments, cwd=tmp_path)
     assert done.returncode == 1
     words = " ".join(done.stdout.split())
-    assert "kbeta 4 4 0 0 7.5 7.5" in words
-    assert "adam95 4 3 0 1 8 8.333" in words
-    assert "adam95 seed 2: failed: RuntimeError: out of luck" in words
-    assert "kbeta vs adam95 3/0/0" in words
+    # kbeta ends at 6, 7, 8, 9; adam95 at 7, 8, 10 and once not at all, which ranks as the worst
+    assert "K-β 7.5 4 0 0 –" in words
+    assert "Adam 0.95 9 3 0 1 –" in words
+    assert "1 failed (adam95, seed 2): RuntimeError: out of luck" in words
+    assert "4/4" in words
     assert "[1/8]" in done.stderr
     assert done.stderr.strip().endswith("--optimizers kbeta,adam95 --retry-failed")
     assert "Report: results/task.train/report.html" in words
@@ -213,7 +217,7 @@ def test_a_results_folder_is_judged_and_exported_from_the_command_line(tmp_path:
     words = ("study", "task.py:train", "--seeds", "0-4", "--optimizers", "kbeta,adam95", "--no-report", "--out", "one")
     assert kbeta(*words, cwd=tmp_path).returncode == 0
     shown = kbeta("stats", "one", "--endpoint", "acc:best:max", cwd=tmp_path).stdout
-    assert "Endpoint: value of train (it decides)" in shown
+    assert "Endpoint: value of train (decides)" in shown
     assert "Endpoint: best acc (secondary, asked for after the runs)" in shown
     assert "K-β is 17 % ahead of Adam 0.95" in " ".join(shown.split())
     found = json.loads(kbeta("stats", "one", "--endpoint", "acc:max", "--json", cwd=tmp_path).stdout)

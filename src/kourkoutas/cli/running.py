@@ -239,7 +239,7 @@ def study(
     every = [*judged.snapshot.tuning_runs, *judged.snapshot.runs]
     if failed := sum(stored.result is not None and stored.result.status == "failed" for stored in every):
         again = called_as() if retry_failed else f"{called_as()} --retry-failed"
-        say(f"{failed} run{'' if failed == 1 else 's'} failed; to make them again: {again}")
+        say(f"{failed} run{'' if failed == 1 else 's'} failed; to try again: {again}")
         raise typer.Exit(FAILED)
 
 
