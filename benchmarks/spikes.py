@@ -14,7 +14,7 @@ Two measures:
 
 NOTE: theirs counts an RMS that crosses the band on its way as recovered, and one that stays low until the end, too,
 since the end is its yardstick. Ours takes the same gradients without the event as the yardstick, step by step, and the
-last time outside counts; a warmup cancels out. At step 50 a long memory has hardly begun, so there is a late event, too.
+last time outside counts; a warmup cancels out. At step 50 a long memory has hardly begun; hence a late event, too.
 
 AdaGC, Stable-SPAM, StableAdamW and LaProp come from the package pytorch_optimizer 4.1.0; without it their rows are left
 out.
@@ -70,7 +70,7 @@ def rules() -> dict[str, Make]:
         "relative (ŝ)": lambda ps: Relative(ps, lr=1.0, scale="square", warm=0.0),
         "relative, fixed β2": lambda ps: Relative(ps, lr=1.0, signal="none", warm=0.0),
         "relative, own norm": lambda ps: Relative(ps, lr=1.0, unit="own", warm=0.0),
-        "relative, own norm, noise": lambda ps: Relative(ps, lr=1.0, unit="own", memory="noise", warm=0.0),
+        "relative, noise": lambda ps: Relative(ps, lr=1.0, memory="noise", warm=0.0),
         "centred": lambda ps: Relative(ps, lr=1.0, scale="none", warm=0.0),
     }
     try:
@@ -180,13 +180,13 @@ def _power(x: float) -> str:
 
 
 SHOWN = {
-    "AdamW 0.95": "tab:gray",
-    "AdamW 0.999": "black",
-    "K-β, exact": "tab:orange",
-    "relative (r̂)": "tab:cyan",
-    "relative, own norm": "tab:blue",
-    "AdaGC 0.95": "tab:green",
-    "Stable-SPAM 0.95": "tab:red",
+    "AdamW 0.95": ("0.6", "-", 3.0),  # color, line, width: wide ones first, since some lie on each other
+    "AdamW 0.999": ("black", "-", 1.3),
+    "K-β, exact": ("tab:orange", "-", 1.3),
+    "relative (r̂)": ("tab:cyan", "-", 3.0),
+    "relative, noise": ("tab:blue", "-", 1.3),
+    "Stable-SPAM 0.95": ("tab:red", "-", 1.3),
+    "AdaGC 0.95": ("tab:green", "--", 1.3),
 }
 
 
@@ -205,11 +205,11 @@ def draw(picture: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
     for axis, (title, event) in zip(axes, events.items(), strict=True):
         axis.axhspan(1 - BAND, 1 + BAND, color="0.92", lw=0)
-        for name, color in SHOWN.items():
+        for name, (color, line, width) in SHOWN.items():
             if name in found:
                 calm, sizes = (rms(found[name], f, LATE + 400) for f in (lambda k: 1.0, event))
-                axis.plot(sizes[LATE:] / calm[LATE:], color=color, lw=1.4, label=name)
-        axis.set(title=title, xlabel="steps after it", yscale="log", xlim=(0, 400), ylim=(1e-2, 5))
+                axis.plot(sizes[LATE:] / calm[LATE:], color=color, ls=line, lw=width, label=name)
+        axis.set(title=title, xlabel="steps after it", yscale="log", xlim=(0, 400), ylim=(8e-3, 60))
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("update RMS / without the event")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
