@@ -22,8 +22,10 @@ out.
 
 from __future__ import annotations
 
+import copy
+import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,18 +90,27 @@ def rules() -> dict[str, Make]:
     }
 
 
-def rms(make: Make, factor: Callable[[int], float], steps: int) -> NDArray[np.float64]:
-    """The RMS of every step's update, when step k's gradient is multiplied by factor(k)."""
+@functools.cache
+def _gradients(steps: int) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(0)
+    return torch.stack([torch.randn(128, 64, generator=draw) for _ in range(steps)])
+
+
+def rms(make: Make, events: Sequence[Callable[[int], float]], at: int, steps: int) -> list[NDArray[np.float64]]:
+    """The RMS of every step's update, for each event: step k's gradient is multiplied by event(k), 1 before `at`."""
+    gradients = _gradients(max(steps, SHORT))
+
+    def go_on(p: torch.Tensor, optimizer: Any, event: Callable[[int], float], span: range) -> Iterator[float]:
+        for k in span:
+            before = p.clone()
+            p.grad = gradients[k] * event(k)
+            optimizer.step()
+            yield float((before - p).square().mean().sqrt())
+
     p = torch.zeros(128, 64)
     optimizer = make([p])
-    draw = torch.Generator().manual_seed(0)
-    sizes = []
-    for k in range(steps):
-        before = p.clone()
-        p.grad = torch.randn(p.shape, generator=draw) * factor(k)
-        optimizer.step()
-        sizes.append(float((before - p).square().mean().sqrt()))
-    return np.array(sizes)
+    start = list(go_on(p, optimizer, lambda k: 1.0, range(at)))
+    return [np.array(start + list(go_on(*copy.deepcopy((p, optimizer)), event, range(at, steps)))) for event in events]
 
 
 def spike(scale: float, at: int) -> Callable[[int], float]:
@@ -142,12 +153,11 @@ def _theirs() -> str:
         "|---" * (2 + len(SPIKES)) + "|",
     ]
     for name, make in rules().items():
-        for at in (10, 50, 100):
+        for at in (10, 50, 100) if (name, 10) in PUBLISHED else (EARLY,):
             theirs = PUBLISHED.get((name, at), (None,) * len(SPIKES))
-            cells = []
-            for scale, told in zip(SPIKES, theirs, strict=True):
-                steps = _cell(recovery(rms(make, spike(scale, at), SHORT), at), SHORT - at - 1)
-                cells.append(steps if told is None else f"{steps} ({told})")
+            sizes = rms(make, [spike(scale, at) for scale in SPIKES], at, SHORT)
+            steps = [_cell(recovery(each, at), SHORT - at - 1) for each in sizes]
+            cells = [mine if told is None else f"{mine} ({told})" for mine, told in zip(steps, theirs, strict=True)]
             lines.append(_row(name, str(at), *cells))
     return "\n".join(lines) + "\n"
 
@@ -161,10 +171,10 @@ def _ours(at: int) -> str:
         "|---" * (1 + len(names)) + "|",
     ]
     for name, make in rules().items():
-        calm = rms(make, lambda k: 1.0, at + LONG)
+        events = [spike(1, at), *(spike(s, at) for s in SPIKES[1::2]), *(fall(s, at) for s in FALLS)]
+        calm, *disturbed = rms(make, events, at, at + LONG)
         cells = []
-        for event in [spike(s, at) for s in SPIKES[1::2]] + [fall(s, at) for s in FALLS]:
-            sizes = rms(make, event, at + LONG)
+        for sizes in disturbed:
             ratio = sizes[at:] / calm[at:]
             cells.append(f"{_cell(settled(sizes, calm, at), LONG - 1)} ({ratio.min():.2g}, {ratio.max():.2g})")
         lines.append(_row(name, *cells))
@@ -207,7 +217,7 @@ def draw(picture: Path) -> None:
         axis.axhspan(1 - BAND, 1 + BAND, color="0.92", lw=0)
         for name, (color, line, width) in SHOWN.items():
             if name in found:
-                calm, sizes = (rms(found[name], f, LATE + 400) for f in (lambda k: 1.0, event))
+                calm, sizes = rms(found[name], [spike(1, LATE), event], LATE, LATE + 400)
                 axis.plot(sizes[LATE:] / calm[LATE:], color=color, ls=line, lw=width, label=name)
         axis.set(title=title, xlabel="steps after it", yscale="log", xlim=(0, 400), ylim=(8e-3, 60))
         axis.spines[["top", "right"]].set_visible(False)
