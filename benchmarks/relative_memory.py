@@ -9,7 +9,7 @@ A bucket is a parameter. n is the norm of its gradient, and
     θ ← θ - lr·√(1-warm^t) · (m/(1-β1^t)) / (√(v/(1-Πβ2)) + ε)
 
 In other words v = r̂²·u, where u is an average of (g/r̂)² with weights c2·Πβ2, which add up to 1-Πβ2: the exact bias
-correction is that of u, whatever r̂ does. scale="none" leaves the factor out, signal="none" has c2 = 1-β2_max, and with
+correction is that of u, whatever r̂ does. scale="off" leaves the factor out, signal="off" has c2 = 1-β2_max, and with
 both it is Adam.
 
 Two more choices, each an answer to something that the plain rule gets wrong:
@@ -39,8 +39,8 @@ from torch import Tensor
 BETA1, EPS, TINY = 0.9, 1e-8, 1e-9
 LARGEST = 1e37
 SLOW, WIDTH = 0.99, 4.0
-SCALES = ("none", "norm", "square")
-SIGNALS = ("none", "centred")
+SCALES = ("off", "norm", "square")
+SIGNALS = ("off", "centred")
 UNITS = ("scale", "own")
 MEMORIES = ("fixed", "noise")
 
@@ -61,8 +61,8 @@ class Relative(torch.optim.Optimizer):
     Args:
       params: tensors; each is a bucket.
       lr: learning rate.
-      scale: what v is measured in: "norm", "square", or "none".
-      signal: "centred", or "none" for a fixed β2.
+      scale: what v is measured in: "norm", "square", or "off".
+      signal: "centred", or "off" for a fixed β2.
       beta2_max, beta2_min: β2 of a calm bucket, and the bound of a spike.
       alpha: decay of r.
       gamma: decay of q.
@@ -152,7 +152,7 @@ class Relative(torch.optim.Optimizer):
             x = min(1.0, abs(math.log(s["kept"] / s["seen"])) / math.log(WIDTH))
             longest *= (self._shortest / longest) ** x
         c2 = longest + (self._shortest - longest) * sun
-        if self._scale == "none":
+        if self._scale == "off":
             return c2, 1 - c2, c2
         scale = mean
         if self._scale == "square":
@@ -216,7 +216,7 @@ def relative(
             longest = longest * (shortest / longest) ** jnp.minimum(1.0, far / math.log(WIDTH))
         c2 = longest + (shortest - longest) * sun
         keep, take = 1 - c2, c2
-        if scale != "none":
+        if scale != "off":
             q = gamma * q + (1 - gamma) * n * n
             size = mean if scale == "norm" else jnp.sqrt(q / grown(gamma, t))
             keep = keep * jnp.where(was > 0, jnp.minimum(jnp.square(size / jnp.where(was > 0, was, 1.0)), LARGEST), 1.0)

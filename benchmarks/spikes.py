@@ -22,10 +22,9 @@ out.
 
 from __future__ import annotations
 
-import copy
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +69,10 @@ def rules() -> dict[str, Make]:
         "K-β, exact": lambda ps: KourkoutasBeta(ps, lr=1.0, bias_correction="exact"),
         "relative (r̂)": lambda ps: Relative(ps, lr=1.0, warm=0.0),
         "relative (ŝ)": lambda ps: Relative(ps, lr=1.0, scale="square", warm=0.0),
-        "relative, fixed β2": lambda ps: Relative(ps, lr=1.0, signal="none", warm=0.0),
+        "relative, fixed β2": lambda ps: Relative(ps, lr=1.0, signal="off", warm=0.0),
         "relative, own norm": lambda ps: Relative(ps, lr=1.0, unit="own", warm=0.0),
         "relative, noise": lambda ps: Relative(ps, lr=1.0, memory="noise", warm=0.0),
-        "centred": lambda ps: Relative(ps, lr=1.0, scale="none", warm=0.0),
+        "centred": lambda ps: Relative(ps, lr=1.0, scale="off", warm=0.0),
     }
     try:
         import pytorch_optimizer as rivals
@@ -96,21 +95,17 @@ def _gradients(steps: int) -> torch.Tensor:
     return torch.stack([torch.randn(128, 64, generator=draw) for _ in range(steps)])
 
 
-def rms(make: Make, events: Sequence[Callable[[int], float]], at: int, steps: int) -> list[NDArray[np.float64]]:
-    """The RMS of every step's update, for each event: step k's gradient is multiplied by event(k), 1 before `at`."""
-    gradients = _gradients(max(steps, SHORT))
-
-    def go_on(p: torch.Tensor, optimizer: Any, event: Callable[[int], float], span: range) -> Iterator[float]:
-        for k in span:
-            before = p.clone()
-            p.grad = gradients[k] * event(k)
-            optimizer.step()
-            yield float((before - p).square().mean().sqrt())
-
+def rms(make: Make, event: Callable[[int], float], steps: int) -> NDArray[np.float64]:
+    """The RMS of every step's update, when step k's gradient is multiplied by event(k)."""
     p = torch.zeros(128, 64)
     optimizer = make([p])
-    start = list(go_on(p, optimizer, lambda k: 1.0, range(at)))
-    return [np.array(start + list(go_on(*copy.deepcopy((p, optimizer)), event, range(at, steps)))) for event in events]
+    sizes = []
+    for k, g in enumerate(_gradients(LATE + LONG)[:steps]):
+        before = p.clone()
+        p.grad = g * event(k)
+        optimizer.step()
+        sizes.append(float((before - p).square().mean().sqrt()))
+    return np.array(sizes)
 
 
 def spike(scale: float, at: int) -> Callable[[int], float]:
@@ -155,7 +150,7 @@ def _theirs() -> str:
     for name, make in rules().items():
         for at in (10, 50, 100) if (name, 10) in PUBLISHED else (EARLY,):
             theirs = PUBLISHED.get((name, at), (None,) * len(SPIKES))
-            sizes = rms(make, [spike(scale, at) for scale in SPIKES], at, SHORT)
+            sizes = [rms(make, spike(scale, at), SHORT) for scale in SPIKES]
             steps = [_cell(recovery(each, at), SHORT - at - 1) for each in sizes]
             cells = [mine if told is None else f"{mine} ({told})" for mine, told in zip(steps, theirs, strict=True)]
             lines.append(_row(name, str(at), *cells))
@@ -172,7 +167,7 @@ def _ours(at: int) -> str:
     ]
     for name, make in rules().items():
         events = [spike(1, at), *(spike(s, at) for s in SPIKES[1::2]), *(fall(s, at) for s in FALLS)]
-        calm, *disturbed = rms(make, events, at, at + LONG)
+        calm, *disturbed = (rms(make, event, at + LONG) for event in events)
         cells = []
         for sizes in disturbed:
             ratio = sizes[at:] / calm[at:]
@@ -217,7 +212,7 @@ def draw(picture: Path) -> None:
         axis.axhspan(1 - BAND, 1 + BAND, color="0.92", lw=0)
         for name, (color, line, width) in SHOWN.items():
             if name in found:
-                calm, sizes = rms(found[name], [spike(1, LATE), event], LATE, LATE + 400)
+                calm, sizes = (rms(found[name], each, LATE + 400) for each in (spike(1, LATE), event))
                 axis.plot(sizes[LATE:] / calm[LATE:], color=color, ls=line, lw=width, label=name)
         axis.set(title=title, xlabel="steps after it", yscale="log", xlim=(0, 400), ylim=(8e-3, 60))
         axis.spines[["top", "right"]].set_visible(False)

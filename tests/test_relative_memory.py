@@ -30,10 +30,10 @@ GRADIENTS = [RNG.standard_normal((4, 3)) * (50 if k % 23 == 22 else 1) * math.ex
 CHOICES = [
     {},
     {"scale": "square"},
-    {"signal": "none"},
+    {"signal": "off"},
     {"unit": "own"},
     {"memory": "noise"},
-    {"scale": "none"},
+    {"scale": "off"},
     {"unit": "own", "memory": "noise", "warm": 0.0},
 ]
 
@@ -48,7 +48,7 @@ def _after(make, gradients=GRADIENTS, dtype=torch.float64):
 
 
 def test_with_scale_and_signal_off_it_is_adam():
-    ours, _ = _after(lambda ps: Relative(ps, 0.1, scale="none", signal="none", beta2_max=0.99, warm=0.0))
+    ours, _ = _after(lambda ps: Relative(ps, 0.1, scale="off", signal="off", beta2_max=0.99, warm=0.0))
     adam, _ = _after(lambda ps: torch.optim.Adam(ps, 0.1, betas=(0.9, 0.99)))
     np.testing.assert_allclose(ours, adam, rtol=0, atol=1e-14)
 
@@ -96,7 +96,7 @@ def test_the_memory_is_long_for_noise_and_short_for_gradients_that_swing_or_keep
     steady = [np.ones((4, 3)) for _ in range(400)]
 
     def last_c2(gradients):
-        make = lambda ps: Relative(ps, 0.1, signal="none", memory="noise")  # noqa: E731
+        make = lambda ps: Relative(ps, 0.1, signal="off", memory="noise")  # noqa: E731
         _, before = _after(make, gradients[:-1])
         _, after = _after(make, gradients)
         return -math.expm1(after["log_beta2"] - before["log_beta2"])
