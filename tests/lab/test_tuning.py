@@ -324,7 +324,7 @@ def test_a_best_value_that_is_still_at_the_edge_is_said(task: Path, tmp_path: Pa
 
 def test_a_study_at_one_learning_rate_says_so_first(task: Path, tmp_path: Path) -> None:
     made = planning.plan_own(f"{task}:train", seeds=[0], optimizers=ARMS, options={"lr": "0.01"})
-    assert analyse(execute(made, tmp_path / "out")).fairness[0].startswith("Compared at one learning rate")
+    assert analyse(execute(made, tmp_path / "out")).fairness[0].startswith("One learning rate for all")
 
 
 def test_more_test_seeds_are_added_without_tuning_again(task: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from kourkoutas.cli.printing import say
 def _is_of_lab(module: str) -> bool:
     from kourkoutas.lab import doctor
 
-    return module.partition(".")[0] in doctor.LAB
+    return module.partition(".")[0] in (*doctor.LAB, "markupsafe")  # which Jinja brings
 
 
 def _disk_full(error: OSError) -> str | None:

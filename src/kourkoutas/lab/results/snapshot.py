@@ -16,6 +16,7 @@ class Snapshot:
       record: study.json.
       runs: every planned run that is to be compared, in the order of the arms and then of the seeds.
       tuning_runs: every planned run of the tuning, in the same order.
+      other_runs: runs on test seeds with values that were an arm's choice only for a while.
       damage: what could not be read, and why. A damaged result makes its run a failed one, which `--retry-failed` makes
         again; a folder without a readable spec.json is left out of the runs.
       holder: the process that was writing there.
@@ -25,6 +26,7 @@ class Snapshot:
     record: StudyRecord
     runs: tuple[StoredRun, ...]
     tuning_runs: tuple[StoredRun, ...] = ()
+    other_runs: tuple[StoredRun, ...] = ()
     damage: tuple[str, ...] = ()
     holder: Holder | None = None
 
@@ -44,6 +46,7 @@ class Snapshot:
             record=record,
             runs=tuple(run for run in found if record.compares(run.spec)),
             tuning_runs=tuple(run for run in found if record.tunes(run.spec)),
+            other_runs=tuple(run for run in found if not record.compares(run.spec) and not record.tunes(run.spec)),
             damage=tuple(damage),
             holder=holder,
         )
