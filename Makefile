@@ -37,10 +37,9 @@ browser: $(READY)
 test-all: $(READY) browser
 	$(BIN)/python $(PYTEST) --ignore=tests/integrations
 
-# Keras has one backend per process. The three files of the laboratory have tests of rivals and tables whose packages are
-# not in .venv.
+# Keras has one backend per process. test_rivals has tests of rivals whose packages are not in .venv.
 test-integrations: .venv-integrations/.ready
-	.venv-integrations/bin/python $(PYTEST) tests/integrations tests/lab/test_rivals.py tests/lab/test_optimizers.py tests/lab/test_across.py
+	.venv-integrations/bin/python $(PYTEST) tests/integrations tests/lab/test_rivals.py
 	KERAS_BACKEND=torch .venv-integrations/bin/python $(PYTEST) tests/integrations/test_keras.py
 	KERAS_BACKEND=jax .venv-integrations/bin/python $(PYTEST) tests/integrations/test_keras.py
 
@@ -66,7 +65,7 @@ coverage: $(READY)
 		tests/test_rule.py tests/test_warmup.py tests/test_buckets.py tests/conformance tests/properties tests/state \
 		tests/old_state tests/torch_frontend tests/torch_sharded tests/optax tests/mlx_frontend tests/lab/test_stats.py \
 		tests/lab/test_store.py tests/lab/test_files.py tests/lab/test_under_fire.py tests/lab/test_parcel.py \
-		tests/lab/test_train.py tests/lab/test_analysis.py tests/lab/test_confirming.py tests/lab/test_across.py
+		tests/lab/test_train.py tests/lab/test_analysis.py tests/lab/test_deciding.py
 	KERAS_BACKEND=torch $(BIN)/python -m pytest $(COVERAGE) --cov-append --cov-report= tests/integrations/test_keras.py
 	KERAS_BACKEND=jax $(BIN)/python -m pytest $(COVERAGE) --cov-append --cov-report= tests/integrations/test_keras.py
 	$(BIN)/coverage combine --append --quiet || true  # of processes that ended after their tests

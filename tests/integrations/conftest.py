@@ -10,4 +10,4 @@ HERE = Path(__file__).parent
 def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("default"))
+            item.add_marker(pytest.mark.filterwarnings("ignore"))

@@ -204,31 +204,6 @@ def test_a_rival_of_pytorch_optimizer_that_is_not_installed_is_named_with_the_wa
         check(recipe(name), "torch")
 
 
-def by_hand(name, n=25):
-    """w of `steps` by the rival's equations, in NumPy."""
-    w, m, v = START.astype(np.float64), np.zeros(3), np.zeros(3)
-    for t in range(1, n + 1):
-        g = np.array([1, 5, 0.2]) * w
-        if name == "laprop":
-            # normalise, then momentum
-            v = 0.999 * v + 0.001 * g * g
-            m = 0.9 * m + 0.1 * LR * g / (np.sqrt(v / (1 - 0.999**t)) + 1e-15)
-            w = w - m / (1 - 0.9**t)
-        else:
-            # Adam's step over max(1, RMS of g²/v)
-            b1, b2 = ((1 - 0.9**t), (1 - 0.99**t))
-            m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
-            rms = np.sqrt(np.mean(g * g / np.maximum(v / b2, 1e-16)))
-            w = w - LR / max(1, rms) * (m / b1) / (np.sqrt(v / b2) + 1e-8)
-    return w
-
-
-@pytest.mark.skipif(importlib.util.find_spec("pytorch_optimizer") is None, reason="pytorch_optimizer is not installed")
-@pytest.mark.parametrize("name", ["laprop", "stableadamw"])
-def test_a_rival_of_pytorch_optimizer_takes_the_steps_of_its_paper(name):
-    np.testing.assert_allclose(steps(name, "torch"), by_hand(name), rtol=2e-3)
-
-
 def test_kbeta_then_lbfgs_is_kbeta_before_the_switch_and_finds_the_minimum_after_it():
     before = steps("kbeta-lbfgs", "torch", n=12, options={"after": 12})
     np.testing.assert_array_equal(before, steps("kbeta", "torch", n=12))

@@ -102,3 +102,28 @@ def test_schedule_free_is_evaluated_at_its_average() -> None:
         reference.step()
     reference.eval()
     np.testing.assert_allclose(after("schedulefree", "torch")["b"], w.detach().numpy(), rtol=1e-6)
+
+
+def by_hand(name: str, n: int = 25) -> np.ndarray:
+    """b of `after` by the rival's equations, in NumPy."""
+    w, m, v = START["b"].astype(np.float64), np.zeros(2), np.zeros(2)
+    for t in range(1, n + 1):
+        g = 2 * np.array([1, 3]) * w
+        if name == "laprop":
+            # normalise, then momentum
+            v = 0.999 * v + 0.001 * g * g
+            m = 0.9 * m + 0.1 * LR * g / (np.sqrt(v / (1 - 0.999**t)) + 1e-15)
+            w = w - m / (1 - 0.9**t)
+        else:
+            # Adam's step over max(1, RMS of g²/v)
+            b1, b2 = ((1 - 0.9**t), (1 - 0.99**t))
+            m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+            rms = np.sqrt(np.mean(g * g / np.maximum(v / b2, 1e-16)))
+            w = w - LR / max(1, rms) * (m / b1) / (np.sqrt(v / b2) + 1e-8)
+    return w
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pytorch_optimizer") is None, reason="pytorch_optimizer is not installed")
+@pytest.mark.parametrize("name", ["laprop", "stableadamw"])
+def test_a_rival_of_pytorch_optimizer_takes_the_steps_of_its_paper(name: str) -> None:
+    np.testing.assert_allclose(after(name, "torch", n=25)["b"], by_hand(name), rtol=2e-3)
