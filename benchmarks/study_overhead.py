@@ -54,7 +54,7 @@ def main() -> None:
         file = Path(folder) / "task.py"
         file.write_text(TASK)
         seeds = range(given.runs)
-        made = planning.plan_own(
+        made = planning.plan_study(
             f"{file}:train", seeds=seeds, optimizers=["kbeta"], options={"seconds": str(given.seconds)}
         )
         clock, start = Clock(), time.perf_counter()

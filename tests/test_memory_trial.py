@@ -224,7 +224,7 @@ def test_a_study_goes_on_from_the_kept_archive_without_repeating_a_run(tmp_path)
     )
 
     def study(out, arms, observer):
-        plan = planning.plan_own(f"{file}:train", optimizers=arms, seeds=[0, 1], tuning=question)
+        plan = planning.plan_study(f"{file}:train", optimizers=arms, seeds=[0, 1], tuning=question)
         return api.execute(plan, out, command="…", workers=1, observer=observer)
 
     first = study(tmp_path / "one" / "D", ["kbeta"], Counting())

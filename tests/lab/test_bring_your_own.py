@@ -29,7 +29,7 @@ def made(tmp_path: Path, source: str, endpoint: str | None = None, **options: st
     """One run of `train` in `source`, in this process."""
     file = tmp_path / f"task_{abs(hash(source))}.py"
     file.write_text(source)
-    plan = planning.plan_own(f"{file}:train", optimizers=["kbeta"], options=options, endpoint=endpoint)
+    plan = planning.plan_study(f"{file}:train", optimizers=["kbeta"], options=options, endpoint=endpoint)
     task = worker.Task(spec=plan.specs()[0], folder=tmp_path, code=plan.code)
     return worker.make(task, lambda step, steps, loss: None)
 
@@ -185,7 +185,7 @@ def test_a_function_that_gives_no_endpoint_fails_with_the_remedy(
 def test_settings_reach_the_function_and_reserved_names_are_refused(tmp_path: Path) -> None:
     source = "def train(trial):\n    return trial.settings['width'] * 2\n"
     assert made(tmp_path, source, width="21").endpoint == 42
-    with pytest.raises(ValueError, match="'code' is taken by kbeta itself"):
+    with pytest.raises(ValueError, match="code: kbeta itself uses that name"):
         made(tmp_path, source, code="x")
 
 
@@ -207,13 +207,13 @@ def test_a_long_curve_is_thinned_and_keeps_its_last_point(tmp_path: Path) -> Non
 def test_a_target_that_names_no_function_of_a_file_is_refused(tmp_path: Path, target: str) -> None:
     (tmp_path / "task.py").write_text("")
     with pytest.raises(ValueError, match=r"FILE\.py:FUNC|is not a function name|there is no file"):
-        planning.plan_own(target.format(file=tmp_path / "task.py"))
+        planning.plan_study(target.format(file=tmp_path / "task.py"))
 
 
 @pytest.mark.parametrize("framework", ["torch", pytest.param("jax", marks=pytest.mark.slow), "mlx"])
 def test_the_example_runs_as_a_study_and_every_arm_learns(tmp_path: Path, framework: str) -> None:
     pytest.importorskip(framework)
-    plan = planning.plan_own(
+    plan = planning.plan_study(
         f"{EXAMPLES / f'my_task_{framework}.py'}:train", optimizers=["kbeta", "adam95"], options={"steps": "60"}
     )
     runs = api.execute(plan, tmp_path / "out", command="test", workers=1).runs

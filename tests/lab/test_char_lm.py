@@ -12,6 +12,7 @@ from kourkoutas.lab.running import train
 from kourkoutas.lab.specs.optimizers import recipe
 from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.testbeds.char_lm import CharLM, Model, Settings, check_bfloat16, init, split
+from tests.lab.gradients import value_and_grad
 
 TESTBED = CharLM()
 SMOKE = TESTBED.presets["smoke"]
@@ -103,7 +104,7 @@ def test_the_gradients_of_the_engines_agree():
     found = {}
     for name in engines.NAMES:
         E = engines.get(name)
-        gradient = compiled(E, E.value_and_grad(lambda p, E=E: MODEL(E, p, {"ids": E.array(IDS)})))
+        gradient = compiled(E, value_and_grad(E, lambda p, E=E: MODEL(E, p, {"ids": E.array(IDS)})))
         _, grads = gradient({k: E.array(x) for k, x in PARAMS.items()})
         found[name] = {k: E.numpy(g) for k, g in grads.items()}
     for name in ("jax", "mlx"):
@@ -124,7 +125,7 @@ def test_no_prediction_looks_ahead(E):
 def test_bfloat16_products_give_nearly_the_same_loss_and_gradients_in_float32(E):
     params = {name: E.array(x) for name, x in PARAMS.items()}
     batch = {"ids": E.array(IDS)}
-    value, grads = compiled(E, E.value_and_grad(lambda p: Model(2, 2, "bfloat16")(E, p, batch)))(params)
+    value, grads = compiled(E, value_and_grad(E, lambda p: Model(2, 2, "bfloat16")(E, p, batch)))(params)
     assert float(E.numpy(value)) == pytest.approx(reference(PARAMS, IDS, 2, 2), rel=0.03)
     assert float(E.numpy(value)) != pytest.approx(reference(PARAMS, IDS, 2, 2), rel=1e-6)
     assert {str(g.dtype).split(".")[-1] for g in grads.values()} == {"float32"}

@@ -8,6 +8,7 @@ import pytest
 from kourkoutas.lab import engines
 from kourkoutas.lab.specs.optimizers import recipe
 from kourkoutas.oracle import Oracle
+from tests.lab.gradients import value_and_grad
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((3, 4)).astype(np.float32)
@@ -122,11 +123,11 @@ def test_arrays_keep_the_dtype_of_numpy_there_and_back(E, dtype):
     np.testing.assert_array_equal(E.numpy(E.array(x)), x)
 
 
-def test_value_and_grad_gives_the_gradient_of_every_parameter_by_name(E):
+def test_stop_gradient_makes_a_constant_of_a_factor(E):
     def f(p, scale):
         return E.sum(p["a.w"] * E.stop_gradient(p["a.w"]) * scale) + 0 * E.sum(p["b"])
 
-    value, grads = E.value_and_grad(f)({"a.w": E.array(X), "b": E.array(Y)}, 2.0)
+    value, grads = value_and_grad(E, f)({"a.w": E.array(X), "b": E.array(Y)}, 2.0)
     assert float(E.numpy(value)) == pytest.approx(2 * float(np.sum(X * X)), rel=1e-6)
     np.testing.assert_allclose(E.numpy(grads["a.w"]), 2 * X, rtol=1e-6)
     np.testing.assert_array_equal(E.numpy(grads["b"]), np.zeros_like(Y))
@@ -136,7 +137,7 @@ def test_rounding_passes_gradients_straight_through_with_stop_gradient(E):
     def f(p):
         return E.sum(3 * (p["w"] + E.stop_gradient(E.round(p["w"]) - p["w"])))
 
-    value, grads = E.value_and_grad(f)({"w": E.array(X)})
+    value, grads = value_and_grad(E, f)({"w": E.array(X)})
     assert float(E.numpy(value)) == pytest.approx(3 * float(np.round(X).sum()), rel=1e-6)
     np.testing.assert_array_equal(E.numpy(grads["w"]), np.full_like(X, 3))
 
@@ -256,3 +257,11 @@ def test_torch_compile_of_the_loss_gives_the_same_run():
     E = engines.get("torch")
     it, other = trainer(E, compile=True), trainer(E)
     np.testing.assert_allclose(it.run({"x": INPUTS}, LRS), other.run({"x": INPUTS}, LRS), rtol=1e-5)
+
+
+def test_without_a_compiler_the_loss_stays_eager_and_says_so(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    E = engines.get("torch")
+    with pytest.warns(UserWarning, match=r"no C\+\+ compiler found.*Install g\+\+ or clang\+\+"):
+        it = trainer(E, compile=True)
+    np.testing.assert_array_equal(it.run({"x": INPUTS}, LRS), trainer(E).run({"x": INPUTS}, LRS))

@@ -1,8 +1,6 @@
 """One module changes the files of a results folder: its checks and its fault tests hold for all of them."""
 
 import ast
-import io
-import tarfile
 import threading
 from pathlib import Path
 
@@ -108,12 +106,3 @@ def test_files_that_go_while_a_run_is_read_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(parcel, "_complete", lambda folder: iter(listed))
     assert parcel.of_run(tmp_path) == {"new.npz": b"2"}
     assert {name for name, *_ in parcel.state_of_run(tmp_path)} == {str(tmp_path / "new.npz")}
-
-
-def test_a_folder_in_a_tar_file_is_no_file(tmp_path):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        folder = tarfile.TarInfo("checkpoint")
-        folder.type = tarfile.DIRTYPE
-        tar.addfile(folder)
-    assert parcel.from_tar(buffer.getvalue()) == {}

@@ -13,6 +13,7 @@ from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.testbeds.heat2d import data, evaluate, model
 from kourkoutas.lab.testbeds.heat2d.quantize import fake_quantize, int8
 from kourkoutas.lab.testbeds.heat2d.settings import Settings, learning_rates
+from tests.lab.gradients import value_and_grad
 
 TESTBED = testbeds.get("heat2d")
 SMALL = dataclasses.replace(TESTBED.presets["smoke"], samples=20, frames=14)
@@ -45,7 +46,7 @@ def on(E, arrays):
 
 
 def value_and_gradient(E, settings, params):
-    f = E.value_and_grad(lambda p, batch: model.Objective(settings)(E, p, batch))
+    f = value_and_grad(E, lambda p, batch: model.Objective(settings)(E, p, batch))
     # JAX would compile the model operation by operation.
     f = E.compile(f) if E.name == "jax" else f
     value, grads = f(on(E, params), on(E, first_batch(settings)))
@@ -247,7 +248,7 @@ def test_gradients_pass_straight_through_quantization(engine):
     E = engines.get(engine)
     rng = np.random.default_rng(1)
     w, c = (rng.standard_normal((30, 4)).astype(np.float32) for _ in range(2))
-    f = E.value_and_grad(lambda p: E.sum(fake_quantize(E, p["w"]) * E.array(c)))
+    f = value_and_grad(E, lambda p: E.sum(fake_quantize(E, p["w"]) * E.array(c)))
     _, grads = f({"w": E.array(w)})
     np.testing.assert_array_equal(E.numpy(grads["w"]), c)
 

@@ -16,9 +16,9 @@ from kourkoutas.lab.specs import optimizers
 from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.testbeds.heat3d import Heat3DProblem, Settings, geometry, network, reference
 from kourkoutas.lab.testbeds.heat3d.geometry import LENGTH, R_IN, Points
+from tests.lab.gradients import value_and_grad
 
 torch = pytest.importorskip("torch")
-from kourkoutas.lab.engines.torch_taylor import TaylorLayer, has_compiler, passes  # noqa: E402
 
 POINTS = Points(interior=60, boundary=24, pairs=10)
 
@@ -126,46 +126,7 @@ def test_the_loss_and_its_gradient_equal_reverse_over_reverse(dtype: Any, tolera
     E = engines.get("torch")
     params, constants = scaled(dtype, factor), tensors(batch(dtype))
     loss = functools.partial(network.Composite(POINTS), E)
-    value, grads = E.value_and_grad(loss)(tensors(params), constants)
-    leaves = {name: p.double().requires_grad_() for name, p in tensors(params).items()}
-    expected = nested_loss(leaves, tensors(batch(np.float64)), POINTS)
-    close(value, expected.detach(), tolerance)
-    for name, g in zip(leaves, torch.autograd.grad(expected, list(leaves.values())), strict=True):
-        close(grads[name], g, tolerance)
-
-
-def test_the_hand_written_layer_passes_gradcheck() -> None:
-    counts = (3, 2, 2)
-    generator = torch.Generator().manual_seed(0)
-    height = rows(counts)[3] + counts[0]
-    x, w, b = (
-        torch.randn(*s, generator=generator, dtype=torch.float64).requires_grad_() for s in ((height, 4), (4, 5), (5,))
-    )
-    assert torch.autograd.gradcheck(functools.partial(_apply, TaylorLayer, counts), (x, w, b))
-
-
-def _apply(layer: Any, counts: Any, x: Any, w: Any, b: Any) -> Any:
-    return layer.apply(x, w, b, counts, False)
-
-
-def test_without_a_compiler_the_layer_stays_eager_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kourkoutas.lab.engines.torch_taylor.has_compiler", lambda: False)
-    with pytest.warns(UserWarning, match=r"no C\+\+ compiler found.*Install g\+\+ or clang\+\+"):
-        forward, _ = passes.__wrapped__((1, 1, 1), True)
-    z, b = torch.randn(8, 2), torch.zeros(2)
-    assert torch.equal(forward(z, b), passes((1, 1, 1), False)[0](z, b))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # from torch.compile itself
-@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
-def test_the_compiled_step_has_the_same_derivatives(dtype: Any, tolerance: float) -> None:
-    if not has_compiler():
-        pytest.skip("no C++ compiler")
-    E = engines.get("torch")
-    params, constants = scaled(dtype), tensors(batch(dtype))
-    loss = functools.partial(network.Composite(POINTS, fused=True), E)
-    value, grads = E.value_and_grad(loss)(tensors(params), constants)
+    value, grads = value_and_grad(E, loss)(tensors(params), constants)
     leaves = {name: p.double().requires_grad_() for name, p in tensors(params).items()}
     expected = nested_loss(leaves, tensors(batch(np.float64)), POINTS)
     close(value, expected.detach(), tolerance)
@@ -181,7 +142,7 @@ def test_engines_agree_on_loss_terms_and_gradient(engine: str) -> None:
     for name in ("torch", engine):
         E = engines.get(name)
         p, c = ({k: E.array(x) for k, x in d.items()} for d in (params, constants))
-        value, grads = E.value_and_grad(functools.partial(network.Composite(POINTS), E))(p, c)
+        value, grads = value_and_grad(E, functools.partial(network.Composite(POINTS), E))(p, c)
         parts = {k: float(E.numpy(x)) for k, x in network.terms(E, p, c, POINTS).items()}
         found[name] = float(E.numpy(value)), {k: E.numpy(g) for k, g in grads.items()}, parts
     (value, grads, parts), (expected, expected_grads, expected_parts) = found[engine], found["torch"]

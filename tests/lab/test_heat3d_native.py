@@ -15,6 +15,7 @@ from kourkoutas.lab import engines
 from kourkoutas.lab.testbeds.heat3d import Heat3DProblem, Settings, geometry, network
 from kourkoutas.lab.testbeds.heat3d.geometry import Points
 from kourkoutas.lab.testbeds.heat3d.squares import plan
+from tests.lab.gradients import value_and_grad
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(_native.taylor is None, reason="the kernel was not built")
@@ -35,7 +36,7 @@ def case(
 def both(points: Points, params: Any, batch: Any, use: bool = True) -> tuple[Any, Any]:
     E = engines.get("torch")
     loss = functools.partial(network.Composite(points, native=use), E)
-    return E.value_and_grad(loss)(params, batch)
+    return value_and_grad(E, loss)(params, batch)
 
 
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -21,7 +21,7 @@ SMALL = {"steps": "20", "held_out": "64"}
 
 def plan(**changes: Any) -> planning.Plan:
     asked: dict[str, Any] = {"preset": "smoke", "engine": "torch", "optimizers": ["kbeta", "adam95"], "options": SMALL}
-    return planning.plan_testbed("rare_trigger", **{**asked, **changes})
+    return planning.plan_study("rare_trigger", **{**asked, **changes})
 
 
 def ids(made: planning.Plan) -> list[str]:
@@ -64,7 +64,7 @@ def test_resuming_with_a_changed_preset_names_what_changed_and_writes_nothing(
     change_preset(monkeypatch, tail=7)
     for optimizers in (["kbeta", "adam95"], ["radam"]):  # also an arm that was not there before shares the settings
         with (
-            pytest.raises(store.StoreError, match=r"settings\.tail was 50 and is 7 now"),
+            pytest.raises(store.StoreError, match=r"settings\.tail is 50 there and 7 here"),
             study.holding(plan(optimizers=optimizers), tmp_path / "out", "second"),
         ):
             pytest.fail("the folder must not be handed out")

@@ -26,7 +26,7 @@ def execute(
 ) -> Sequence[store.StoredRun]:
     file = folder / "task.py"
     file.write_text(source)
-    made = planning.plan_own(f"{file}:train", seeds=planning.parse_seeds(seeds), optimizers=["kbeta"])
+    made = planning.plan_study(f"{file}:train", seeds=planning.parse_seeds(seeds), optimizers=["kbeta"])
     start = pool.local(2, Limits(**limits))
     return api.execute(made, folder / "out", command="test", start=start, retries=retries).runs
 

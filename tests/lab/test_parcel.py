@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -71,13 +69,13 @@ def test_too_much_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         parcel.of_code(tmp_path / "task.py")
 
 
-def test_a_tar_that_leads_out_of_the_folder_is_refused() -> None:
-    assert parcel.from_tar(parcel.to_tar({"a/b": b"1", "c": b""})) == {"a/b": b"1", "c": b""}
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        tar.addfile(tarfile.TarInfo("../outside"))
-    with pytest.raises(tarfile.TarError, match="leads out"):
-        parcel.from_tar(buffer.getvalue())
+@pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside"])
+def test_a_name_that_leads_out_of_the_folder_is_refused_and_nothing_is_written(tmp_path: Path, name: str) -> None:
+    files = {"a/b": b"1", name: b""}
+    assert parcel.from_zip(parcel.to_zip(files)) == files
+    with pytest.raises(ValueError, match="leads out"):
+        parcel.unpack_run(files, tmp_path / "run")
+    assert list(tmp_path.rglob("*")) == []
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
@@ -92,7 +90,7 @@ def test_the_newest_whole_backup_is_found_and_only_two_are_kept(tmp_path: Path, 
         kept.save("run", {"checkpoint/step": b"%d" % step})
     assert len(list(tmp_path.glob("study/run/*"))) == 2
     assert kept.newest("run") == {"checkpoint/step": b"3"}
-    newest = max(tmp_path.glob("study/run/*.tar"))
+    newest = max(tmp_path.glob("study/run/*.zip"))
     newest.write_bytes(newest.read_bytes()[:100])
     assert kept.newest("run") == {"checkpoint/step": b"2"}
     kept.close()

@@ -442,7 +442,7 @@ class Watch:
     def progress(self, spec, step, steps, loss): print("step", step, flush=True)
     def finished(self, spec, result): print("status", result.status, flush=True)
 
-made = planning.plan_testbed("char_lm", preset="smoke", engine="torch", optimizers=["kbeta"], seeds=[3],
+made = planning.plan_study("char_lm", preset="smoke", engine="torch", optimizers=["kbeta"], seeds=[3],
     options={"steps": sys.argv[3], "width": "16", "layers": "1", "characters": "30000", "eval_windows": "8",
              "evaluate_every": "100"})
 start = ray.on_cluster(sys.argv[1], storage=sys.argv[4] or None)
@@ -470,7 +470,7 @@ def test_a_run_goes_on_from_its_last_checkpoint_where_that_can_be_reached_and_en
             assert word != "status" or value == "ok"
             if word == "step":
                 steps.append(int(value))
-            if not before and len(steps) > 1 and (not place or list(storage.glob("*/*/*.tar"))):
+            if not before and len(steps) > 1 and (not place or list(storage.glob("*/*/*.zip"))):
                 (worker,) = cluster.processes("kourkoutas.lab.running.worker")
                 ray_worker = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1]
                 os.kill(int(ray_worker), signal.SIGKILL)
@@ -527,7 +527,7 @@ from kourkoutas.lab.running import ray
 from kourkoutas.lab.planning import plan as planning
 
 store.versions = lambda: {"numpy": "0.1"}
-made = planning.plan_own(sys.argv[3] + ":train", optimizers=["kbeta"], options={"witness": sys.argv[4]})
+made = planning.plan_study(sys.argv[3] + ":train", optimizers=["kbeta"], options={"witness": sys.argv[4]})
 try:
     api.execute(made, sys.argv[2], command="test", start=ray.on_cluster(sys.argv[1]))
 except ValueError as error:

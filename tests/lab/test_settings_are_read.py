@@ -39,7 +39,7 @@ def executed(tmp_path: Path, source: str, seeds: str = "0-1", **more: Any) -> st
     file = tmp_path / "task.py"
     file.write_text(source)
     optimizers = more.pop("optimizers", ["kbeta", "adam95"])
-    made = planning.plan_own(f"{file}:train", optimizers=optimizers, seeds=planning.parse_seeds(seeds), **more)
+    made = planning.plan_study(f"{file}:train", optimizers=optimizers, seeds=planning.parse_seeds(seeds), **more)
     return api.execute(made, tmp_path / "out", command="test", workers=2)
 
 

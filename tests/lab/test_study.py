@@ -47,7 +47,9 @@ def task(tmp_path: Path) -> Path:
 
 
 def plan(file: Path, seeds: str = "0-3", optimizers: list[str] = ARMS, **options: str) -> planning.Plan:
-    return planning.plan_own(f"{file}:train", seeds=planning.parse_seeds(seeds), optimizers=optimizers, options=options)
+    return planning.plan_study(
+        f"{file}:train", seeds=planning.parse_seeds(seeds), optimizers=optimizers, options=options
+    )
 
 
 def execute(made: planning.Plan, out: Path, **options: Any) -> list[store.StoredRun]:
@@ -102,9 +104,9 @@ def test_an_absurd_plan_is_refused_with_its_size_before_anything_is_built(task: 
     with pytest.raises(ValueError, match=r"320,000,000,000 arms × 1 seed are 320,000,000,000 runs"):
         planning.arms_of(["kbeta"], {}, grids)
     with pytest.raises(ValueError, match=r"200 arms × 10,000 seeds are 2,000,000 runs"):
-        planning.plan_own(f"{task}:train", optimizers=["kbeta"], grids={"pause": values}, seeds=range(10_000))
+        planning.plan_study(f"{task}:train", optimizers=["kbeta"], grids={"pause": values}, seeds=range(10_000))
     with pytest.raises(ValueError, match=r"200 arms × 10,000 seeds are 2,000,000 runs"):
-        planning.plan_testbed(
+        planning.plan_study(
             "rare_trigger", preset="smoke", engine="torch", grids={"steps": values}, optimizers=["kbeta"],
             seeds=range(10_000),
         )  # fmt: skip
@@ -114,11 +116,11 @@ def test_a_file_without_a_function_is_told_what_it_has(tmp_path: Path) -> None:
     file = tmp_path / "bad.py"
     file.write_text("def fit(trial):\n    return 1.0\n\ndef helper():\n    pass\n")
     with pytest.raises(
-        ValueError, match=r"names no function; write FILE.py:FUNC, .*bad\.py:fit \(it defines fit, helper"
+        ValueError, match=r"names no function; write FILE.py:FUNC, .*bad\.py:fit \(bad.py defines fit, helper"
     ):
         planning.code_of(str(file))
     file.write_text("x = 1\n")
-    with pytest.raises(ValueError, match=r"bad\.py:train \(it defines no function yet\)"):
+    with pytest.raises(ValueError, match=r"bad\.py:train \(bad.py defines no function yet\)"):
         planning.code_of(str(file))
     file.write_text("def train(:\n")
     with pytest.raises(ValueError, match=r"bad\.py, line 1: not a Python file"):
@@ -198,7 +200,7 @@ def test_grids_make_one_arm_per_combination_of_values() -> None:
 
 
 def test_a_grid_over_a_setting_splits_every_arm(task: Path) -> None:
-    made = planning.plan_own(f"{task}:train", optimizers=ARMS, grids={"pause": "0,0.01"})
+    made = planning.plan_study(f"{task}:train", optimizers=ARMS, grids={"pause": "0,0.01"})
     assert [arm.label for arm in made.arms] == [f"{name}[pause={p}]" for name in ARMS for p in ("0", "0.01")]
     assert [spec.settings["pause"] for spec in made.specs()] == [0, 0.01, 0, 0.01]
 
@@ -216,7 +218,7 @@ def test_an_assignment_without_name_or_value_is_refused(text: str) -> None:
 
 def test_the_same_value_written_in_two_ways_is_the_same_run(task: Path) -> None:
     def ids(steps: str, alpha: str) -> set[str]:
-        made = planning.plan_testbed(
+        made = planning.plan_study(
             "rare_trigger",
             preset="smoke",
             engine="mlx",
@@ -242,7 +244,7 @@ def test_edited_code_gives_every_run_another_id(task: Path) -> None:
 
 
 def test_two_arms_with_different_options_have_different_ids(task: Path) -> None:
-    made = planning.plan_own(f"{task}:train", optimizers=["kbeta"], grids={"kbeta.alpha": "0.8,0.9"})
+    made = planning.plan_study(f"{task}:train", optimizers=["kbeta"], grids={"kbeta.alpha": "0.8,0.9"})
     assert len({spec.id for spec in made.specs()}) == 2
 
 

@@ -148,7 +148,7 @@ def test_the_first_arm_of_a_seed_pays_for_the_data_but_its_steps_are_not_slower(
 
 def test_every_arm_has_seconds_per_step_in_the_summary(tmp_path: Path) -> None:
     pytest.importorskip("mlx.core")
-    made = planning.plan_testbed(
+    made = planning.plan_study(
         "rare_trigger", preset="smoke", engine="mlx", optimizers=["kbeta", "adam95"], seeds=[0], options={"steps": "50"}
     )
     arms = analysed(api.execute(made, tmp_path / "out", command="test", workers=1)).arms

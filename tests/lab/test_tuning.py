@@ -67,7 +67,7 @@ def question(
 
 
 def plan(file: Path, *tune: str, seeds: str = "0-3", options: dict[str, str] | None = None, **more: Any) -> Any:
-    return planning.plan_own(
+    return planning.plan_study(
         f"{file}:train",
         seeds=planning.parse_seeds(seeds),
         optimizers=ARMS,
@@ -241,7 +241,7 @@ def test_values_that_an_optimizer_does_not_take_are_refused_before_anything_is_r
 
 def of_testbed(*tune: str, name: str = "rare_trigger", **more: Any) -> planning.Plan:
     options = {"preset": "smoke", "engine": "mlx", "optimizers": ARMS, "tuning": question(*tune), **more}
-    return planning.plan_testbed(name, **options)
+    return planning.plan_study(name, **options)
 
 
 def test_a_setting_that_a_testbed_does_not_have_cannot_be_tuned() -> None:
@@ -323,7 +323,7 @@ def test_a_best_value_that_is_still_at_the_edge_is_said(task: Path, tmp_path: Pa
 
 
 def test_a_study_at_one_learning_rate_says_so_first(task: Path, tmp_path: Path) -> None:
-    made = planning.plan_own(f"{task}:train", seeds=[0], optimizers=ARMS, options={"lr": "0.01"})
+    made = planning.plan_study(f"{task}:train", seeds=[0], optimizers=ARMS, options={"lr": "0.01"})
     assert analyse(execute(made, tmp_path / "out")).fairness[0].startswith("One learning rate for all")
 
 
@@ -340,16 +340,16 @@ def test_more_test_seeds_are_added_without_tuning_again(task: Path, tmp_path: Pa
 def test_a_folder_of_another_tuning_or_of_none_is_left_alone(task: Path, tmp_path: Path) -> None:
     execute(plan(task, seeds="0"), tmp_path / "out")
     before = (tmp_path / "out" / "study.json").read_bytes()
-    with pytest.raises(store.StoreError, match="trials of the tuning: 5 there and 6 here"):
+    with pytest.raises(store.StoreError, match=r"tuning\.trials is 5 there and 6 here"):
         execute(plan(task, seeds="0", trials=6), tmp_path / "out")
-    plain = planning.plan_own(f"{task}:train", seeds=[0], optimizers=ARMS, options={"lr": "0.01"})
-    with pytest.raises(store.StoreError, match=r"arms are tuned \(lr\) there and not tuned here"):
+    plain = planning.plan_study(f"{task}:train", seeds=[0], optimizers=ARMS, options={"lr": "0.01"})
+    with pytest.raises(store.StoreError, match=r"tuning is \{.*\} there and None here"):
         execute(plain, tmp_path / "out")
     assert (tmp_path / "out" / "study.json").read_bytes() == before
 
 
 def test_a_folder_without_tuning_opens_as_before(task: Path, tmp_path: Path) -> None:
-    plain = planning.plan_own(f"{task}:train", seeds=[0], optimizers=ARMS, options={"lr": "0.01"})
+    plain = planning.plan_study(f"{task}:train", seeds=[0], optimizers=ARMS, options={"lr": "0.01"})
     execute(plain, tmp_path / "out")
     file = tmp_path / "out" / "study.json"
     old = json.loads(file.read_text())

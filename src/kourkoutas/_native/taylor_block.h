@@ -122,7 +122,8 @@ STATIC void NAME(forward)(const Job *job, float *restrict h, const float *restri
         }
 }
 
-/* g: from ∂loss/∂h to ∂loss/∂z in place; its values are added to db. The formulas stand in torch_taylor.pull_back. */
+/* g: from ∂loss/∂h to ∂loss/∂z in place; its values are added to db. The formulas stand in
+ * lab/engines/taylor.py. */
 STATIC void NAME(backward)(const Job *job, float *restrict g, const float *restrict z, const float *restrict b,
                            float *restrict db, int channels) {
     int points = ROWS / channels, step = points * PANEL;

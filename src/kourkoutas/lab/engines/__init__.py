@@ -4,20 +4,6 @@ A testbed is written once, as plain functions of an `Engine` (called `E` there) 
 framework. Besides the calls below it may use what all three kinds of arrays share: arithmetic and comparison
 operators, `@`, basic indexing and slicing, `.shape`, `.ndim` and `.reshape(*shape)`.
 
-| group       | calls                                                                                            |
-|-------------|--------------------------------------------------------------------------------------------------|
-| conversion  | array, numpy, cast                                                                               |
-| creation    | arange                                                                                           |
-| elementwise | sqrt, tanh, abs, square, round, logaddexp, maximum, clip, where                                  |
-| reductions  | sum, mean, max                                                                                   |
-| shapes      | transpose, concat, split, expand, broadcast                                                      |
-| linear      | einsum, linear                                                                                   |
-| layers      | sigmoid, silu, gelu, softmax, layer_norm, attention, take, taylor_layer                          |
-| networks    | taylor_squares                                                                                   |
-| losses      | bce_with_logits, cross_entropy                                                                   |
-| autodiff    | stop_gradient, value_and_grad                                                                    |
-| running     | compile, trainer                                                                                 |
-
 An engine may implement a call with a fused operation of its framework; the maths in the docstring stays the contract.
 
 NOTE: parameters are flat dicts "name.with.dots" → array, made in NumPy from the seed, so every engine starts from the
@@ -27,23 +13,22 @@ same numbers. Arrays keep the dtype of the NumPy array they are made from.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kourkoutas.lab.errors import unknown
-
-if TYPE_CHECKING:
-    from kourkoutas.trace import Trace
+from kourkoutas.trace import HISTORY, Trace
 
 Array = Any
 Params = dict[str, Array]
 Batch = dict[str, Array]
 Loss = Callable[["Engine", Params, Batch], Array]
-Stacked = Mapping[str, NDArray[Any]]
-Batches = Stacked | Sequence[Stacked]
+Arrays = Mapping[str, NDArray[Any]]
+Batches = Arrays | Sequence[Arrays]
 Axis = int | tuple[int, ...] | None
 Squares = tuple[NDArray[Any], ...]
 
@@ -80,37 +65,83 @@ class Optimizer(Protocol):
         ...
 
 
-class Trainer(Protocol):
-    """One optimization under way on one engine: parameters, optimizer state and a compiled step."""
+class Trainer(ABC):
+    """One optimization under way on one engine: parameters, optimizer state and a compiled step.
+
+    Args:
+      loss: function (E, params, batch) → scalar.
+      params: where it starts.
+      constants: arrays that are part of every batch, moved to the device once.
+      trace_every: k records sun and β2 of every k-th step of K-β in `trace`; call `run` with at most
+        `kourkoutas.trace.WINDOW` steps then. 0 records nothing.
+      compile: asks PyTorch for torch.compile of the loss and its gradient; JAX and MLX always compile their step.
+
+    NOTE: compiled steps are kept per process under (loss, optimizer). A `loss` that is a module-level function, or a
+    frozen dataclass with `__call__`, is compiled once for all seeds; a bound method or lambda once per run.
+    """
 
     trace: Trace | None
 
+    def __init__(
+        self,
+        loss: Loss,
+        params: Arrays,
+        optimizer: Optimizer,
+        *,
+        constants: Arrays | None = None,
+        trace_every: int = 0,
+        compile: bool = False,
+    ) -> None:
+        self._trace_every = trace_every if optimizer.recorded else 0
+        self._begin(loss, params, optimizer, constants or {}, compile)
+        self.trace = self._new_trace()
+
+    def _new_trace(self) -> Trace | None:
+        if not self._trace_every:
+            return None
+        return Trace(self._bucket_names(), every=self._trace_every, history=HISTORY)
+
+    @abstractmethod
+    def _begin(self, loss: Loss, params: Arrays, optimizer: Optimizer, constants: Arrays, compile: bool) -> None:
+        """Move everything to the device and build the step."""
+
+    @abstractmethod
+    def _bucket_names(self) -> Sequence[str]: ...
+
+    @abstractmethod
     def run(self, batches: Batches, lrs: NDArray[np.float64]) -> NDArray[np.float64]:
         """Take one step per entry of `lrs` and return the loss of each step, before its update.
 
         `batches` is either one mapping of stacked arrays, whose first axis counts the steps (empty when the problem
         has only constants), or a sequence with one mapping per step, whose shapes may differ from step to step.
         """
-        ...
 
+    @abstractmethod
     def arrays(self) -> Params:
         """The current parameters as the engine's arrays, for evaluation; valid until the next `run`."""
-        ...
 
     def params(self) -> dict[str, NDArray[Any]]:
         """A copy of the current parameters."""
-        ...
+        return {name: np.array(x) for name, x in self.arrays().items()}
 
+    @abstractmethod
     def state(self) -> dict[str, NDArray[Any]]:
         """Parameters and optimizer state as one flat dict of arrays; `restore` of it continues bit for bit."""
-        ...
 
+    @abstractmethod
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Take over what `state` returned, in this or another process.
 
         `trace` starts afresh; it may repeat rows from before the restored step, under the same step numbers.
         """
-        ...
+
+
+def each_batch(batches: Batches, steps: int, array: Callable[[Any], Array]) -> Iterator[Batch]:
+    """The batch of each step, as the engine's arrays."""
+    if isinstance(batches, Mapping):
+        stacked = {name: array(x) for name, x in batches.items()}
+        return ({name: x[i] for name, x in stacked.items()} for i in range(steps))
+    return ({name: array(x) for name, x in batch.items()} for batch in batches)
 
 
 class Engine(Protocol):
@@ -200,11 +231,8 @@ class Engine(Protocol):
         """
         ...
 
-    def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int], *, fused: bool = False) -> Array:
-        """silu(x·w + b) for rows that hold values, slopes and Laplacians: see `kourkoutas.lab.engines.taylor`.
-
-        `fused` asks PyTorch to compile the elementwise part; JAX and MLX compile it with the step.
-        """
+    def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int]) -> Array:
+        """silu(x·w + b) for rows that hold values, slopes and Laplacians: see `kourkoutas.lab.engines.taylor`."""
         ...
 
     def taylor_squares(
@@ -237,37 +265,13 @@ class Engine(Protocol):
         """⟨-log softmax(logits)[ids]⟩ over all leading axes, in nats."""
         ...
 
-    # Autodiff
     def stop_gradient(self, x: Array) -> Array: ...
-    def value_and_grad(self, f: Callable[..., Array]) -> Callable[..., tuple[Array, Params]]:
-        """f(params, *rest) → scalar becomes g(params, *rest) → (value, gradients by name)."""
-        ...
 
-    # Running
     def compile(self, f: Callable[..., Any]) -> Callable[..., Any]:
         """f of arrays and dicts of arrays, compiled where the framework gains from it; used without gradients."""
         ...
 
-    def trainer(
-        self,
-        loss: Loss,
-        params: Mapping[str, NDArray[Any]],
-        optimizer: Optimizer,
-        *,
-        constants: Mapping[str, NDArray[Any]] | None = None,
-        trace_every: int = 0,
-        compile: bool = False,
-    ) -> Trainer:
-        """A `Trainer` of `loss(E, params, batch)` from `params` with `optimizer`.
-
-        `constants` are moved to the device once and are part of every batch. `trace_every=k` records sun and β2 of
-        every k-th step (K-β arms; others have no trace); call `run` with at most `kourkoutas.trace.WINDOW` steps then.
-        `compile` asks PyTorch for torch.compile of the loss and its gradient; JAX and MLX always compile their step.
-
-        NOTE: compiled steps are kept per process under (loss, optimizer). A `loss` that is a module-level function, or
-        a frozen dataclass with `__call__`, is compiled once for all seeds; a bound method or lambda once per run.
-        """
-        ...
+    trainer: type[Trainer]
 
 
 def training(optimizer: Any, on: bool) -> None:

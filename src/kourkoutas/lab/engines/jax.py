@@ -17,10 +17,9 @@ import optax
 from jax import lax
 from numpy.typing import NDArray
 
-from kourkoutas.lab.engines import Array, Batches, Engine, Loss, Optimizer, Params
+from kourkoutas.lab.engines import Array, Arrays, Batches, Engine, Loss, Optimizer, Params, Trainer, each_batch
 from kourkoutas.lab.engines.numpy import NumPyLike
 from kourkoutas.lab.engines.taylor import Counts, taylor_silu
-from kourkoutas.trace import HISTORY, Trace
 
 
 def _host(x: Any) -> NDArray[Any]:
@@ -37,35 +36,19 @@ def _device(saved: NDArray[Any], like: Any) -> Array:
     return jnp.array(a, copy=True)
 
 
-class JaxTrainer:
-    """See `kourkoutas.lab.engines.Trainer`."""
-
-    def __init__(
-        self,
-        loss: Loss,
-        params: Mapping[str, NDArray[Any]],
-        optimizer: Optimizer,
-        *,
-        constants: Mapping[str, NDArray[Any]] | None = None,
-        trace_every: int = 0,
-        compile: bool = False,
-    ) -> None:
-        traced = trace_every > 0 and optimizer.recorded
-        self._chunk, self._step, init = _compiled(loss, optimizer.step, traced)
+class JaxTrainer(Trainer):
+    def _begin(self, loss: Loss, params: Arrays, optimizer: Optimizer, constants: Arrays, compile: bool) -> None:
+        self._chunk, self._step, init = _compiled(loss, optimizer.step, self._trace_every > 0)
         self._params: Params = {name: jnp.array(p, copy=True) for name, p in params.items()}
         self._state = init(self._params)
-        self._constants = {name: jnp.asarray(x) for name, x in (constants or {}).items()}
+        self._constants = {name: jnp.asarray(x) for name, x in constants.items()}
         self._length = 0
-        self._trace_every = trace_every if traced else 0
         self._buckets = optimizer.buckets
-        self.trace = self._new_trace()
 
-    def _new_trace(self) -> Trace | None:
-        if not self._trace_every:
-            return None
+    def _bucket_names(self) -> Sequence[str]:
         from kourkoutas.optax import bucket_names
 
-        return Trace(bucket_names(self._params, self._buckets), every=self._trace_every, history=HISTORY)
+        return bucket_names(self._params, self._buckets)
 
     def run(self, batches: Batches, lrs: NDArray[np.float64]) -> NDArray[np.float64]:
         losses = self._run_stacked(batches, lrs) if isinstance(batches, Mapping) else self._run_each(batches, lrs)
@@ -75,7 +58,7 @@ class JaxTrainer:
             pull(self.trace, self._state)
         return losses
 
-    def _run_stacked(self, batches: Mapping[str, NDArray[Any]], lrs: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _run_stacked(self, batches: Arrays, lrs: NDArray[np.float64]) -> NDArray[np.float64]:
         n = len(lrs)
         self._length = max(self._length, n)
         if n < self._length:
@@ -87,12 +70,11 @@ class JaxTrainer:
         )
         return np.asarray(losses, np.float64)[:n]
 
-    def _run_each(self, batches: Sequence[Mapping[str, NDArray[Any]]], lrs: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _run_each(self, batches: Sequence[Arrays], lrs: NDArray[np.float64]) -> NDArray[np.float64]:
         losses = []
-        for batch, lr in zip(batches, lrs, strict=True):
-            arrays = {k: jnp.asarray(x) for k, x in batch.items()}
+        for batch, lr in zip(each_batch(batches, len(lrs), jnp.asarray), lrs, strict=True):
             self._params, self._state, value = self._step(
-                self._params, self._state, self._constants, arrays, jnp.asarray(lr, jnp.result_type(float))
+                self._params, self._state, self._constants, batch, jnp.asarray(lr, jnp.result_type(float))
             )
             losses.append(value)
         return np.asarray([float(x) for x in losses])
@@ -100,14 +82,11 @@ class JaxTrainer:
     def arrays(self) -> Params:
         return self._params
 
-    def params(self) -> dict[str, NDArray[Any]]:
-        return {name: np.array(p) for name, p in self._params.items()}
-
     def state(self) -> dict[str, NDArray[Any]]:
         leaves = jax.tree_util.tree_leaves_with_path({"params": self._params, "optimizer": self._state})
         return {jax.tree_util.keystr(path, simple=True, separator="/"): _host(x) for path, x in leaves}
 
-    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+    def restore(self, state: Arrays) -> None:
         leaves, treedef = jax.tree_util.tree_flatten_with_path({"params": self._params, "optimizer": self._state})
         new = [_device(state[jax.tree_util.keystr(path, simple=True, separator="/")], x) for path, x in leaves]
         tree = jax.tree_util.tree_unflatten(treedef, new)
@@ -163,7 +142,6 @@ class JaxEngine(NumPyLike):
     silu = staticmethod(jax.nn.silu)
     softmax = staticmethod(jax.nn.softmax)
     stop_gradient = staticmethod(lax.stop_gradient)
-    value_and_grad = staticmethod(jax.value_and_grad)
     compile = staticmethod(jax.jit)
     trainer = JaxTrainer
 
@@ -177,7 +155,7 @@ class JaxEngine(NumPyLike):
         centred = x - jnp.mean(x, -1, keepdims=True)
         return gain * centred * lax.rsqrt(jnp.mean(jnp.square(centred), -1, keepdims=True) + eps) + bias
 
-    def taylor_layer(self, x: Array, w: Array, b: Array, counts: Counts, *, fused: bool = False) -> Array:
+    def taylor_layer(self, x: Array, w: Array, b: Array, counts: Counts) -> Array:
         return _taylor_silu(x @ w, b, counts)
 
     def cross_entropy(self, logits: Array, ids: Array) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, cast
 
 import mlx.core as mx
@@ -11,9 +11,8 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
 from numpy.typing import NDArray
 
-from kourkoutas.lab.engines import Array, Batches, Engine, Loss, Optimizer, Params
+from kourkoutas.lab.engines import Array, Arrays, Batches, Engine, Loss, Optimizer, Params, Trainer, each_batch
 from kourkoutas.lab.engines.numpy import NumPyLike
-from kourkoutas.trace import HISTORY, Trace
 
 
 def _array(x: Any) -> Array:
@@ -34,23 +33,11 @@ def _device(saved: NDArray[Any], like: Array) -> Array:
     return x.view(mx.bfloat16) if like.dtype == mx.bfloat16 else x.astype(like.dtype)
 
 
-class MlxTrainer:
-    """See `kourkoutas.lab.engines.Trainer`."""
-
-    def __init__(
-        self,
-        loss: Loss,
-        params: Mapping[str, NDArray[Any]],
-        optimizer: Optimizer,
-        *,
-        constants: Mapping[str, NDArray[Any]] | None = None,
-        trace_every: int = 0,
-        compile: bool = False,
-    ) -> None:
-        traced = trace_every > 0 and optimizer.recorded
+class MlxTrainer(Trainer):
+    def _begin(self, loss: Loss, params: Arrays, optimizer: Optimizer, constants: Arrays, compile: bool) -> None:
         self._params: Params = {name: _array(p) for name, p in params.items()}
-        self._constants = {name: _array(x) for name, x in (constants or {}).items()}
-        self._optimizer = optimizer.mlx(traced)
+        self._constants = {name: _array(x) for name, x in constants.items()}
+        self._optimizer = optimizer.mlx(self._trace_every > 0)
         self._optimizer.init(self._params)
         gradient = mx.value_and_grad(lambda p, batch: loss(ENGINE, p, batch))
 
@@ -60,22 +47,13 @@ class MlxTrainer:
 
         state = [self._optimizer.state]
         self._step = mx.compile(step, inputs=state, outputs=state)
-        self._trace_every = trace_every if traced else 0
-        self.trace = self._new_trace()
 
-    def _new_trace(self) -> Trace | None:
-        if not self._trace_every:
-            return None
-        return Trace(self._optimizer.bucket_names, every=self._trace_every, history=HISTORY)
+    def _bucket_names(self) -> Sequence[str]:
+        return cast(Sequence[str], self._optimizer.bucket_names)
 
     def run(self, batches: Batches, lrs: NDArray[np.float64]) -> NDArray[np.float64]:
         losses: list[Array] = []
-        if isinstance(batches, Mapping):
-            stacked = {k: _array(x) for k, x in batches.items()}
-            each = ({k: x[i] for k, x in stacked.items()} for i in range(len(lrs)))
-        else:
-            each = ({k: _array(x) for k, x in batch.items()} for batch in batches)
-        for batch, lr in zip(each, lrs, strict=True):
+        for batch, lr in zip(each_batch(batches, len(lrs), _array), lrs, strict=True):
             self._optimizer.learning_rate = mx.array(lr, mx.float32)
             self._params, value = self._step(self._params, self._constants, batch)
             # Without this the lazy graph of the whole chunk would be held in memory.
@@ -88,15 +66,12 @@ class MlxTrainer:
     def arrays(self) -> Params:
         return self._params
 
-    def params(self) -> dict[str, NDArray[Any]]:
-        return {name: np.array(p) for name, p in self._params.items()}
-
     def state(self) -> dict[str, NDArray[Any]]:
         tree = {"params": self._params, "optimizer": self._optimizer.state}
         leaves: list[tuple[str, Any]] = cast(Any, tree_flatten(tree))
         return {path: _host(x) for path, x in leaves}
 
-    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+    def restore(self, state: Arrays) -> None:
         self._params = {name: _device(state[f"params.{name}"], p) for name, p in self._params.items()}
         # The compiled step holds this very dict as its input, so it is filled, not replaced.
         held = self._optimizer.state
@@ -111,7 +86,6 @@ class MlxEngine(NumPyLike):
     array = staticmethod(_array)
     sigmoid = staticmethod(mx.sigmoid)
     stop_gradient = staticmethod(mx.stop_gradient)
-    value_and_grad = staticmethod(mx.value_and_grad)
     compile = staticmethod(mx.compile)
     trainer = MlxTrainer
 

@@ -60,7 +60,7 @@ class NumPyLike:
             scores = self.xp.where(mask, scores, -math.inf)
         return self.softmax(scores) @ v
 
-    def taylor_layer(self, x: Array, w: Array, b: Array, counts: Counts, *, fused: bool = False) -> Array:
+    def taylor_layer(self, x: Array, w: Array, b: Array, counts: Counts) -> Array:
         return taylor_silu(cast(Engine, self), x @ w, b, counts)
 
     def taylor_squares(

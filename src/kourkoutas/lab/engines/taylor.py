@@ -12,6 +12,12 @@ u = s(1 - s) and r = 1 - 2s,
 .. math::
     f' = s + a u, \qquad f'' = u\,(2 + a r), \qquad f''' = u\,(r\,(3 + a r) - 2 a u)
 
+and with G, Gᵢ and G_L the gradients of the loss with respect to f, its slopes and L f, the C kernel's way back is
+
+.. math::
+    a ← f' G + f'' (\sum_i a_i G_i + L a\,G_L) + f''' \sum_i a_i^2\,G_L, \qquad
+    a_i ← f' G_i + 2 f'' a_i G_L, \qquad L a ← f' G_L
+
 The rows of all points and channels form one matrix, so that a layer is one matrix product. `counts` = (n, m, k): n
 points with value, three slopes and L; m with value and one slope; k with the value alone. Rows, in order:
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import shutil
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -13,9 +16,22 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from kourkoutas import _native
-from kourkoutas.lab.engines import Array, Axis, Batches, Engine, Loss, Optimizer, Params, Squares, training
-from kourkoutas.lab.engines.torch_taylor import TaylorLayer, TaylorSquares, compiled, suits
-from kourkoutas.trace import HISTORY, Trace
+from kourkoutas.lab.engines import (
+    Array,
+    Arrays,
+    Axis,
+    Batches,
+    Engine,
+    Loss,
+    Optimizer,
+    Params,
+    Squares,
+    Trainer,
+    each_batch,
+    training,
+)
+from kourkoutas.lab.engines.taylor import Counts, taylor_silu
+from kourkoutas.trace import Trace
 
 
 def _tensor(x: Any) -> torch.Tensor:
@@ -66,7 +82,42 @@ def _unpack(node: Any, arrays: Mapping[str, NDArray[Any]], current: Any) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _compiled(loss: Loss) -> Callable[..., torch.Tensor]:
-    return compiled(functools.partial(loss, ENGINE))
+    """`loss` through torch.compile, or as it is, with a warning, where there is no compiler."""
+    plain = functools.partial(loss, ENGINE)
+    if any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++", "cl") if name):
+        return torch.compile(plain, dynamic=False)
+    warnings.warn(
+        "no C++ compiler found, so torch.compile cannot fuse the steps of this testbed: they take up to twice as long. "
+        "Install g++ or clang++, or use --engine jax",
+        stacklevel=2,
+    )
+    return plain
+
+
+class TaylorSquares(torch.autograd.Function):
+    """(x, targets, squares, parameters) → loss, by the C kernel, which takes blocks of rows through the whole network
+    and back while they are in cache: the gradient is found with the loss."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: torch.Tensor, targets: torch.Tensor, squares: Squares, *params: torch.Tensor
+    ) -> torch.Tensor:
+        grads = [torch.empty_like(p) for p in params] if any(ctx.needs_input_grad) else None
+        value = _native.taylor.loss(
+            x.numpy(),
+            targets.numpy(),
+            squares,
+            [p.detach().numpy() for p in params],
+            None if grads is None else [g.numpy() for g in grads],
+            torch.get_num_threads(),
+            _native.taylor.VARIANTS[0],
+        )
+        ctx.grads = grads
+        return torch.tensor(value, dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (None, None, None, *torch._foreach_mul(ctx.grads, outer[0]))
 
 
 class _Shifted:
@@ -82,46 +133,25 @@ class _Shifted:
         self._trace.pull(np.roll(np.asarray(ring), self._offset, axis=0), count + self._offset)
 
 
-class TorchTrainer:
-    """See `kourkoutas.lab.engines.Trainer`."""
-
-    def __init__(
-        self,
-        loss: Loss,
-        params: Mapping[str, NDArray[Any]],
-        optimizer: Optimizer,
-        *,
-        constants: Mapping[str, NDArray[Any]] | None = None,
-        trace_every: int = 0,
-        compile: bool = False,
-    ) -> None:
-        traced = trace_every > 0 and optimizer.recorded
+class TorchTrainer(Trainer):
+    def _begin(self, loss: Loss, params: Arrays, optimizer: Optimizer, constants: Arrays, compile: bool) -> None:
         self._loss = _compiled(loss) if compile else functools.partial(loss, ENGINE)
         self._params = {name: torch.tensor(p).requires_grad_() for name, p in params.items()}
         self._leaves = list(self._params.values())
-        self._constants = {name: _tensor(x) for name, x in (constants or {}).items()}
-        self._optimizer = optimizer.torch(list(self._params.items()), traced)
+        self._constants = {name: _tensor(x) for name, x in constants.items()}
+        self._optimizer = optimizer.torch(list(self._params.items()), self._trace_every > 0)
         # Finds its own step length, for which it evaluates the loss at several points.
         self._searches = isinstance(self._optimizer, torch.optim.LBFGS)
         self._needs_closure = self._searches or getattr(self._optimizer, "needs_closure", False)
         self._taken = self._offset = 0
-        self._trace_every = trace_every if traced else 0
-        self.trace = self._new_trace()
 
-    def _new_trace(self) -> Trace | None:
-        if not self._trace_every:
-            return None
-        return Trace(self._optimizer.bucket_names, every=self._trace_every, history=HISTORY)
+    def _bucket_names(self) -> Sequence[str]:
+        return cast(Sequence[str], self._optimizer.bucket_names)
 
     def run(self, batches: Batches, lrs: NDArray[np.float64]) -> NDArray[np.float64]:
         losses: list[torch.Tensor] = []
-        if isinstance(batches, Mapping):
-            stacked = {k: _tensor(x) for k, x in batches.items()}
-            each = ({k: x[i] for k, x in stacked.items()} for i in range(len(lrs)))
-        else:
-            each = ({k: _tensor(x) for k, x in batch.items()} for batch in batches)
         training(self._optimizer, True)
-        for batch, lr in zip(each, lrs, strict=True):
+        for batch, lr in zip(each_batch(batches, len(lrs), _tensor), lrs, strict=True):
             evaluate = functools.partial(self._evaluate, {**self._constants, **batch})
             for group in self._optimizer.param_groups:
                 group["lr"] = 1.0 if self._searches else float(lr)
@@ -156,7 +186,7 @@ class TorchTrainer:
         skeleton = json.dumps(_pack(self._optimizer.state_dict(), "optimizer", arrays))
         return {**arrays, "taken": np.array(self._taken), "skeleton": np.frombuffer(skeleton.encode(), np.uint8).copy()}
 
-    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+    def restore(self, state: Arrays) -> None:
         skeleton = json.loads(bytes(np.asarray(state["skeleton"])).decode())
         self._optimizer.load_state_dict(_unpack(skeleton, state, self._optimizer.state_dict()))
         with torch.no_grad():
@@ -235,13 +265,15 @@ class TorchEngine:
             raise ValueError("`causal=True` cannot be combined with `mask`: put the causal part into the mask")
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
 
-    def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int], *, fused: bool = False) -> Array:
-        return TaylorLayer.apply(x, w, b, counts, fused)
+    def taylor_layer(self, x: Array, w: Array, b: Array, counts: Counts) -> Array:
+        return taylor_silu(ENGINE, x @ w, b, counts)
 
     def taylor_squares(
         self, layers: Sequence[Array], x: Array, targets: Array, squares: Callable[[int], Squares]
     ) -> Array | None:
-        if not suits([x, targets, *layers]):
+        if _native.taylor is None or not all(
+            t.dtype is torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in (x, targets, *layers)
+        ):
             return None
         return TaylorSquares.apply(x, targets, squares(_native.taylor.ROWS), *layers)
 
@@ -256,16 +288,6 @@ class TorchEngine:
 
     def stop_gradient(self, x: Array) -> Array:
         return x.detach()
-
-    def value_and_grad(self, f: Callable[..., Array]) -> Callable[..., tuple[Array, Params]]:
-        def both(params: Params, *rest: Any) -> tuple[Array, Params]:
-            leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
-            value = f(leaves, *rest)
-            grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-            zeros = (torch.zeros_like(p) if g is None else g for p, g in zip(leaves.values(), grads, strict=True))
-            return value.detach(), dict(zip(leaves, zeros, strict=True))
-
-        return both
 
     def compile(self, f: Callable[..., Any]) -> Callable[..., Any]:
         return torch.no_grad()(f)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import hashlib
 import importlib.util
 import itertools
@@ -51,30 +50,32 @@ class Plan:
     def __post_init__(self) -> None:
         check_size(len(self.arms), len(self.seeds))
 
+    def _understood(self, arm: Arm) -> tuple[dict[str, Any], recipes.Recipe]:
+        """All settings of an arm, and its recipe."""
+        settings = {**self.settings, **arm.settings}
+        if self.code is not None:
+            return settings, recipes.recipe(arm.label, {}, arm.options)
+        testbed = testbeds.get(self.testbed)
+        resolved = testbeds.settings_of(testbed, self.preset, settings)
+        return dataclasses.asdict(resolved), recipes.recipe(arm.label, testbed.kbeta, arm.options)
+
     def resolved(self, arm: Arm) -> dict[str, Any]:
         """Everything that an arm comes down to: the testbed's version, its settings, and the optimizer's options."""
+        settings, recipe = self._understood(arm)
         if self.code is not None:
-            return {"optimizer": recipes.recipe(arm.label, {}, arm.options).resolved}
-        testbed = testbeds.get(self.testbed)
-        settings = testbeds.settings_of(testbed, self.preset, {**self.settings, **arm.settings})
-        return _canonical(
-            {
-                "testbed": testbed.version,
-                "settings": dataclasses.asdict(settings),
-                "optimizer": recipes.recipe(arm.label, testbed.kbeta, arm.options).resolved,
-            }
-        )
+            return {"optimizer": recipe.resolved}
+        version = testbeds.get(self.testbed).version
+        return _canonical({"testbed": version, "settings": settings, "optimizer": recipe.resolved})
 
-    @functools.cached_property
-    def _digests(self) -> dict[str, str]:
-        """What `_digest` has worked out: an arm has one for all its seeds."""
-        return {}
-
-    def _digest(self, arm: Arm) -> str:
-        content = arm.model_dump_json()
-        if content not in self._digests:
-            self._digests[content] = digest_of(self.resolved(arm))[:16]
-        return self._digests[content]
+    def checked(self, arm: Arm) -> Arm:
+        """The arm with its settings and options as they were understood, so that 1e2 and 100 are the same run."""
+        settings, recipe = self._understood(arm)
+        if self.code is None:
+            recipes.check(recipe, self.engine)
+        known = {**recipe.options, "lr_scale": recipe.lr_scale}
+        options = {name: known.get(name, value) for name, value in arm.options.items()}
+        own = {name: settings[name] for name in arm.settings}
+        return arm.model_copy(update={"options": _canonical(options), "settings": _canonical(own)})
 
     def recorded_arms(self) -> list[Arm]:
         """The arms as they are written to study.json: with what they come down to."""
@@ -93,12 +94,13 @@ class Plan:
             seed=seed,
             settings=settings,
             options=arm.options,
-            resolved=self._digest(arm),
+            resolved=digest_of(self.resolved(arm))[:16],
         )
 
     def specs(self) -> list[RunSpec]:
         """All runs, seed by seed."""
-        return [self.spec(arm, seed) for seed in self.seeds for arm in self.arms]
+        of_arms = [self.spec(arm, 0) for arm in self.arms]
+        return [spec.model_copy(update={"seed": seed}) for seed in self.seeds for spec in of_arms]
 
     def doubts(self) -> list[str]:
         """What these seeds cannot show, to be said before they are paid for."""
@@ -132,17 +134,6 @@ class Plan:
     def chosen(self, values: Mapping[str, Mapping[str, Value]]) -> Plan:
         """The plan of the runs that are compared: every arm with its values."""
         return replace(self, arms=[self.valued(arm, values[arm.label]) for arm in self.arms], tuning=None)
-
-    def checked(self, arm: Arm) -> Arm:
-        """The arm with its settings and options as they were understood, so that 1e2 and 100 are the same run."""
-        if self.code is not None:
-            return _checked(arm, recipes.recipe(arm.label, {}, arm.options))
-        testbed = testbeds.get(self.testbed)
-        resolved = testbeds.settings_of(testbed, self.preset, {**self.settings, **arm.settings})
-        recipe = recipes.recipe(arm.label, testbed.kbeta, arm.options)
-        recipes.check(recipe, self.engine)
-        own = _canonical({name: getattr(resolved, name) for name in arm.settings})
-        return _checked(arm, recipe).model_copy(update={"settings": own})
 
 
 def check_size(arms: int, seeds: int) -> None:
@@ -309,89 +300,46 @@ def plan_study(
     *,
     preset: str | None = None,
     engine: str | None = None,
-    log: bool = False,
-    higher_is_better: bool = False,
-    **asked: Any,
-) -> Plan:
-    """A study of a testbed, or of a function FILE.py:FUNC; what is only for the other of the two is an error."""
-    if ".py" not in target:
-        for name, given in (("--log", log), ("--higher-is-better", higher_is_better)):
-            if given:
-                raise ValueError(f"{name} is for functions of your own; a testbed says how it is judged: leave it out")
-        return plan_testbed(target, preset=preset or "smoke", engine=engine or "torch", **asked)
-    for name, value in (("--engine", engine), ("--preset", preset)):
-        if value is not None:
-            raise ValueError(f"{name} {value} is for testbeds; {target} brings its own: leave it out")
-    return plan_own(target, log=log, higher_is_better=higher_is_better, **asked)
-
-
-def plan_testbed(
-    name: str,
-    *,
-    preset: str,
-    engine: str,
     optimizers: Sequence[str] = (),
     seeds: Sequence[int] = (0,),
     options: Mapping[str, Any] | None = None,
     grids: Mapping[str, str | Iterable[Any]] | None = None,
     endpoint: str | None = None,
+    log: bool = False,
+    higher_is_better: bool = False,
     tuning: SearchSpace | None = None,
 ) -> Plan:
-    """A study of a testbed, with every name and value checked before anything is run or written."""
-    testbed = testbeds.get(name)
-    if engine not in engines.NAMES:
-        raise unknown("engine", engine, engines.NAMES)
+    """A study of a testbed, or of a function FILE.py:FUNC, with every name and value checked before anything is run or
+    written; what is only for the other of the two is an error."""
+    seeds = whole_seeds(seeds)
+    if ".py" in target:
+        for name, value in (("--engine", engine), ("--preset", preset)):
+            if value is not None:
+                raise ValueError(f"{name} {value} is for testbeds; {target} brings its own: leave it out")
+        code = code_of(target, endpoint, log=log, higher_is_better=higher_is_better)
+        settings, arms = arms_of(optimizers or ("kbeta", "adam95", "adam999"), options or {}, grids or {})
+        names = [*settings, *(name for arm in arms for name in arm.settings)]
+        if taken := set(OWN_SETTINGS) & {*names, *(axis.name for axis in (tuning.axes if tuning else ()))}:
+            raise ValueError(f"--set, --grid or --tune {min(taken)}: kbeta itself uses that name; take another")
+        plan = Plan(f"{Path(code.file).stem}.{code.function}", OWN, OWN, settings, arms, seeds, code)
+        plan = replace(plan, arms=_distinct([plan.checked(arm) for arm in arms]))
+        return plan if tuning is None else _tuned(plan, tuning)
+    for name, given in (("--log", log), ("--higher-is-better", higher_is_better)):
+        if given:
+            raise ValueError(f"{name} is for functions of your own; a testbed says how it is judged: leave it out")
+    testbed, preset, engine = testbeds.get(target), preset or "smoke", engine or "torch"
     check_installed(engine)
     if endpoint is not None and endpoint not in (metrics := [one.metric for one in testbed.endpoints]):
         raise unknown(f"endpoint of {testbed.name}", endpoint, metrics)
-    seeds = whole_seeds(seeds)
     settings, arms = arms_of(optimizers or testbed.arms, options or {}, grids or {})
-    check_size(len(arms), len(seeds))
     shared = testbeds.settings_of(testbed, preset, settings)
-    plan = Plan(
-        testbed=testbed.name,
-        preset=preset,
-        engine=engine,
-        settings=_canonical({name: getattr(shared, name) for name in settings}),
-        arms=arms,
-        seeds=seeds,
-        primary=endpoint,
-    )
+    settings = _canonical({name: getattr(shared, name) for name in settings})
+    plan = Plan(testbed.name, preset, engine, settings, arms, seeds, primary=endpoint)
     plan = replace(plan, arms=_distinct([plan.checked(arm) for arm in arms]))
-    usable = set()
-    for arm in plan.arms:
-        # A text or other data that cannot be used is an error here too, before anything is written.
-        resolved = testbeds.settings_of(testbed, preset, {**settings, **arm.settings})
-        if repr(resolved) not in usable:
-            testbed.problem(resolved, min(seeds, default=0))
-            usable.add(repr(resolved))
-    return plan if tuning is None else _tuned(plan, tuning)
-
-
-def plan_own(
-    target: str,
-    *,
-    optimizers: Sequence[str] = (),
-    seeds: Sequence[int] = (0,),
-    options: Mapping[str, Any] | None = None,
-    grids: Mapping[str, str | Iterable[Any]] | None = None,
-    endpoint: str | None = None,
-    log: bool = False,
-    higher_is_better: bool = False,
-    tuning: SearchSpace | None = None,
-) -> Plan:
-    """A study of the user's function FILE.py:FUNC; the framework shows when it is run."""
-    code = code_of(target, endpoint, log=log, higher_is_better=higher_is_better)
-    seeds = whole_seeds(seeds)
-    settings, arms = arms_of(optimizers or ("kbeta", "adam95", "adam999"), options or {}, grids or {})
-    for name in OWN_SETTINGS:
-        if name in settings or any(name in arm.settings for arm in arms):
-            raise ValueError(f"--set {name}=...: {name!r} is taken by kbeta itself; use another name in your code")
-    for axis in tuning.axes if tuning is not None else ():
-        if axis.name in OWN_SETTINGS:
-            raise ValueError(f"--tune {axis.name}=...: {axis.name!r} is taken by kbeta itself; use another name")
-    plan = Plan(f"{Path(code.file).stem}.{code.function}", OWN, OWN, settings, arms, seeds, code)
-    plan = replace(plan, arms=_distinct([plan.checked(arm) for arm in arms]))
+    # A text or other data that cannot be used is an error here too.
+    each = (testbeds.settings_of(testbed, preset, {**settings, **arm.settings}) for arm in plan.arms)
+    for usable in {repr(one): one for one in each}.values():
+        testbed.problem(usable, min(seeds))
     return plan if tuning is None else _tuned(plan, tuning)
 
 
@@ -452,12 +400,6 @@ def _typed(plan: Plan, axis: Axis) -> Axis:
     return axis.model_copy(update={"whole": isinstance(like, int)})
 
 
-def _checked(arm: Arm, recipe: recipes.Recipe) -> Arm:
-    """The arm with its options as the recipe understood them."""
-    known = {**recipe.options, "lr_scale": recipe.lr_scale}
-    return arm.model_copy(update={"options": _canonical({k: known.get(k, v) for k, v in arm.options.items()})})
-
-
 def _canonical(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values as they come back from JSON: lists for tuples."""
     plain: dict[str, Any] = json.loads(json.dumps(values))
@@ -465,7 +407,9 @@ def _canonical(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_installed(engine: str) -> None:
-    """Raise unless the framework of `engine` is installed; imports nothing."""
+    """Raise unless there is such an engine and its framework is installed; imports nothing."""
+    if engine not in engines.NAMES:
+        raise unknown("engine", engine, engines.NAMES)
     for package in {"jax": ("jax", "optax"), "mlx": ("mlx",)}.get(engine, (engine,)):
         if importlib.util.find_spec(package) is None:
             raise ValueError(
@@ -475,42 +419,27 @@ def check_installed(engine: str) -> None:
 
 def code_of(target: str, endpoint: str | None = None, *, log: bool = False, higher_is_better: bool = False) -> Code:
     """The user's function named by FILE.py:FUNC; only its text is read here."""
-    file, colon, function = target.rpartition(":")
-    if not colon:
-        file, function = target, ""
+    file, _, function = target.rpartition(":") if ":" in target else (target, "", "")
     path = Path(file)
     if not path.is_file():
         raise ValueError(f"{target!r}: there is no file {file}; name a Python file and a function in it, FILE.py:FUNC")
-    if not function:
-        own = functions_of(path)
-        here = f"it defines {', '.join(own)}" if own else "it defines no function yet"
+    content = path.read_bytes()
+    try:
+        functions = [node.name for node in ast.parse(content).body if isinstance(node, ast.FunctionDef)]
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise ValueError(f"{path}{line}: not a Python file ({getattr(error, 'msg', error)})") from None
+    # A name may also be assigned or imported.
+    if not function.isidentifier() or not re.search(rf"\b{function}\b|import \*", content.decode(errors="replace")):
         raise ValueError(
-            f"{target!r} names no function; write FILE.py:FUNC, for example {file}:{(own or ['train'])[0]} ({here})"
+            f"{target!r} names no function; write FILE.py:FUNC, for example {file}:{(functions or ['train'])[0]} "
+            f"({path.name} defines {', '.join(functions) or 'no function yet'})"
         )
-    if not function.isidentifier():
-        raise ValueError(f"{target!r}: {function!r} is not a function name; write {file}:train, for example")
-    text = path.read_text(encoding="utf-8", errors="replace")
-    if not re.search(rf"\b{function}\b|import \*", text):  # a name may also be assigned or imported
-        own = functions_of(path)
-        raise ValueError(f"{target!r}: {file} has no function {function!r}; it has {', '.join(own) or 'none'}")
     return Code(
         file=str(path.resolve()),
         function=function,
-        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        sha256=hashlib.sha256(content).hexdigest(),
         endpoint=endpoint,
         log=log,
         higher_is_better=higher_is_better,
     )
-
-
-def functions_of(path: Path) -> list[str]:
-    """The functions that a file defines, from its text alone."""
-    return [node.name for node in _parsed(path).body if isinstance(node, ast.FunctionDef)]
-
-
-def _parsed(path: Path) -> ast.Module:
-    try:
-        return ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise ValueError(f"{path}{line}: not a Python file ({getattr(error, 'msg', error)})") from None

@@ -1,7 +1,7 @@
 """Backups of runs in a place that every machine reaches: where a run goes on when its machine is lost.
 
     ADDRESS/STUDY/seen                 tells a node that it looks at the same place as the study
-    ADDRESS/STUDY/RUN/<time>-<pid>.tar the run's folder at that time: SHA-256 of a tar file, then the tar file
+    ADDRESS/STUDY/RUN/<time>-<pid>.zip the run's folder at that time, with a checksum behind it
 
 ADDRESS is a shared folder or anything that fsspec knows (s3://..., gs://..., sftp://...). A backup is written under a
 temporary name and renamed, so that a kill leaves no half of one; a damaged one is passed over for an older one.
@@ -9,13 +9,13 @@ temporary name and renamed, so that a kill leaves no half of one; a damaged one 
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tarfile
 import time
+import zipfile
 from pathlib import Path
 
 from kourkoutas.lab.results import parcel
+from kourkoutas.lab.results.files import sealed, unsealed
 
 KEPT = 2
 
@@ -50,8 +50,8 @@ class Backups:
         kept = [int(name.rpartition("/")[2].partition("-")[0]) for name in self._names(run)]
         name = f"{self._root}/{run}/{max([time.time_ns(), *(at + 1 for at in kept)]):020d}-{os.getpid()}"
         self._files.makedirs(f"{self._root}/{run}", exist_ok=True)
-        self._files.pipe_file(f"{name}.part", _sealed(parcel.to_tar(files)))
-        self._files.mv(f"{name}.part", f"{name}.tar")
+        self._files.pipe_file(f"{name}.part", sealed(parcel.to_zip(files)))
+        self._files.mv(f"{name}.part", f"{name}.zip")
         for old in self._names(run)[:-KEPT]:
             self._remove(old)
 
@@ -59,8 +59,8 @@ class Backups:
         """The newest backup that can be read, or None."""
         for name in reversed(self._names(run)):
             try:
-                return parcel.from_tar(_unsealed(self._files.cat_file(name)))
-            except (OSError, tarfile.TarError):
+                return parcel.from_zip(unsealed(self._files.cat_file(name)))
+            except (OSError, ValueError, zipfile.BadZipFile):
                 continue
         return None
 
@@ -81,21 +81,10 @@ class Backups:
             found = self._files.ls(f"{self._root}/{run}", detail=False)
         except FileNotFoundError:
             return []
-        return sorted(name for name in found if name.endswith(".tar"))
+        return sorted(name for name in found if name.endswith(".zip"))
 
     def _remove(self, name: str) -> None:
         try:
             self._files.rm_file(name)
         except FileNotFoundError:  # an earlier attempt that has not yet noticed that it was given up
             return
-
-
-def _sealed(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest() + data
-
-
-def _unsealed(sealed: bytes) -> bytes:
-    told, data = sealed[:32], sealed[32:]
-    if hashlib.sha256(data).digest() != told:
-        raise tarfile.TarError("its checksum does not fit")
-    return data

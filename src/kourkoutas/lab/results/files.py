@@ -104,20 +104,29 @@ def write_arrays(file: Path, arrays: Mapping[str, NDArray[Any]], *, compress: bo
     """
     buffer = io.BytesIO()
     (np.savez_compressed if compress else np.savez)(buffer, **arrays)  # type: ignore[arg-type]
-    data = buffer.getvalue()
-    atomic.replace(file, lambda stream: stream.write(data + SEAL + hashlib.sha256(data).digest()))
+    atomic.replace(file, lambda stream: stream.write(sealed(buffer.getvalue())))
 
 
 def read_arrays(file: Path, remedy: str, what: str = "file of arrays") -> Arrays:
     try:
-        data = file.read_bytes()
-        end = len(data) - len(SEAL) - 32
-        if data[end : end + len(SEAL)] == SEAL and data[end + len(SEAL) :] != hashlib.sha256(data[:end]).digest():
-            raise ValueError("its checksum does not fit")
-        with np.load(io.BytesIO(data), allow_pickle=False) as saved:
+        with np.load(io.BytesIO(unsealed(file.read_bytes())), allow_pickle=False) as saved:
             return {name: saved[name] for name in saved.files}
     except Exception as error:  # zipfile, zlib and numpy raise many kinds on damage
         raise StoreError(f"{file}: not a readable {what} ({error}); {remedy}") from None
+
+
+def sealed(data: bytes) -> bytes:
+    return data + SEAL + hashlib.sha256(data).digest()
+
+
+def unsealed(data: bytes) -> bytes:
+    """What was sealed, or `data` as it is if it was not; ValueError if it was damaged."""
+    end = len(data) - len(SEAL) - 32
+    if data[end : end + len(SEAL)] != SEAL:
+        return data
+    if data[end + len(SEAL) :] != hashlib.sha256(data[:end]).digest():
+        raise ValueError("its checksum does not fit")
+    return data[:end]
 
 
 # Lines

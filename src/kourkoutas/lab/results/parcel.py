@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-import tarfile
+import zipfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from kourkoutas.lab.results.files import TEMPORARY, remove, remove_folder, write_bytes
 
@@ -48,6 +48,9 @@ def state_of_run(folder: Path) -> frozenset[tuple[str, int, int]]:
 
 def unpack_run(files: Mapping[str, bytes], folder: Path) -> None:
     """Make `folder` hold these files of a run and no others; result.json, which makes the run finished, comes last."""
+    for name in files:
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{name!r} leads out of the run's folder")
     for name, content in files.items():
         if name != "result.json":
             write_bytes(folder / name, content)
@@ -77,30 +80,20 @@ def of_code(file: Path) -> Files:
 
 def digest(files: Mapping[str, bytes]) -> str:
     """Names these files by their content."""
-    return hashlib.sha256(to_tar(files)).hexdigest()[:16]
+    return hashlib.sha256(to_zip(files)).hexdigest()[:16]
 
 
-def to_tar(files: Mapping[str, bytes]) -> bytes:
+def to_zip(files: Mapping[str, bytes]) -> bytes:
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in sorted(files.items()):
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
+            archive.writestr(zipfile.ZipInfo(name), content)
     return buffer.getvalue()
 
 
-def from_tar(data: bytes) -> Files:
-    """The files of `to_tar`; names that lead out of the folder are refused."""
-    files = {}
-    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
-        for member in tar:
-            path = PurePosixPath(member.name)
-            if path.is_absolute() or ".." in path.parts:
-                raise tarfile.TarError(f"{member.name!r} leads out of the run's folder")
-            if (stream := tar.extractfile(member)) is not None:
-                files[member.name] = stream.read()
-    return files
+def from_zip(data: bytes) -> Files:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def _complete(folder: Path) -> Iterator[Path]:

@@ -21,7 +21,6 @@ import contextlib
 import datetime
 import errno
 import importlib.metadata
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -369,18 +368,9 @@ def _locked(path: Path, command: str) -> Iterator[None]:
 
 def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
     """`old` with the arms and seeds of `new` added, or an error that lists what differs."""
-    differs = [
-        f"{name} is {getattr(old, name)!r} there and {getattr(new, name)!r} here"
-        for name in ("testbed", "preset", "engine", "primary")
-        if getattr(old, name) != getattr(new, name)
-    ]
-    for key in sorted({*old.settings, *new.settings}):
-        there, here = old.settings.get(key, "the preset's"), new.settings.get(key, "the preset's")
-        if there != here:
-            differs.append(f"setting {key} is {there!r} there and {here!r} here")
-    differs += _code_differs(old.code, new.code)
-    differs += _tuning_differs(old, new)
-    differs += _arms_differ(old.arms, new.arms)
+    differs = _differences(_configuration(old, new), _configuration(new, old))
+    if old.code is not None and new.code is not None and old.code.sha256 != new.code.sha256:
+        differs.append(f"{new.code.file}:{new.code.function} or a value that it uses has changed since")
     if differs:
         raise StoreError(
             f"--out {path} holds results of another configuration: {'; '.join(differs)}. Nothing was written: "
@@ -395,66 +385,37 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
     return old
 
 
-def _arms_differ(old: Sequence[Arm], new: Sequence[Arm]) -> list[str]:
-    """How arms of the same name differ, and settings that any two arms should share."""
-    if any(arm.resolved is None for arm in old) and any(arm.resolved is not None for arm in new):
-        return ["it does not record what its presets came down to, so its runs cannot be told from newer ones"]
-    differs = []
-    by_label = {arm.label: arm for arm in old}
-    by_settings = {json.dumps(arm.settings, sort_keys=True): arm for arm in reversed(old)}
-    for arm in new:
-        before = by_label.get(arm.label)
-        if before is None:
-            like = by_settings.get(json.dumps(arm.settings, sort_keys=True))
-            if like is not None and like.resolved is not None and arm.resolved is not None:
-                shared = {name: arm.resolved.get(name) for name in ("testbed", "settings")}
-                differs += _changes({name: like.resolved.get(name) for name in shared}, shared)
-        elif (before.options, before.settings) != (arm.options, arm.settings):
-            there, here = before.options | before.settings, arm.options | arm.settings
-            differs.append(f"arm {arm.label} has options {there} there and {here} here")
-        elif before.resolved is not None and arm.resolved is not None:
-            differs += [f"arm {arm.label}: {change}" for change in _changes(before.resolved, arm.resolved)]
-    return list(dict.fromkeys(differs))
+def _configuration(record: StudyRecord, other: StudyRecord) -> dict[str, Any]:
+    """What has to be the same in both for their runs to be compared: shared settings, and the arms that both have."""
+    resolved = record.arms[0].resolved or {}
+    settings = {**record.settings, **resolved.get("settings", {})}
+    own = {name for arm in (*record.arms, *other.arms) for name in arm.settings}
+    arms = {
+        f"arm {arm.label}": {
+            "options": arm.options,
+            "settings": arm.settings,
+            "optimizer": (arm.resolved or {}).get("optimizer"),
+        }
+        for arm in record.arms
+        if other.arm(arm.label) is not None
+    }
+    return {
+        **record.model_dump(include={"testbed", "preset", "engine", "primary"}),
+        "version of the testbed": resolved.get("testbed"),
+        "settings": {name: value for name, value in settings.items() if name not in own},
+        "code": record.code and record.code.model_dump(exclude={"file", "sha256"}),
+        "tuning": record.tuning and record.tuning.model_dump(mode="json"),
+        **arms,
+    }
 
 
-def _changes(there: Mapping[str, Any], here: Mapping[str, Any], within: str = "") -> list[str]:
+def _differences(there: Mapping[str, Any], here: Mapping[str, Any], within: str = "") -> list[str]:
     """Every value that is not the same, by its dotted name."""
     found = []
     for name in sorted({*there, *here}):
         old, new = there.get(name), here.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += _changes(old, new, f"{within}{name}.")
+            found += _differences(old, new, f"{within}{name}.")
         elif old != new:
-            what = "version of the testbed" if within + name == "testbed" else f"{within}{name}"
-            found.append(f"{what} was {old!r} and is {new!r} now")
+            found.append(f"{within}{name} is {old!r} there and {new!r} here")
     return found
-
-
-def _code_differs(old: Code | None, new: Code | None) -> list[str]:
-    if old is None or new is None:
-        return []
-    if old.sha256 != new.sha256:
-        shipped = Path(new.file).with_suffix(".pickle").is_file()  # a function without a file, of `shipping`
-        which = f"{new.function} or a value that it uses" if shipped else new.file
-        return [f"{which} has changed since (sha256 {old.sha256[:8]} there, {new.sha256[:8]} now)"]
-    return [
-        f"{name} is {getattr(old, name)!r} there and {getattr(new, name)!r} here"
-        for name in ("function", "endpoint", "log", "higher_is_better")
-        if getattr(old, name) != getattr(new, name)
-    ]
-
-
-def _tuning_differs(old: StudyRecord, new: StudyRecord) -> list[str]:
-    """A tuned study has one question; its test seeds may grow, but not into the seeds that it was tuned on."""
-    if old.tuning is None or new.tuning is None:
-        return [] if old.tuning == new.tuning else [f"arms are {_tuned(old)} there and {_tuned(new)} here"]
-    differs = []
-    for field in SearchSpace.model_fields:
-        there, here = getattr(old.tuning, field), getattr(new.tuning, field)
-        if there != here:
-            differs.append(f"{field} of the tuning: {there} there and {here} here")
-    return differs
-
-
-def _tuned(record: StudyRecord) -> str:
-    return "not tuned" if record.tuning is None else f"tuned ({', '.join(axis.name for axis in record.tuning.axes)})"

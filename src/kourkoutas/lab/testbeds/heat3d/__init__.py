@@ -85,8 +85,7 @@ class Heat3DProblem(Plain):
 
     @functools.cached_property
     def loss(self) -> Loss:
-        # Compiling takes some seconds: only for runs that last longer.
-        return network.Composite(self.settings.points, fused=self.steps >= 1_000, native=True)
+        return network.Composite(self.settings.points, native=True)
 
     @functools.cached_property
     def params(self) -> Mapping[str, NDArray[Any]]:

@@ -52,13 +52,13 @@ def depth_of(params: Mapping[str, Any]) -> int:
     return len(params) // 2
 
 
-def channels(E: Engine, params: Params, x: Array, points: Points, fused: bool = False) -> Array:
+def channels(E: Engine, params: Params, x: Array, points: Points) -> Array:
     """The channels of T at rows `x`, as one column; the rows stay in place."""
     last = depth_of(params) - 1
     h = x
     for k in range(last):
         w, b = params[f"layer{k:02d}.w"], params[f"layer{k:02d}.b"]
-        h = E.taylor_layer(h, w, b, points.counts, fused=fused)
+        h = E.taylor_layer(h, w, b, points.counts)
     return (h @ params[f"layer{last:02d}.w"])[:, 0]
 
 
@@ -71,11 +71,11 @@ def temperature(E: Engine, params: Params, x: Array) -> Array:
     return E.linear(h, params[f"layer{last:02d}.w"], params[f"layer{last:02d}.b"])[:, 0]
 
 
-def terms(E: Engine, params: Params, batch: Batch, points: Points, fused: bool = False) -> dict[str, Array]:
+def terms(E: Engine, params: Params, batch: Batch, points: Points) -> dict[str, Array]:
     """The mean squares, without their weights, in the order of `WEIGHTS`."""
     n, nb, pairs = points.interior, points.boundary, points.pairs
     end = rows(points.counts)
-    y = channels(E, params, batch["x"], points, fused)
+    y = channels(E, params, batch["x"], points)
     laplacian = y[end[3] :]
     # A slope does not see the last bias.
     at = end[0] + n
@@ -100,12 +100,10 @@ class Composite:
     """The loss for point sets of these sizes.
 
     Attributes:
-      fused: as in `Engine.taylor_layer`.
       native: use the engine's kernel for the whole loss, if it has one.
     """
 
     points: Points
-    fused: bool = False
     native: bool = False
 
     def __call__(self, E: Engine, params: Params, batch: Batch) -> Array:
@@ -116,5 +114,5 @@ class Composite:
             loss = E.taylor_squares(list(params.values()), batch["x"], targets, squares)
             if loss is not None:
                 return loss
-        parts = terms(E, params, batch, self.points, self.fused)
+        parts = terms(E, params, batch, self.points)
         return sum((WEIGHTS[name] * part for name, part in parts.items()), start=0.0 * parts["residual"])
