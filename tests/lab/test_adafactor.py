@@ -36,11 +36,11 @@ def by_torch(label, steps, lr=0.01, reload_at=None):
     params = [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES]
     named = [(str(i), p) for i, p in enumerate(params)]
     recipe = optimizers.recipe(label)
-    optimizer = optimizers.build_torch(recipe, named)
+    optimizer = recipe.torch(named)
     for t in range(1, steps + 1):
         if t == reload_at:
             saved = optimizer.state_dict()
-            optimizer = optimizers.build_torch(recipe, named)
+            optimizer = recipe.torch(named)
             optimizer.load_state_dict(saved)
         for group in optimizer.param_groups:
             group["lr"] = lr
@@ -53,7 +53,7 @@ def by_torch(label, steps, lr=0.01, reload_at=None):
 def by_optax(label, steps, lr=0.01):
     jax = pytest.importorskip("jax")
     optax = pytest.importorskip("optax")
-    solver = optimizers.build_optax(optimizers.recipe(label))(lr)
+    solver = optimizers.recipe(label).optax()(lr)
     params = [jax.numpy.ones(shape) for shape in SHAPES]
     state = solver.init(params)
     update = jax.jit(solver.update)

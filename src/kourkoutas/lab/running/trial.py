@@ -408,7 +408,7 @@ def _torch(recipe: Recipe, params: Sequence[Any], lr: Any) -> Any:
     named: list[Any] = []
     for item in params:
         named += [{**item, "params": pairs(item["params"])}] if isinstance(item, Mapping) else pairs([item])
-    optimizer = optimizers.build_torch(recipe, named, diagnostics=True, lr=lr)
+    optimizer = recipe.torch(named, diagnostics=True, lr=lr)
     if recipe.warm is not None or recipe.lr_scale != 1:
         _scale_torch_steps(optimizer, recipe)
     return optimizer
@@ -438,13 +438,13 @@ def _scale_torch_steps(optimizer: Any, recipe: Recipe) -> None:
 def _jax(recipe: Recipe, params: Any, lr: Any) -> Any:
     import jax.numpy as jnp
 
-    return optimizers.build_optax(recipe)(_scheduled(recipe, lr, jnp))
+    return recipe.optax()(_scheduled(recipe, lr, jnp))
 
 
 def _mlx(recipe: Recipe, params: Any, lr: Any) -> Any:
     import mlx.core as mx
 
-    optimizer = optimizers.build_mlx(recipe, diagnostics=True)
+    optimizer = recipe.mlx(diagnostics=True)
     # What the constructors of MLX's own optimizers do with a float or a schedule.
     optimizer._maybe_schedule("learning_rate", _scheduled(recipe, lr, mx))
     return optimizer

@@ -16,7 +16,7 @@
 | muon                          | Muon on the matrices, Adam (β2 0.999) on the rest                                   |
 | schedulefree, soap            | schedule-free AdamW (package schedulefree), SOAP (package pytorch_optimizer)        |
 | adagc, stable-spam, stableadamw, laprop | for spikes, from pytorch_optimizer, with its defaults and no weight decay |
-| lbfgs, kbeta-lbfgs            | L-BFGS; K-β for a share of the steps, then L-BFGS: `specs.switching`                |
+| lbfgs, kbeta-lbfgs            | L-BFGS; K-β for a share of the steps, then L-BFGS: `specs.rivals`                   |
 | torch.X, optax.x, mlx.X, pytorch_optimizer.X | any other optimizer of that library, with its own keywords as options |
 
 A label may carry a tag in brackets, "kbeta[alpha=0.9]", so that one study can hold several versions of an arm.
@@ -49,8 +49,8 @@ from numpy.typing import NDArray
 from kourkoutas.buckets import check_buckets
 from kourkoutas.lab.engines import training
 from kourkoutas.lab.errors import unknown
+from kourkoutas.lab.specs.rivals import torch_switch
 from kourkoutas.lab.specs.spec import coerce, guess
-from kourkoutas.lab.specs.switching import SHARE, check_switch, steps_before, torch_switch
 from kourkoutas.rule import HYPER_NAMES, Hyper
 
 WARM = 0.999
@@ -59,8 +59,27 @@ ENDLESS = 10**9
 LATE = 2**24
 
 CONTROLS = ("kbeta-static", "adam-mid", "adam95-warm", "adam999-warm", "kbeta-exact")
-FIXED = {"adam90": 0.9, "adam95": 0.95, "adam99": 0.99, "adam999": 0.999}
-EQUAL = 0.95  # β1 and β2 of adam-equal
+
+# What sets a K-β arm apart from `kbeta`, and an Adam from Adam's usual options.
+KBETAS: dict[str, dict[str, Any]] = {
+    "kbeta": {},
+    "kbeta-static": {"warmup_steps": ENDLESS},
+    "kbeta-exact": {"bias_correction": "exact"},
+    "kbeta-fixed": {},
+    "kbeta-lbfgs": {},
+}
+ADAMS: dict[str, dict[str, Any]] = {
+    "adam90": {"beta2": 0.9},
+    "adam95": {"beta2": 0.95},
+    "adam99": {"beta2": 0.99},
+    "adam999": {"beta2": 0.999},
+    "adam-mid": {},
+    "adam-equal": {"beta1": 0.95, "beta2": 0.95},
+    "adam95-nobc": {"beta2": 0.95, "bias_correction": False},
+    "adam999-nobc": {"beta2": 0.999, "bias_correction": False},
+}
+WARMED = ("adam90", "adam95", "adam99", "adam999", "kbeta-exact", "adafactor-beta2")
+SHARE = 0.5  # of the steps of kbeta-lbfgs that are K-β's
 
 
 @dataclass(frozen=True)
@@ -94,7 +113,7 @@ RIVALS: dict[str, Rival] = {
         {**_USUAL, "weight_decay": 1e-2},
     ),
     "muon": Rival(
-        {"torch": "kourkoutas.lab.specs.muon:torch_muon", "jax": "kourkoutas.lab.specs.muon:optax_muon"},
+        {"torch": "kourkoutas.lab.specs.rivals:torch_muon", "jax": "kourkoutas.lab.specs.rivals:optax_muon"},
         {"momentum": 0.95, "nesterov": True, "ns_steps": 5, **_DECAYED},
     ),
     "schedulefree": Rival({"torch": "schedulefree:AdamWScheduleFree"}, _DECAYED),
@@ -116,7 +135,7 @@ RIVALS: dict[str, Rival] = {
         },
     ),
     "adafactor-beta2": Rival(
-        {"torch": "kourkoutas.lab.specs.adafactor:Adafactor", "jax": "kourkoutas.lab.specs.adafactor_optax:adafactor"},
+        {"torch": "kourkoutas.lab.specs.rivals:torch_adafactor", "jax": "kourkoutas.lab.specs.rivals:optax_adafactor"},
         {"beta1": 0.9, "eps": 1e-8, "power": 0.8},
     ),
 }
@@ -135,18 +154,7 @@ _KEYWORDS: dict[str, dict[str, str]] = {
     "mlx": {"decay": "alpha"},
 }
 
-LABELS = (
-    "kbeta",
-    *FIXED,
-    *CONTROLS,
-    *(label for base in (*FIXED, "kbeta-exact", "adafactor-beta2") if (label := f"{base}-warm") not in CONTROLS),
-    "kbeta-fixed",
-    "kbeta-lbfgs",
-    "adam-equal",
-    "adam95-nobc",
-    "adam999-nobc",
-    *RIVALS,
-)
+LABELS = tuple(dict.fromkeys((*KBETAS, *ADAMS, *CONTROLS, *(f"{name}-warm" for name in WARMED), *RIVALS)))
 
 
 @dataclass(frozen=True)
@@ -180,7 +188,8 @@ class Recipe:
         """The recipe for a run of `steps` steps: a share of them becomes a number."""
         if self.family != "kbeta-lbfgs":
             return self
-        items = {**self.options, "after": steps_before(self.options, steps)}
+        share, after = self.options["share"], self.options["after"]
+        items = {**self.options, "after": round(share * steps) if after is None else after}
         return dataclasses.replace(self, items=tuple(sorted(items.items())))
 
     # What an engine asks of it: see `kourkoutas.lab.engines.Optimizer`.
@@ -197,14 +206,86 @@ class Recipe:
     def step(self) -> Recipe:
         return Recipe(self.family, self.family, self.items)
 
-    def torch(self, named: Sequence[tuple[str, Any]], diagnostics: bool = False, lr: Any = 0.0) -> Any:
-        return build_torch(self, named, diagnostics, lr)
+    def torch(self, params: Sequence[Any], diagnostics: bool = False, lr: Any = 0.0) -> Any:
+        """A torch optimizer of (name, leaf tensor) pairs, or of param groups of them."""
+        import torch
+
+        o = self.options
+        if self.family in ("kbeta", "kbeta-lbfgs"):
+            from kourkoutas.torch import KourkoutasBeta
+
+            _, after = o.pop("share", None), o.pop("after", None)
+            first = KourkoutasBeta(params, lr=lr, diagnostics=diagnostics, **o)
+            if self.family == "kbeta":
+                return first
+            if after is None:
+                raise ValueError(
+                    f"optimizer {self.label!r} must know after how many steps to change: set {self.label}.after=1000"
+                )
+            return torch_switch(first, RIVALS["lbfgs"].options, after)
+        unnamed = [_unnamed(item) for item in params]
+        if self.family != "adam":
+            make, options = _rival(self, "torch")
+            optimizer = make(unnamed, lr=lr, **options)
+            training(optimizer, True)
+            return optimizer
+        decoupled = o["weight_decay"] or any("weight_decay" in item for item in params if isinstance(item, Mapping))
+        kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+        tensors = [p for item in unnamed for p in (item["params"] if isinstance(item, Mapping) else [item])]
+        fused = all(p.device.type in ("cpu", "cuda", "mps") and not p.is_complex() for p in tensors)
+        optimizer = kind(
+            unnamed, lr=lr, betas=(o["beta1"], o["beta2"]), eps=o["eps"], weight_decay=o["weight_decay"], fused=fused
+        )
+        if not o["bias_correction"]:
+            for p in tensors:
+                optimizer.state[p] = {
+                    "step": torch.tensor(float(LATE), device=p.device),
+                    "exp_avg": torch.zeros_like(p),
+                    "exp_avg_sq": torch.zeros_like(p),
+                }
+        return optimizer
 
     def optax(self, diagnostics: bool = False) -> Callable[[Any], Any]:
-        return build_optax(self, diagnostics)
+        """The structure of the state does not depend on the learning rate, so each step may use its own."""
+        import jax.numpy as jnp
+        import optax
+
+        o = self.options
+        if self.family == "kbeta":
+            from kourkoutas.optax import kourkoutas_beta
+
+            return lambda lr: kourkoutas_beta(lr, diagnostics=diagnostics, **o)
+        if self.family != "adam":
+            make, options = _rival(self, "jax")
+            return lambda lr: make(lr, **options)
+        step = {"b1": o["beta1"], "b2": o["beta2"], "eps": o["eps"]}
+
+        def adam(lr: Any) -> Any:
+            decay = o["weight_decay"]
+            tx = optax.adamw(lr, **step, weight_decay=decay) if decay else optax.adam(lr, **step)
+            if o["bias_correction"]:
+                return tx
+            return optax.GradientTransformation(
+                lambda params: optax.tree_utils.tree_set(tx.init(params), count=jnp.asarray(LATE, jnp.int32)), tx.update
+            )
+
+        return adam
 
     def mlx(self, diagnostics: bool = False) -> Any:
-        return build_mlx(self, diagnostics)
+        import mlx.optimizers as optim
+
+        o = self.options
+        if self.family == "kbeta":
+            from kourkoutas.mlx import KourkoutasBeta
+
+            return KourkoutasBeta(0.0, diagnostics=diagnostics, **o)
+        if self.family != "adam":
+            make, options = _rival(self, "mlx")
+            return make(0.0, **{k: list(v) if k == "betas" else v for k, v in options.items()})
+        betas, eps, bias = [o["beta1"], o["beta2"]], o["eps"], o["bias_correction"]
+        if o["weight_decay"]:
+            return optim.AdamW(0.0, betas, eps, weight_decay=o["weight_decay"], bias_correction=bias)
+        return optim.Adam(0.0, betas, eps, bias_correction=bias)
 
     @property
     def described(self) -> dict[str, Any]:
@@ -243,64 +324,58 @@ def recipe(label: str, kbeta: Mapping[str, Any] | None = None, overrides: Mappin
     if lr_scale is None or not lr_scale > 0:
         raise ValueError(f"`lr_scale` must be > 0, for example 0.1; got {lr_scale!r}")
     base = label.partition("[")[0]
-    warm: float | None = None
-    options: dict[str, Any]
-    if base in ("kbeta", "kbeta-static", "kbeta-fixed", "kbeta-exact", "kbeta-exact-warm"):
-        family, options = "kbeta", _kbeta_options(base.removesuffix("-warm"), kbeta or {}, overrides)
-        warm = WARM if base.endswith("-warm") else None
-    elif base == "kbeta-lbfgs":
-        switch = {"share": guess(overrides.pop("share", SHARE)), "after": guess(overrides.pop("after", None))}
-        check_switch(**switch)
-        family, options = base, {**_kbeta_options(base, kbeta or {}, overrides), **switch}
-    elif base in LABELS and base.startswith("adam") and base not in RIVALS:
-        family, options, warm = "adam", *_adam_options(base, kbeta or {}, overrides)
-    elif base in RIVALS or base == "adafactor-beta2-warm":
-        family, warm = base.removesuffix("-warm"), WARM if base.endswith("-warm") else None
-        options = {**RIVALS[family].options, **{k: guess(v) for k, v in overrides.items()}}
-    elif base.partition(".")[0] in _LIBRARIES and base.partition(".")[2]:
-        family, options = base, {k: guess(v) for k, v in overrides.items()}
+    name = base.removesuffix("-warm") if base in LABELS else base
+    warm = WARM if base != name else None
+    hyper = Hyper.pick(kbeta or {})
+    if name in KBETAS:
+        family, options = "kbeta", {"buckets": "parameter", **(kbeta or {}), **KBETAS[name]}
+        switch: dict[str, Any] = {}
+        if name == "kbeta-lbfgs":
+            family = name
+            switch = {"share": guess(overrides.pop("share", SHARE)), "after": guess(overrides.pop("after", None))}
+            _check_switch(**switch)
+        defaults = {field: getattr(Hyper(), field) for field in HYPER_NAMES}
+        options |= _understood(name, overrides, {**defaults, "buckets": "", **options})
+        if name == "kbeta-fixed":
+            options["beta2_min"] = options.setdefault("beta2_max", Hyper().beta2_max)
+        check_buckets(options["buckets"])
+        Hyper.pick(options)
+        options |= switch
+    elif name in ADAMS:
+        family, options = "adam", {**_DECAYED, "bias_correction": True, **ADAMS[name]}
+        if name == "adam-mid":
+            options["beta2"] = round((hyper.beta2_min + hyper.beta2_max) / 2, 12)
+        options |= _understood(name, overrides, options)
+        Hyper(beta1=options["beta1"], beta2_min=0, beta2_max=options["beta2"], eps=options["eps"])
+    elif name in RIVALS:
+        family, options = name, {**RIVALS[name].options, **{k: guess(v) for k, v in overrides.items()}}
+    elif name.partition(".")[0] in _LIBRARIES and name.partition(".")[2]:
+        family, options = name, {k: guess(v) for k, v in overrides.items()}
     else:
         raise unknown("optimizer", label, LABELS)
     return Recipe(label, family, tuple(sorted(options.items())), warm, lr_scale)
 
 
-def _kbeta_options(base: str, kbeta: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    options: dict[str, Any] = {"buckets": "parameter", **kbeta}
-    if base == "kbeta-static":
-        options["warmup_steps"] = ENDLESS
-    elif base == "kbeta-exact":
-        options["bias_correction"] = "exact"
-    names = (*HYPER_NAMES, "buckets")
-    for name, value in overrides.items():
-        if name not in names:
-            raise unknown(f"option of {base}", name, (*names, "lr_scale"))
-        like = options.get(name, getattr(Hyper(), name, ""))
-        options[name] = value if callable(value) else coerce(name, value, like)
-    if base == "kbeta-fixed":
-        options["beta2_min"] = options.setdefault("beta2_max", Hyper().beta2_max)
-    check_buckets(options["buckets"])
-    Hyper.pick(options)
-    return options
+def _understood(name: str, overrides: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides as the types of the options that they replace."""
+    found = {}
+    for option, value in overrides.items():
+        if option not in like:
+            raise unknown(f"option of {name}", option, (*like, "lr_scale"))
+        found[option] = value if callable(value) else coerce(option, value, like[option])
+    return found
 
 
-def _adam_options(
-    base: str, kbeta: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> tuple[dict[str, Any], float | None]:
-    hyper = Hyper.pick(kbeta)
-    options: dict[str, Any] = {**_DECAYED, "bias_correction": True}
-    if base == "adam-mid":
-        options["beta2"] = round((hyper.beta2_min + hyper.beta2_max) / 2, 12)
-    elif base == "adam-equal":
-        options["beta1"] = options["beta2"] = EQUAL
-    else:
-        options["beta2"] = FIXED[base.partition("-")[0]]
-    options["bias_correction"] = not base.endswith("-nobc")
-    for name, value in overrides.items():
-        if name not in options:
-            raise unknown(f"option of {base}", name, (*options, "lr_scale"))
-        options[name] = coerce(name, value, options[name])
-    Hyper(beta1=options["beta1"], beta2_min=0, beta2_max=options["beta2"], eps=options["eps"])
-    return options, WARM if base.endswith("-warm") else None
+def _check_switch(share: Any, after: Any) -> None:
+    if not isinstance(share, (int, float)) or not 0 < share < 1:
+        raise ValueError(f"`share` must be in (0, 1), for example {SHARE}; got {share!r}")
+    if after is not None and (not isinstance(after, int) or after < 1):
+        raise ValueError(f"`after` must be a number of steps >= 1, or none for a share of all; got {after!r}")
+
+
+def _unnamed(item: Any) -> Any:
+    """A tensor of a (name, tensor) pair, or a param group with its tensors."""
+    return {**item, "params": [p for _, p in item["params"]]} if isinstance(item, Mapping) else item[1]
 
 
 def engines_of(recipe: Recipe) -> tuple[str, ...]:
@@ -356,110 +431,3 @@ def _rival(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, A
         if word not in accepted:
             raise unknown(f"option of {recipe.label} ({module}.{name})", word, accepted)
     return make, options
-
-
-def build_torch(recipe: Recipe, params: Sequence[Any], diagnostics: bool = False, lr: Any = 0.0) -> Any:
-    """A torch optimizer of (name, leaf tensor) pairs, or of param groups of them.
-
-    An engine sets the learning rate of each step through the param groups.
-    """
-    import torch
-
-    if recipe.family == "kbeta":
-        from kourkoutas.torch import KourkoutasBeta
-
-        return KourkoutasBeta(params, lr=lr, diagnostics=diagnostics, **recipe.options)
-    if recipe.family == "kbeta-lbfgs":
-        return _torch_switch(recipe, params, lr)
-    unnamed = [_unnamed(item) for item in params]
-    if recipe.family != "adam":
-        make, options = _rival(recipe, "torch")
-        optimizer = make(unnamed, lr=lr, **options)
-        training(optimizer, True)
-        return optimizer
-    o = recipe.options
-    decoupled = o["weight_decay"] or any("weight_decay" in item for item in params if isinstance(item, Mapping))
-    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
-    tensors = [p for item in unnamed for p in (item["params"] if isinstance(item, Mapping) else [item])]
-    fused = all(p.device.type in ("cpu", "cuda", "mps") and not p.is_complex() for p in tensors)
-    optimizer = kind(
-        unnamed, lr=lr, betas=(o["beta1"], o["beta2"]), eps=o["eps"], weight_decay=o["weight_decay"], fused=fused
-    )
-    if not o["bias_correction"]:
-        for p in tensors:
-            optimizer.state[p] = {
-                "step": torch.tensor(float(LATE), device=p.device),
-                "exp_avg": torch.zeros_like(p),
-                "exp_avg_sq": torch.zeros_like(p),
-            }
-    return optimizer
-
-
-def _torch_switch(recipe: Recipe, params: Sequence[Any], lr: float) -> Any:
-    import torch
-
-    from kourkoutas.torch import KourkoutasBeta
-
-    options = recipe.options
-    _, after = options.pop("share"), options.pop("after")
-    if after is None:
-        raise ValueError(
-            f"optimizer {recipe.label!r} must know after how many steps to change: set {recipe.label}.after=1000"
-        )
-    first = KourkoutasBeta(params, lr=lr, **options)
-    tensors = [p for group in first.param_groups for p in group["params"]]
-    return torch_switch(first, torch.optim.LBFGS(tensors, lr=1.0, **RIVALS["lbfgs"].options), after)
-
-
-def _unnamed(item: Any) -> Any:
-    """A tensor of a (name, tensor) pair, or a param group with its tensors."""
-    return {**item, "params": [p for _, p in item["params"]]} if isinstance(item, Mapping) else item[1]
-
-
-def build_optax(recipe: Recipe, diagnostics: bool = False) -> Callable[[Any], Any]:
-    """A function from the learning rate of a step, maybe traced, to the gradient transformation of that step.
-
-    The structure of the state does not depend on the learning rate, so each step may use its own.
-    """
-    import jax.numpy as jnp
-    import optax
-
-    o = recipe.options
-    if recipe.family == "kbeta":
-        from kourkoutas.optax import kourkoutas_beta
-
-        return lambda lr: kourkoutas_beta(lr, diagnostics=diagnostics, **o)
-    if recipe.family != "adam":
-        make, options = _rival(recipe, "jax")
-        return lambda lr: make(lr, **options)
-
-    def adam(lr: Any) -> Any:
-        if o["weight_decay"]:
-            tx = optax.adamw(lr, b1=o["beta1"], b2=o["beta2"], eps=o["eps"], weight_decay=o["weight_decay"])
-        else:
-            tx = optax.adam(lr, b1=o["beta1"], b2=o["beta2"], eps=o["eps"])
-        if o["bias_correction"]:
-            return tx
-        return optax.GradientTransformation(
-            lambda params: optax.tree_utils.tree_set(tx.init(params), count=jnp.asarray(LATE, jnp.int32)), tx.update
-        )
-
-    return adam
-
-
-def build_mlx(recipe: Recipe, diagnostics: bool = False) -> Any:
-    """An MLX optimizer; its learning rate is set per step through `learning_rate`."""
-    import mlx.optimizers as optim
-
-    o = recipe.options
-    if recipe.family == "kbeta":
-        from kourkoutas.mlx import KourkoutasBeta
-
-        return KourkoutasBeta(0.0, diagnostics=diagnostics, **o)
-    if recipe.family != "adam":
-        make, options = _rival(recipe, "mlx")
-        return make(0.0, **{k: list(v) if k == "betas" else v for k, v in options.items()})
-    betas, eps, bias = [o["beta1"], o["beta2"]], o["eps"], o["bias_correction"]
-    if o["weight_decay"]:
-        return optim.AdamW(0.0, betas, eps, weight_decay=o["weight_decay"], bias_correction=bias)
-    return optim.Adam(0.0, betas, eps, bias_correction=bias)

@@ -1,0 +1,191 @@
+"""Rivals that no library has, for PyTorch and Optax.
+
+- Muon on the matrices of a model, Adam on everything else. Muon's step is scaled to the size of Adam's (0.2·√(longer
+  side)), so that one learning rate suits both.
+- Adam with Adafactor's β2 = 1 - t^-0.8 (Shazeer and Stern 2018): K-β with β2_min = β2_max, both moved before each step,
+  and exact bias correction.
+- K-β for the first part of a run and L-BFGS for the rest, as PINNs are often trained.
+
+They are functions, so that a framework is imported only by those who have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+RMS = 0.2  # of a step of Adam, about
+
+
+def _check_matrices(axes: Sequence[int]) -> None:
+    if 2 not in axes:
+        raise ValueError("optimizer 'muon' is for models with matrices, and none of these parameters has two axes")
+
+
+def torch_muon(
+    params: Sequence[Any],
+    lr: Any = 1e-3,
+    *,
+    momentum: float = 0.95,
+    nesterov: bool = True,
+    ns_steps: int = 5,
+    weight_decay: float = 0.0,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+) -> Any:
+    """A torch optimizer of tensors or param groups."""
+    import torch
+
+    groups = [dict(item) if isinstance(item, Mapping) else {"params": [item]} for item in params]
+    _check_matrices([p.ndim for group in groups for p in group["params"]])
+
+    def part(matrices: bool) -> list[dict[str, Any]]:
+        split = [{**group, "params": [p for p in group["params"] if (p.ndim == 2) == matrices]} for group in groups]
+        return [group for group in split if group["params"]]
+
+    step: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
+    step |= {"weight_decay": weight_decay}
+    muon = torch.optim.Muon(part(True), lr=lr, adjust_lr_fn="match_rms_adamw", **step)
+    parts: list[torch.optim.Optimizer] = [muon]
+    if rest := part(False):
+        parts.append(torch.optim.Adam(rest, lr=lr, betas=(beta1, beta2), eps=eps))
+
+    class MuonAndAdam(torch.optim.Optimizer):
+        """Its groups are those of the two, so that schedulers and `zero_grad` see all; each keeps its own state."""
+
+        def __init__(self) -> None:
+            super().__init__([{"params": [p for g in one.param_groups for p in g["params"]]} for one in parts], {})
+            self.param_groups = [group for one in parts for group in one.param_groups]
+
+        def step(self, closure: Any = None) -> Any:
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            for one in parts:
+                one.step()
+            return loss
+
+        def state_dict(self) -> dict[str, Any]:
+            return {str(i): one.state_dict() for i, one in enumerate(parts)}
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            for i, one in enumerate(parts):
+                one.load_state_dict(state[str(i)])
+            self.param_groups = [group for one in parts for group in one.param_groups]
+
+    return MuonAndAdam()
+
+
+def optax_muon(
+    learning_rate: Any,
+    *,
+    momentum: float = 0.95,
+    nesterov: bool = True,
+    ns_steps: int = 5,
+    weight_decay: float = 0.0,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+) -> Any:
+    """A gradient transformation. Optax's own leaves the rest to Nesterov's Adam."""
+    import jax
+    import optax
+
+    def labels(params: Any) -> Any:
+        _check_matrices([leaf.ndim for leaf in jax.tree_util.tree_leaves(params)])
+        return jax.tree_util.tree_map(lambda leaf: "muon" if leaf.ndim == 2 else "adam", params)
+
+    step = {"beta": momentum, "nesterov": nesterov, "ns_steps": ns_steps, "weight_decay": weight_decay}
+    muon = optax.contrib.muon(learning_rate, consistent_rms=RMS, **step)
+    return optax.multi_transform({"muon": muon, "adam": optax.adam(learning_rate, b1=beta1, b2=beta2, eps=eps)}, labels)
+
+
+def torch_adafactor(
+    params: Sequence[Any], lr: Any = 1e-3, *, power: float = 0.8, beta1: float = 0.9, eps: float = 1e-8
+) -> Any:
+    """Adam with β2 = 1 - t^-power, t the steps that a parameter has taken; t is saved with the param groups."""
+    import torch
+
+    from kourkoutas.torch import KourkoutasBeta
+
+    class Adafactor(KourkoutasBeta):
+        def step(self, closure: Any = None) -> Any:
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            for group in self.param_groups:
+                if group["params"][0].grad is not None:
+                    group["seen"] += 1
+                    beta2 = 1 - group["seen"] ** -power
+                    group["beta2_min"], group["betas"] = beta2, (group["betas"][0], beta2)
+            super().step()
+            return loss
+
+    given = [item if isinstance(item, Mapping) else {"params": [item]} for item in params]
+    groups = [{**group, "params": [p], "seen": 0} for group in given for p in group["params"]]
+    return Adafactor(groups, lr, beta1=beta1, eps=eps, bias_correction="exact")
+
+
+def optax_adafactor(learning_rate: Any, *, power: float = 0.8, beta1: float = 0.9, eps: float = 1e-8) -> Any:
+    """A gradient transformation: Adam with β2 = 1 - t^-power."""
+    import jax.numpy as jnp
+    import optax
+
+    from kourkoutas.optax import kourkoutas_beta
+
+    def at(beta2: Any) -> Any:
+        return kourkoutas_beta(
+            learning_rate, beta1=beta1, beta2_min=beta2, beta2_max=beta2, eps=eps, bias_correction="exact"
+        )
+
+    def init(params: Any) -> Any:
+        return {"seen": jnp.zeros((), jnp.int32), "inner": at(0.9).init(params)}
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        beta2 = 1 - (state["seen"] + 1.0) ** -power
+        updates, inner = at(beta2).update(updates, state["inner"], params)
+        return updates, {"seen": state["seen"] + 1, "inner": inner}
+
+    return optax.GradientTransformation(init, update)
+
+
+def torch_switch(first: Any, options: Mapping[str, Any], after: int) -> Any:
+    """A torch optimizer that is `first` for `after` steps and then L-BFGS of the same tensors, with `options`."""
+    import torch
+
+    tensors = [p for group in first.param_groups for p in group["params"]]
+    second = torch.optim.LBFGS(tensors, lr=1.0, **options)
+
+    class Switch(torch.optim.Optimizer):
+        """Its groups are those of the first, whose learning rate is set from outside; L-BFGS keeps its own."""
+
+        needs_closure = True
+
+        def __init__(self) -> None:
+            super().__init__(tensors, {"lr": 0.0})
+            self.param_groups = first.param_groups
+            self.taken = 0
+
+        def step(self, closure: Any = None) -> Any:
+            if closure is None:
+                raise ValueError("K-β then L-BFGS needs the loss as a function: call step(closure)")
+            self.taken += 1
+            if self.taken > after:
+                return second.step(closure)
+            with torch.enable_grad():
+                loss = closure()
+            first.step()
+            return loss
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"taken": self.taken, "first": first.state_dict(), "second": second.state_dict()}
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            first.load_state_dict(state["first"])
+            second.load_state_dict(state["second"])
+            self.param_groups, self.taken = first.param_groups, state["taken"]
+
+    return Switch()
