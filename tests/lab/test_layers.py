@@ -41,7 +41,7 @@ NEIGHBOUR = "\nfrom kourkoutas.lab.judging import endpoints\n"
     [
         ("lab/specs/spec.py", FUNCTION, "kourkoutas.lab.specs is not allowed to import kourkoutas.lab.results"),
         ("lab/engines/taylor.py", TYPES, "kourkoutas.lab.engines is not allowed to import kourkoutas.lab.specs"),
-        ("lab/running/clock.py", NEIGHBOUR, "kourkoutas.lab.running is not allowed to import kourkoutas.lab.judging"),
+        ("lab/running/worker.py", NEIGHBOUR, "kourkoutas.lab.running is not allowed to import kourkoutas.lab.judging"),
         ("lab/helpers.py", "", "kourkoutas.lab.helpers"),
     ],
 )

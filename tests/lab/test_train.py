@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from kourkoutas.lab import engines
-from kourkoutas.lab.results.checkpoint import Checkpoints
-from kourkoutas.lab.results.files import row_of
+from kourkoutas.lab.results.files import Checkpoints, row_of
 from kourkoutas.lab.running import train
 from kourkoutas.lab.running.train import run
 from kourkoutas.lab.specs.spec import RunResult, RunSpec

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 from kourkoutas.lab.results import files, store
-from kourkoutas.lab.results.checkpoint import Checkpoints
+from kourkoutas.lab.results.files import Checkpoints
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 

@@ -47,15 +47,16 @@ def examine() -> dict[str, Any]:
             text=True,
         )
         for name in FRONT_ENDS
+        if _version(name) is not None
     }
     return {
         "kbeta": kourkoutas.__version__,
         **machine.environment(),
         "memory_gib": machine.memory_gib(),
-        "frameworks": {name: _answer(name, process) for name, process in started.items()},
+        "frameworks": {name: _answer(name, started.get(name)) for name in FRONT_ENDS},
         "kernels": _kernels(),
-        "laboratory": _versions(LAB),
-        "optional": _versions(OPTIONAL),
+        "laboratory": {name: _version(name) for name in LAB},
+        "optional": {name: _version(name) for name in OPTIONAL},
     }
 
 
@@ -101,22 +102,15 @@ def _kernels() -> dict[str, str]:
         elif os.environ.get("KBETA_NATIVE", "1") == "0":
             found[name] = "turned off by KBETA_NATIVE=0"
         else:
-            found[name] = f"built, but it does not load: {_load_error(name)}"
+            try:
+                importlib.import_module(f"kourkoutas._native._{name}")
+            except ImportError as error:
+                found[name] = f"built, but it does not load: {error}"
     return found
 
 
-def _load_error(name: str) -> str:
-    try:
-        importlib.import_module(f"kourkoutas._native._{name}")
-    except ImportError as error:
-        return str(error)
-    return "no reason found"
-
-
-def _answer(name: str, process: subprocess.Popen[str]) -> dict[str, Any]:
-    if _version(name) is None:
-        process.kill()
-        process.communicate()
+def _answer(name: str, process: subprocess.Popen[str] | None) -> dict[str, Any]:
+    if process is None:
         return {"version": None, "error": f"not installed: pip install 'kourkoutas-beta[{name}]'"}
     try:
         output, errors = process.communicate(timeout=SECONDS)
@@ -152,10 +146,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _versions(packages: tuple[str, ...]) -> dict[str, str | None]:
-    return {name: _version(name) for name in packages}
 
 
 def text(found: dict[str, Any]) -> str:

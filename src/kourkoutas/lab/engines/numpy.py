@@ -1,4 +1,4 @@
-"""The calls that NumPy, JAX and MLX name alike, and the engine on NumPy: pictures of final models need no framework."""
+"""The calls that NumPy and the frameworks name alike, and the engine on NumPy, so that pictures need no framework."""
 
 from __future__ import annotations
 
@@ -22,15 +22,20 @@ ALIKE = {
 
 
 class NumPyLike:
-    """The vocabulary of `kourkoutas.lab.engines.Engine` in a namespace `xp` that follows NumPy; no trainer."""
+    """The vocabulary of `kourkoutas.lab.engines.Engine` in a namespace `xp` that follows NumPy; no trainer.
+
+    An engine defines what its framework names or does otherwise.
+    """
 
     sigmoid: Callable[[Array], Array]
     softmax: Callable[..., Array]
+    logaddexp: Callable[..., Array]
 
     def __init__(self, xp: Any) -> None:
         self.xp = xp
         for name, function in ALIKE.items():
-            setattr(self, name, getattr(xp, function))
+            if not hasattr(self, name):
+                setattr(self, name, getattr(xp, function))
 
     def arange(self, n: int) -> Array:
         return self.xp.arange(n, dtype=self.xp.int32)
@@ -69,7 +74,7 @@ class NumPyLike:
         return None
 
     def bce_with_logits(self, logits: Array, y: Array) -> Array:
-        return self.xp.mean(self.xp.logaddexp(logits, 0.0) - y * logits)
+        return self.xp.mean(self.logaddexp(logits, 0.0) - y * logits)
 
 
 class NumPyEngine(NumPyLike):

@@ -30,7 +30,7 @@ from kourkoutas.lab.engines import (
     each_batch,
     training,
 )
-from kourkoutas.lab.engines.taylor import Counts, taylor_silu
+from kourkoutas.lab.engines.numpy import NumPyLike
 from kourkoutas.trace import Trace
 
 
@@ -197,25 +197,15 @@ class TorchTrainer(Trainer):
         self.trace = self._new_trace()
 
 
-class TorchEngine:
+class TorchEngine(NumPyLike):
     """See `kourkoutas.lab.engines.Engine`."""
 
     name = "torch"
     trainer = TorchTrainer
     array = staticmethod(_tensor)
-    sqrt = staticmethod(torch.sqrt)
-    tanh = staticmethod(torch.tanh)
-    abs = staticmethod(torch.abs)
-    square = staticmethod(torch.square)
-    round = staticmethod(torch.round)
     sigmoid = staticmethod(torch.sigmoid)
-    silu = staticmethod(F.silu)
-    where = staticmethod(torch.where)
-    einsum = staticmethod(torch.einsum)
-    clip = staticmethod(torch.clamp)
     transpose = staticmethod(torch.permute)
     expand = staticmethod(torch.unsqueeze)
-    broadcast = staticmethod(torch.broadcast_to)
 
     def numpy(self, x: Array) -> NDArray[Any]:
         x = x.detach().cpu()
@@ -223,9 +213,6 @@ class TorchEngine:
 
     def cast(self, x: Array, dtype: str) -> Array:
         return x.to(getattr(torch, dtype))
-
-    def arange(self, n: int) -> Array:
-        return torch.arange(n, dtype=torch.int32)
 
     def logaddexp(self, x: Array, y: Array | float) -> Array:
         return torch.logaddexp(x, torch.as_tensor(y, dtype=x.dtype, device=x.device))
@@ -242,14 +229,14 @@ class TorchEngine:
     def max(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
         return torch.amax(x, dim=() if axis is None else axis, keepdim=keepdims)
 
-    def concat(self, xs: Sequence[Array], axis: int = 0) -> Array:
-        return torch.cat(list(xs), dim=axis)
-
     def split(self, x: Array, parts: int, axis: int = -1) -> Sequence[Array]:
         return torch.tensor_split(x, parts, dim=axis)
 
     def linear(self, x: Array, w: Array, b: Array | None = None) -> Array:
         return F.linear(x, w.T, b)
+
+    def silu(self, x: Array) -> Array:
+        return F.silu(x)
 
     def gelu(self, x: Array) -> Array:
         return F.gelu(x, approximate="tanh")
@@ -265,9 +252,6 @@ class TorchEngine:
             raise ValueError("`causal=True` cannot be combined with `mask`: put the causal part into the mask")
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
 
-    def taylor_layer(self, x: Array, w: Array, b: Array, counts: Counts) -> Array:
-        return taylor_silu(ENGINE, x @ w, b, counts)
-
     def taylor_squares(
         self, layers: Sequence[Array], x: Array, targets: Array, squares: Callable[[int], Squares]
     ) -> Array | None:
@@ -280,9 +264,6 @@ class TorchEngine:
     def take(self, table: Array, ids: Array) -> Array:
         return F.embedding(ids if ids.dtype in (torch.int32, torch.int64) else ids.long(), table)
 
-    def bce_with_logits(self, logits: Array, y: Array) -> Array:
-        return torch.mean(torch.logaddexp(logits, torch.zeros((), dtype=logits.dtype)) - y * logits)
-
     def cross_entropy(self, logits: Array, ids: Array) -> Array:
         return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), ids.reshape(-1).long())
 
@@ -293,4 +274,4 @@ class TorchEngine:
         return torch.no_grad()(f)
 
 
-ENGINE = cast(Engine, TorchEngine())
+ENGINE = cast(Engine, TorchEngine(torch))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kourkoutas.lab.specs.search_space import Axis, SearchSpace, Value
@@ -72,14 +72,12 @@ def best(tried: Sequence[Tried], maximize: bool = False, log: bool = False) -> T
 
 @dataclass(frozen=True)
 class Grid:
-    """The values tried so far: indices first … last of `Axis.value`, and the sides that cannot be widened."""
+    """The values tried so far: indices first … last of `Axis.value`."""
 
     axis: Axis
     points: int
     first: int
     last: int
-    closed_below: bool = False
-    closed_above: bool = False
 
     @classmethod
     def of(cls, space: SearchSpace) -> Grid:
@@ -91,32 +89,21 @@ class Grid:
         return [self.axis.value(index, self.points) for index in range(self.first, self.last + 1)]
 
 
-def sides(grid: Grid, chosen: Sequence[Value]) -> tuple[bool, bool]:
-    """Whether the best value of any arm is at the lower and at the upper edge of the grid."""
-    return grid.values[0] in chosen, grid.values[-1] in chosen
-
-
 def widened(grid: Grid, chosen: Sequence[Value], takes: Callable[[Value], bool]) -> Grid:
     """The grid with `STEPS` more values on each side where some arm's best value is; `takes` says whether the option
     can have a value at all, and a side ends before the first that it cannot."""
-    below, above = sides(grid, chosen)
+
+    def goes_on(index: int, before: int) -> bool:
+        value = grid.axis.value(index, grid.points)
+        new = math.isfinite(value) and value != grid.axis.value(before, grid.points)
+        return new and _near(grid.axis, value) and takes(value)
+
+    below, above = grid.values[0] in chosen, grid.values[-1] in chosen
     first, last = grid.first, grid.last
-    closed_below, closed_above = grid.closed_below, grid.closed_above
     for _ in range(STEPS):
-        if below and not closed_below:
-            closed_below = not _goes_on(grid, first - 1, first, takes)
-            first -= not closed_below
-        if above and not closed_above:
-            closed_above = not _goes_on(grid, last + 1, last, takes)
-            last += not closed_above
-    return Grid(grid.axis, grid.points, first, last, closed_below, closed_above)
-
-
-def _goes_on(grid: Grid, index: int, before: int, takes: Callable[[Value], bool]) -> bool:
-    value = grid.axis.value(index, grid.points)
-    if not math.isfinite(value) or value == grid.axis.value(before, grid.points):
-        return False
-    return _near(grid.axis, value) and takes(value)
+        first -= below and goes_on(first - 1, first)
+        last += above and goes_on(last + 1, last)
+    return replace(grid, first=first, last=last)
 
 
 def _near(axis: Axis, value: Value) -> bool:

@@ -5,9 +5,9 @@ of another function is pickled by value with what it refers to (cloudpickle), an
 folder. That file holds the function's source and the values that it uses, so that an edited function, and the same one
 with another value, is another run, as with files.
 
-NOTE: values are numbers, text, truth values, None and containers of them, found in closures, globals, default
-arguments and objects, also those of functions and classes that are pickled by value with it. Anything else (arrays,
-models, what is imported from a file) does not decide whether the function is the same.
+NOTE: values are numbers, text, truth values and None, also in containers, found in closures, globals, default arguments
+and objects, also those of functions and classes that are pickled by value with it. Anything else (arrays, models, what
+is imported from a file) does not decide whether the function is the same.
 
 NOTE: file and pickle are in a folder named by the content of both, so that no later call replaces the pickle of a study
 that is being made.
@@ -22,7 +22,7 @@ import inspect
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -37,8 +37,8 @@ import cloudpickle
 {name} = cloudpickle.loads(pathlib.Path(__file__).with_suffix(".pickle").read_bytes())
 
 '''
-LONGEST = 200  # characters of a value that are written out; a longer one stands there as its hash
-PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
+LONGEST = 200  # characters of a list that are written out; a longer one stands there as its hash
+PLAIN = (bool, int, float, complex, str, bytes, range, type(None), np.generic)
 
 
 def target_of(train: Callable[..., Any]) -> str:
@@ -68,7 +68,7 @@ def _written(train: Callable[..., Any], name: str) -> str:
         source = textwrap.dedent(inspect.getsource(train))
     except (OSError, TypeError):  # typed into a plain interpreter
         source = f"pickle {hashlib.sha256(pickled).hexdigest()}\n"
-    source += "".join(f"{line}\n" for line in _used(train, "", {id(train)}))
+    source += _lines(_used(train), {id(train)})
     text = FILE.format(name=name) + textwrap.indent(source, "# ", lambda line: True)
     folder = corpus.cache_folder() / "tasks" / hashlib.sha256(text.encode() + pickled).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,67 +79,19 @@ def _written(train: Callable[..., Any], name: str) -> str:
     return f"{folder / 'notebook.py'}:{name}"
 
 
-def _used(function: Any, within: str, seen: set[int]) -> Iterator[str]:
-    """`NAME = VALUE` of everything that a function uses and that its source does not tell."""
+def _used(function: Any) -> dict[str, Any]:
+    """What a function uses and its source does not tell, by name: closures, globals, default arguments, its object."""
     if isinstance(function, MethodType):
-        yield from _told(f"{within}self", function.__self__, seen)
-        function = function.__func__
+        return {**_used(function.__func__), "self": function.__self__}
     if not isinstance(function, FunctionType):
-        return
-    found: dict[str, Any] = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        return {}
+    code, found = function.__code__, dict[str, Any]()
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # an empty one has no value yet
             found[name] = cell.cell_contents
-    found |= {name: function.__globals__[name] for name in _globals(function.__code__) if name in function.__globals__}
-    names, given = function.__code__.co_varnames[: function.__code__.co_argcount], function.__defaults__ or ()
-    found |= dict(zip(names[len(names) - len(given) :], given, strict=True)) | (function.__kwdefaults__ or {})
-    for name, value in sorted(found.items()):
-        yield from _told(f"{within}{name}", value, seen)
-
-
-def _told(name: str, value: Any, seen: set[int]) -> Iterator[str]:
-    try:
-        plain = _plain(value)
-    except RecursionError:  # a list that holds itself
-        plain = None
-    if plain is not None:
-        short = plain if len(plain) <= LONGEST else f"sha256 {hashlib.sha256(plain.encode()).hexdigest()}"
-        yield f"{name} = {short}"
-        return
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, FunctionType | MethodType):
-        if _by_value(value):
-            yield f"{name} = {_source(value)!r}"
-            yield from _used(value, f"{name}.", seen)
-    elif isinstance(value, type):
-        if _by_value(value):
-            for key, part in sorted(vars(value).items()):
-                if not key.startswith("__") or isinstance(part, FunctionType):
-                    part = getattr(part, "__func__", getattr(part, "fget", part))  # of a static method, a property
-                    yield from _told(f"{name}.{key}", part, seen)
-            for base in value.__bases__:
-                yield from _told(f"{name}.{base.__name__}", base, seen)
-    elif _by_value(type(value)):
-        yield from _told(f"{name}.{type(value).__name__}", type(value), seen)
-        for key, part in sorted(getattr(value, "__dict__", {}).items()):
-            yield from _told(f"{name}.{key}", part, seen)
-
-
-def _plain(value: Any) -> str | None:
-    """The value as text, the same in every process; None for one that is not plain."""
-    if isinstance(value, PLAIN):
-        return repr(value.item() if isinstance(value, np.generic) else value)
-    if isinstance(value, range):
-        return repr(value)
-    if not isinstance(value, list | tuple | set | frozenset | dict):
-        return None
-    parts = [_plain(part) for part in (value.items() if isinstance(value, dict) else value)]
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
-        return None
-    return f"{type(value).__name__}({', '.join(known if isinstance(value, list | tuple) else sorted(known))})"
+    found |= {name: function.__globals__[name] for name in _globals(code) if name in function.__globals__}
+    names, given = code.co_varnames[: code.co_argcount], function.__defaults__ or ()
+    return found | dict(zip(names[len(names) - len(given) :], given, strict=True)) | (function.__kwdefaults__ or {})
 
 
 def _globals(code: CodeType) -> set[str]:
@@ -149,12 +101,43 @@ def _globals(code: CodeType) -> set[str]:
     return found.union(*(_globals(part) for part in code.co_consts if isinstance(part, CodeType)))
 
 
+def _lines(values: Mapping[str, Any], seen: set[int]) -> str:
+    """`NAME = VALUE` of those that decide."""
+    told = {name: _told(value, seen) for name, value in sorted(values.items())}
+    return "".join(f"{name} = {text}\n" for name, text in told.items() if text)
+
+
+def _told(value: Any, seen: set[int]) -> str:
+    """Text that is the same for the same value in every process; empty for one that does not decide."""
+    if isinstance(value, PLAIN):
+        return repr(value)
+    if id(value) in seen:
+        return ""
+    seen.add(id(value))
+    if isinstance(value, list | tuple | set | frozenset | dict):
+        parts = [_told(part, seen) for part in (value.items() if isinstance(value, dict) else value)]
+        seen.remove(id(value))  # in two places it counts twice
+        text = f"{type(value).__name__}({', '.join(parts if isinstance(value, list | tuple) else sorted(parts))})"
+        return text if len(text) <= LONGEST else f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"
+    if isinstance(value, FunctionType | MethodType):
+        return _source(value) + _lines(_used(value), seen) if _by_value(value) else ""
+    if not _by_value(value if isinstance(value, type) else type(value)):
+        return ""
+    if not isinstance(value, type):
+        return _lines({"class": type(value), **getattr(value, "__dict__", {})}, seen)
+    own = {
+        name: part for name, part in vars(value).items() if not name.startswith("__") or isinstance(part, FunctionType)
+    }
+    functions = {name: getattr(part, "__func__", getattr(part, "fget", part)) for name, part in own.items()}
+    return _lines({**functions, **{base.__name__: base for base in value.__bases__}}, seen)
+
+
 def _source(function: Any) -> str:
     try:
         return textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError):
+    except (OSError, TypeError):  # typed into a plain interpreter
         code = function.__code__
-        return f"{code.co_code.hex()} {code.co_names} {[part for part in code.co_consts if isinstance(part, PLAIN)]}"
+        return f"{code.co_code.hex()} {code.co_names} {[part for part in code.co_consts if isinstance(part, PLAIN)]}\n"
 
 
 def _by_value(thing: Any) -> bool:

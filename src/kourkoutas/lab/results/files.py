@@ -45,6 +45,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 TEMPORARY = (".tmp", ".part")
+KEPT = 2  # checkpoints: the newest, and one before it in case that is damaged
 CHECK = "crc32"  # of a line, beside the metrics
 SEAL = b"kourkoutas-sha256:"  # between an .npz file and its checksum
 
@@ -190,6 +191,42 @@ def read_lines(file: Path, *, finished: bool, remedy: str) -> list[dict[str, Any
         except (ValueError, RecursionError) as error:
             raise StoreError(f"{file}, line {number}: {error}: {line[:60]!r}; {remedy}") from None
     return rows
+
+
+class Checkpoints:
+    """The checkpoints of one run: a flat dict of arrays in one file each, the `KEPT` newest of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        remove_stale(folder)
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, in order."""
+        return sorted(int(path.stem.removeprefix("step-")) for path in self.folder.glob("step-*.npz"))
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:09d}.npz"
+
+    def save(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        make_folder(self.folder)
+        write_arrays(self._path(step), arrays)
+        for old in self.steps()[:-KEPT]:
+            remove(self._path(old))
+
+    def newest(self) -> tuple[int, Arrays] | None:
+        """The newest checkpoint that can be read, or None. One damaged on the disk is passed over for an older one."""
+        for step in reversed(self.steps()):
+            try:
+                return step, read_arrays(self._path(step), "an older checkpoint is taken")
+            except StoreError:
+                continue
+        return None
+
+    def clear(self) -> None:
+        for step in self.steps():
+            remove(self._path(step))
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            remove_folder(self.folder)
 
 
 # Other files

@@ -2,6 +2,10 @@
 
 NOTE: a run that exceeds its limits is ended by killing the worker and what it has started, which also ends a function
 that is stuck in native code. The next run gets a new worker.
+
+NOTE: memory is looked at while the run goes on; what it takes within one look is not caught. RLIMIT_AS and RLIMIT_DATA
+bound addresses, of which CUDA, XLA and thread pools reserve many gigabytes that they never touch, and making a control
+group takes rights that a user of a shared machine does not have.
 """
 
 from __future__ import annotations
@@ -17,9 +21,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
 
+import psutil
+
 import kourkoutas
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import rss
 from kourkoutas.lab.running.executor import GIB, Ended, Event, Limits, Progress
 from kourkoutas.lab.running.worker import Task
 
@@ -150,7 +155,7 @@ class Process:
             self._killed = f"the run was ended after {timeout:g} s: --timeout {timeout:g}"
         elif gib is not None and time.monotonic() - self._looked >= SECONDS_BETWEEN_LOOKS:
             self._looked = time.monotonic()
-            if (held := rss.above(self._process.pid, int(gib * GIB))) is not None:
+            if (held := rss_above(self._process.pid, int(gib * GIB))) is not None:
                 self._killed = f"the run was ended when it held {held / GIB:.2f} GiB: --memory {gib:g}"
         if self._killed is not None:
             self._kill()
@@ -168,6 +173,30 @@ class Process:
         os.close(self._events)
         with contextlib.suppress(BrokenPipeError):  # a task that a dead worker never read
             self._tasks.close()
+
+
+def rss_above(pid: int, limit: int) -> int | None:
+    """The bytes of physical memory and swap that a process and its descendants hold, if more than `limit`, else None.
+
+    Pages that several of them share are counted once in all, where the system tells (Linux). That sum is slow to get
+    for large processes, so it is asked for only when the quick one, which counts them for each, is too large.
+    """
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.Error:  # it has ended
+        return None
+    quick = exact = 0
+    for one in family:
+        with contextlib.suppress(psutil.Error):
+            quick += one.memory_info().rss
+    if quick <= limit:
+        return None
+    for one in family:
+        with contextlib.suppress(psutil.Error):
+            full = one.memory_full_info()
+            exact += getattr(full, "pss", full.rss) + getattr(full, "swap", 0)
+    return exact if exact > limit else None
 
 
 def worker_environment(threads: int, *, shared: bool) -> dict[str, str]:

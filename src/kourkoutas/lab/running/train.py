@@ -5,7 +5,7 @@ Files, when a folder is given:
     metrics.jsonl    one line per block of steps (step, loss, lr) and per evaluation, appended while training
     trace.npz        sun and β2 per bucket, of K-β arms
     params.npz       the final parameters
-    checkpoint/      everything needed to go on: see `kourkoutas.lab.results.checkpoint`
+    checkpoint/      everything needed to go on: see `kourkoutas.lab.results.files.Checkpoints`
 
 NOTE: chunks start at multiples of the problem's chunk size whether or not the run was interrupted, and checkpoints
 are taken between chunks only. So a continued run makes the same calls with the same arrays as an uninterrupted one
@@ -17,8 +17,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,7 @@ from numpy.typing import NDArray
 
 from kourkoutas.lab import engines, testbeds
 from kourkoutas.lab.engines import Engine, Trainer
-from kourkoutas.lab.results.checkpoint import Checkpoints
-from kourkoutas.lab.results.files import Arrays, Lines, write_arrays
-from kourkoutas.lab.running.clock import Clock
+from kourkoutas.lab.results.files import Arrays, Checkpoints, Lines, write_arrays
 from kourkoutas.lab.specs import optimizers
 from kourkoutas.lab.specs.spec import LARGEST, RunResult, RunSpec
 from kourkoutas.lab.testbeds import Problem
@@ -69,9 +68,7 @@ def run(
     recipe = optimizers.recipe(spec.optimizer, testbed.kbeta, spec.options)
     engine = engines.get(spec.engine)
     optimizers.check(recipe, spec.engine)
-    clock = Clock()
-    with clock.timing("setup"):
-        problem = testbed.problem(settings, spec.seed)
+    problem = testbed.problem(settings, spec.seed)
     if recipe.full_batch and problem.batches(0, 1):
         raise ValueError(
             f"optimizer {spec.optimizer!r} needs the same loss at every step, and {testbed.name} draws batches: "
@@ -83,19 +80,33 @@ def run(
         status="ok",
         settings={**dataclasses.asdict(settings), "optimizer": recipe.described},
     )
-    with _Run(spec, problem, engine, recipe, folder, checkpoint_every, clock) as it:
+    with _Run(spec, problem, engine, recipe, folder, checkpoint_every) as it:
         it.resume()
         it.loop(on_progress)
         it.finish()
         result.curve = it.curve()
         result.metrics = it.final_metrics()
         result.seconds = it.seconds()
-        result.times = clock.times()
+        result.times = it.times()
         if it.diverged_at is not None:
             result.status = "diverged"
         else:
             result.endpoint = result.metrics[testbed.endpoints[0].metric]
     return result
+
+
+def pace_of(calls: Sequence[tuple[int, float]]) -> float | None:
+    """The median seconds of a step, from (steps, seconds) of every call of training.
+
+    NOTE: the first call with a new number of steps may compile, and counts only where there is no other.
+
+    >>> pace_of([(10, 6.0), (10, 1.0), (10, 1.2), (5, 3.0)])
+    0.11
+    """
+    lengths = [steps for steps, _ in calls]
+    again = [call for i, call in enumerate(calls) if call[0] in lengths[:i]]
+    paces = [seconds / steps for steps, seconds in again or calls]
+    return statistics.median(paces) if paces else None
 
 
 class _Run:
@@ -109,9 +120,7 @@ class _Run:
         recipe: optimizers.Recipe,
         folder: Path | None,
         checkpoint_every: int | None,
-        clock: Clock,
     ) -> None:
-        self._clock = clock
         self._spec, self._problem, self._engine, self._recipe = spec, problem, engine, recipe
         self._folder, self._every = folder, checkpoint_every
         self._checkpoints = Checkpoints(folder / "checkpoint") if folder is not None else None
@@ -125,15 +134,15 @@ class _Run:
         self._saved_at = time.monotonic()
         self.step = 0
         self.diverged_at: int | None = None
-        with clock.timing("setup"):
-            self._trainer: Trainer = engine.trainer(
-                problem.loss,
-                problem.params,
-                recipe,
-                constants=problem.constants,
-                trace_every=math.ceil(problem.steps / TRACE_ROWS),
-                compile=problem.compile,
-            )
+        self._trainer: Trainer = engine.trainer(
+            problem.loss,
+            problem.params,
+            recipe,
+            constants=problem.constants,
+            trace_every=math.ceil(problem.steps / TRACE_ROWS),
+            compile=problem.compile,
+        )
+        self._calls: list[tuple[int, float]] = []
         self._log = Lines(folder / "metrics.jsonl") if folder is not None else None
 
     def __enter__(self) -> _Run:
@@ -145,6 +154,10 @@ class _Run:
 
     def seconds(self) -> float:
         return self._earlier + time.perf_counter() - self._start
+
+    def times(self) -> dict[str, float]:
+        pace = pace_of(self._calls)
+        return {} if pace is None else {"per_step": pace}
 
     def loop(self, on_progress: Progress | None) -> None:
         """Chunk after chunk, until the end or until it diverges."""
@@ -171,10 +184,10 @@ class _Run:
         steps = np.arange(start, stop)
         # ρ_t of the schedule, times the factor of the arm at its update t = step + 1
         lrs = self._problem.lr(steps) * self._recipe.lr_factor(steps + 1)
-        with self._clock.timing("data"):
-            batches = self._problem.batches(start, stop)
-        with self._clock.training(stop - start):
-            losses = self._trainer.run(batches, lrs)
+        batches = self._problem.batches(start, stop)
+        began = time.perf_counter()
+        losses = self._trainer.run(batches, lrs)
+        self._calls.append((stop - start, time.perf_counter() - began))
         self._losses[start:stop] = losses
         return losses
 
@@ -182,8 +195,7 @@ class _Run:
         if not all(np.isfinite(p).all() for p in self._trainer.params().values()):
             self.diverged_at = step
             return
-        with self._clock.timing("evaluate"):
-            metrics = self._problem.evaluate(self._engine, self._trainer.arrays(), step)
+        metrics = self._problem.evaluate(self._engine, self._trainer.arrays(), step)
         if step == self._problem.steps and not all(abs(v) <= LARGEST for v in metrics.values()):
             self.diverged_at = step
         self._evaluations.append({"step": step, **metrics})
@@ -277,7 +289,6 @@ class _Run:
             "offset": self._log.sync() if self._log is not None else 0,
             "evaluations": self._evaluations,
             "seconds": self.seconds(),
-            "times": self._clock.times(),
         }
         trace = {f"trace/{k}": x for k, x in self._trace().items()}
         self._checkpoints.save(
@@ -308,7 +319,6 @@ class _Run:
         self._losses[: self.step] = saved["losses"]
         self._evaluations = notes["evaluations"]
         self._earlier = notes["seconds"]
-        self._clock.add(notes["times"])
         self._before = {k.removeprefix("trace/"): x for k, x in saved.items() if k.startswith("trace/")}
         self._trainer.restore({k.removeprefix("trainer/"): x for k, x in saved.items() if k.startswith("trainer/")})
         self._resumed_at = self.step

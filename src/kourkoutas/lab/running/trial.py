@@ -23,7 +23,8 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,31 +41,22 @@ CURVE_POINTS = 2000
 Progress = Callable[[int, int | None, float | None], None]
 
 
-class Settings(Mapping[str, Any]):
+class Settings(UserDict[str, Any]):
     """What was given with `--set`, `--grid` and `--tune`, and which of it was `read`."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = dict(values)
         self.read: set[str] = set()
+        super().__init__(values)
 
     def __getitem__(self, name: str) -> Any:
-        value = self._values[name]
         self.read.add(name)
-        return value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+        return super().__getitem__(name)
 
     def __contains__(self, name: object) -> bool:
-        if name in self._values:
+        if super().__contains__(name):
             self.read.add(str(name))  # asking for it is a way of depending on it
-        return name in self._values
-
-    def __repr__(self) -> str:
-        return repr(self._values)
+            return True
+        return False
 
 
 class StudyError(ValueError):
@@ -99,8 +91,6 @@ class Trial:
         self._trace: Trace | None = None
         self._pulled = 0
         self._file: files.Lines | None = None
-        self._began = time.perf_counter()
-        self._ready: float | None = None
         self._last: tuple[int, float] | None = None
         self._paces: list[float] = []
         # A run of a user's function always starts at its beginning, so rows of an earlier attempt are not its own.
@@ -124,7 +114,6 @@ class Trial:
         in_groups = framework == "torch" and all(isinstance(item, Mapping) and "lr" in item for item in target)
         lr = self._own_lr(lr, in_groups)
         self.used.add("optimizer")
-        self._ready = self._ready or time.perf_counter()
         recipe = optimizers.recipe(self._arm, {}, self._options)
         optimizers.check(recipe, framework)
         self.described = {"framework": framework, "optimizer": recipe.described}
@@ -176,12 +165,8 @@ class Trial:
             self._last = (step, now)
 
     def times(self) -> dict[str, float]:
-        """What can be told of a function from outside: set-up until it asks for the optimizer, the rest, and the median
-        pace between logged steps, which holds whatever the function does at each of them."""
-        now = time.perf_counter()
-        ready = self._ready if self._ready is not None else self._began
-        pace = {"per_step": statistics.median(self._paces)} if self._paces else {}
-        return {"setup": ready - self._began, "train": now - ready, **pace}
+        """The median pace between logged steps, which holds whatever the function does at each of them."""
+        return {"per_step": statistics.median(self._paces)} if self._paces else {}
 
     def close(self) -> None:
         """Write what is still to be written."""

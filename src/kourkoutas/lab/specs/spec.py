@@ -112,7 +112,7 @@ class RunResult(BaseModel):
       metrics: name → value at the end; of a diverged run `diverged_at`, the number of updates taken until then.
       curve: columns of equal length: `step` (updates taken), `loss` (mean of the block that ends there; the last entry
         is the last step's own), `lr`, and evaluation metrics (NaN where none was taken).
-      times: seconds of setup, data, compile, train and evaluate, and `per_step`, the median pace of a training step.
+      times: `per_step`, the median seconds of a training step. Folders of older versions have other parts, too.
       settings: the resolved settings, and under "optimizer" the resolved options of the arm.
     """
 

@@ -82,9 +82,26 @@ PAPER: Mapping[str, Any] = {
 }
 
 
+# K-β on the problems that others set: the paper's settings without a warmup of its own.
+FIELD: Mapping[str, Any] = {**PAPER, "warmup_steps": 0, "buckets": "parameter"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """The defaults of `Problem`, to inherit from."""
+    """The defaults of `Problem`, to inherit from: the same loss and learning rate at each of `settings.steps` steps."""
+
+    settings: Any
+    seed: int
+
+    @property
+    def steps(self) -> int:
+        return int(self.settings.steps)
+
+    def batches(self, start: int, stop: int) -> Batches:
+        return {}
+
+    def lr(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.full(len(steps), self.settings.lr)
 
     @property
     def constants(self) -> Mapping[str, NDArray[Any]]:

@@ -327,11 +327,6 @@ class CharLMProblem(Plain):
     """One seed: its windows and its initial parameters."""
 
     settings: Settings
-    seed: int
-
-    @property
-    def steps(self) -> int:
-        return self.settings.steps
 
     @property
     def chunk(self) -> int:

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from kourkoutas.lab import engines
 from kourkoutas.lab.engines import Array, Batch, Batches, Engine, Loss, Params
 from kourkoutas.lab.errors import unknown
-from kourkoutas.lab.testbeds import PAPER, Endpoint, Plain, Problem, Testbed
+from kourkoutas.lab.testbeds import FIELD, Endpoint, Plain, Problem, Testbed
 
 Floats = NDArray[np.float64]
 
@@ -223,11 +223,6 @@ class EmulatorProblem(Plain):
     """One seed: initial parameters and batches."""
 
     settings: Settings
-    seed: int
-
-    @property
-    def steps(self) -> int:
-        return self.settings.steps
 
     @property
     def chunk(self) -> int:
@@ -307,7 +302,7 @@ class Emulator:
 
     @property
     def kbeta(self) -> Mapping[str, Any]:
-        return {**PAPER, "warmup_steps": 0, "buckets": "parameter"}
+        return FIELD
 
     def problem(self, settings: Settings, seed: int) -> Problem:
         return EmulatorProblem(settings, seed)

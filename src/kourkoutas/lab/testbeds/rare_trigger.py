@@ -162,7 +162,6 @@ class RareTriggerProblem(Plain):
     """One seed: its stream, initial parameters and held-out set."""
 
     settings: Settings
-    seed: int
 
     @property
     def steps(self) -> int:
@@ -194,9 +193,6 @@ class RareTriggerProblem(Plain):
         else:
             here = np.maximum(np.arange(start, stop) - repeat + 1, 0)
         return {name: x[here] for name, x in _as_batch(data).items()}
-
-    def lr(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.full(len(steps), self.settings.lr)
 
     def evaluate(self, E: Engine, params: Params, step: int) -> dict[str, float]:
         data = training_data(self.settings, self.seed)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kourkoutas.lab.engines import Array, Batch, Batches, Engine, Loss, Params
+from kourkoutas.lab.engines import Array, Batch, Engine, Loss, Params
 from kourkoutas.lab.testbeds import PAPER, Endpoint, Plain, Problem, Testbed
 
 KINDS = ("least_squares", "logistic", "utility", "noise")
@@ -86,7 +86,6 @@ class SanityProblem(Plain):
 
     kind: str
     settings: Settings
-    seed: int
 
     @property
     def steps(self) -> int:
@@ -104,12 +103,6 @@ class SanityProblem(Plain):
     @property
     def constants(self) -> Mapping[str, NDArray[Any]]:
         return data(self.kind, self.settings.samples, self.settings.width)
-
-    def batches(self, start: int, stop: int) -> Batches:
-        return {}
-
-    def lr(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.full(len(steps), self.settings.lr)
 
     def evaluate(self, E: Engine, params: Params, step: int) -> dict[str, float]:
         constants = {name: E.array(x) for name, x in self.constants.items()}
@@ -159,7 +152,7 @@ class Sanity:
         }
 
     def problem(self, settings: Settings, seed: int) -> Problem:
-        return SanityProblem(self.kind, settings, seed)
+        return SanityProblem(settings, seed, self.kind)
 
 
 _NOISE = Settings(1_000, 1e-3, first=0, samples=128, width=16)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from kourkoutas.lab import engines
 from kourkoutas.lab.engines import Array, Batch, Batches, Engine, Loss, Params
-from kourkoutas.lab.testbeds import PAPER, Endpoint, Plain, Problem, Testbed
+from kourkoutas.lab.testbeds import FIELD, Endpoint, Plain, Problem, Testbed
 from kourkoutas.lab.testbeds.darcy import data, model
 
 ORDER = 22
@@ -92,7 +92,6 @@ class DarcyProblem(Plain):
     """One seed: initial parameters and the order of the pairs."""
 
     settings: Settings
-    seed: int
 
     @property
     def steps(self) -> int:
@@ -178,7 +177,7 @@ class Darcy:
 
     @property
     def kbeta(self) -> Mapping[str, Any]:
-        return {**PAPER, "warmup_steps": 0, "buckets": "parameter"}
+        return FIELD
 
     def problem(self, settings: Settings, seed: int) -> Problem:
         return DarcyProblem(settings, seed)

@@ -46,7 +46,6 @@ class Heat2DProblem(Plain):
     """One seed: initial weights and the order of the training cases."""
 
     settings: Settings
-    seed: int
 
     @property
     def steps(self) -> int:

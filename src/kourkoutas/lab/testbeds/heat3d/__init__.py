@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kourkoutas.lab.engines import Batches, Engine, Loss, Params
+from kourkoutas.lab.engines import Engine, Loss, Params
 from kourkoutas.lab.errors import unknown
 from kourkoutas.lab.testbeds import PAPER, Endpoint, Plain, Problem, Testbed
 from kourkoutas.lab.testbeds.heat3d import geometry, network, reference
@@ -71,11 +71,6 @@ class Heat3DProblem(Plain):
     """One seed: initial parameters; the points are the same for all."""
 
     settings: Settings
-    seed: int
-
-    @property
-    def steps(self) -> int:
-        return self.settings.steps
 
     @property
     def chunk(self) -> int:
@@ -94,9 +89,6 @@ class Heat3DProblem(Plain):
     @property
     def constants(self) -> Mapping[str, NDArray[Any]]:
         return geometry.constants(self.settings.points, self.settings.case)
-
-    def batches(self, start: int, stop: int) -> Batches:
-        return {}
 
     def lr(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
         # ρ_t = ρ_end + ½(ρ_0 - ρ_end)(1 + cos(π t / ramp)), then ρ_end

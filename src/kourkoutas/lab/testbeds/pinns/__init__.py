@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kourkoutas.lab import engines
-from kourkoutas.lab.engines import Array, Batch, Batches, Engine, Loss, Params
+from kourkoutas.lab.engines import Array, Batch, Engine, Loss, Params
 from kourkoutas.lab.errors import unknown
-from kourkoutas.lab.testbeds import PAPER, Endpoint, Plain, Problem, Testbed
+from kourkoutas.lab.testbeds import FIELD, Endpoint, Plain, Problem, Testbed
 from kourkoutas.lab.testbeds.pinns import network
 from kourkoutas.lab.testbeds.pinns.cases import CASES, Counts
 
@@ -97,11 +97,6 @@ class PinnProblem(Plain):
     """One seed: initial parameters and points."""
 
     settings: Settings
-    seed: int
-
-    @property
-    def steps(self) -> int:
-        return self.settings.steps
 
     @property
     def evaluate_every(self) -> int:
@@ -130,12 +125,6 @@ class PinnProblem(Plain):
             "x": np.concatenate(points).astype(np.float32),
             **{name: drawn.given[name][1].astype(np.float32) for name in it.given},
         }
-
-    def batches(self, start: int, stop: int) -> Batches:
-        return {}
-
-    def lr(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.full(len(steps), self.settings.lr)
 
     def evaluate(self, E: Engine, params: Params, step: int) -> dict[str, float]:
         values, parts = _compiled(E.name, self.settings.case)
@@ -171,7 +160,7 @@ class Pinn:
 
     @property
     def kbeta(self) -> Mapping[str, Any]:
-        return {**PAPER, "warmup_steps": 0, "buckets": "parameter"}
+        return FIELD
 
     def problem(self, settings: Settings, seed: int) -> Problem:
         return PinnProblem(settings, seed)
