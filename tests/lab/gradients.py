@@ -13,7 +13,7 @@ def value_and_grad(E: Engine, f: Callable[..., Any]) -> Callable[..., tuple[Any,
     if E.name == "jax":
         import jax
 
-        return jax.value_and_grad(f)
+        return jax.jit(jax.value_and_grad(f))
     if E.name == "mlx":
         import mlx.core as mx
 

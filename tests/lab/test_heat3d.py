@@ -143,7 +143,8 @@ def test_engines_agree_on_loss_terms_and_gradient(engine: str) -> None:
         E = engines.get(name)
         p, c = ({k: E.array(x) for k, x in d.items()} for d in (params, constants))
         value, grads = value_and_grad(E, functools.partial(network.Composite(POINTS), E))(p, c)
-        parts = {k: float(E.numpy(x)) for k, x in network.terms(E, p, c, POINTS).items()}
+        terms = E.compile(functools.partial(network.terms, E, points=POINTS))
+        parts = {k: float(E.numpy(x)) for k, x in terms(p, c).items()}
         found[name] = float(E.numpy(value)), {k: E.numpy(g) for k, g in grads.items()}, parts
     (value, grads, parts), (expected, expected_grads, expected_parts) = found[engine], found["torch"]
     assert value == pytest.approx(expected, rel=1e-4)

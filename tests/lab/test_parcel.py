@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kourkoutas.lab.results import parcel
-from kourkoutas.lab.results.backups import Backups, resolved
 from kourkoutas.lab.results.files import read_json
+from kourkoutas.lab.results.parcel import Backups, resolved
 from kourkoutas.lab.specs.spec import RunResult
 
 

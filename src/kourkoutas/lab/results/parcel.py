@@ -1,18 +1,31 @@
-"""Files as bytes, to cross from one machine to another: a run's folder, and a user's code."""
+"""Files as bytes, to cross from one machine to another: a run's folder, and a user's code; and backups of runs.
+
+Backups are in a place that every machine reaches, where a run goes on when its machine is lost:
+
+    ADDRESS/STUDY/seen                 tells a node that it looks at the same place as the study
+    ADDRESS/STUDY/RUN/<time>-<pid>.zip the run's folder at that time, with a checksum behind it
+
+ADDRESS is a shared folder or anything that fsspec knows (s3://..., gs://..., sftp://...). A backup is written under a
+temporary name and renamed, so that a kill leaves no half of one; a damaged one is passed over for an older one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import os
+import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from kourkoutas.lab.results.files import TEMPORARY, remove, remove_folder, write_bytes
+from kourkoutas.lab.results.files import TEMPORARY, remove, remove_folder, sealed, unsealed, write_bytes
 
 Files = dict[str, bytes]  # by path below the folder
 
 LARGEST_CODE = 20 * 2**20
+BACKUPS_KEPT = 2
 HOME = "spec.json"  # stays where the results folder is
 
 
@@ -99,3 +112,68 @@ def from_zip(data: bytes) -> Files:
 def _complete(folder: Path) -> Iterator[Path]:
     """Every file below `folder` but those that are being written under a temporary name."""
     return (path for path in folder.rglob("*") if path.is_file() and path.suffix not in TEMPORARY)
+
+
+def resolved(address: str) -> str:
+    """The address as every process understands it: a relative folder is one of this process only."""
+    return address if "://" in address else str(Path(address).expanduser().resolve())
+
+
+class Backups:
+    """The backups of one study; `study` names it."""
+
+    def __init__(self, address: str, study: str) -> None:
+        import fsspec
+
+        self.address = address
+        self._files, root = fsspec.core.url_to_fs(address)
+        self._root = f"{root.rstrip('/')}/{study}"
+
+    def prepare(self) -> None:
+        """Make the place; raises if it cannot be written."""
+        self._files.makedirs(self._root, exist_ok=True)
+        self._files.pipe_file(f"{self._root}/seen", b"kbeta")
+
+    def seen(self) -> bool:
+        """Whether this machine sees the place that was prepared."""
+        self._files.invalidate_cache()
+        return bool(self._files.exists(f"{self._root}/seen"))
+
+    def save(self, run: str, files: Files) -> None:
+        # Names sort by age also when the clock was set back.
+        kept = [int(name.rpartition("/")[2].partition("-")[0]) for name in self._names(run)]
+        name = f"{self._root}/{run}/{max([time.time_ns(), *(at + 1 for at in kept)]):020d}-{os.getpid()}"
+        self._files.makedirs(f"{self._root}/{run}", exist_ok=True)
+        self._files.pipe_file(f"{name}.part", sealed(to_zip(files)))
+        self._files.mv(f"{name}.part", f"{name}.zip")
+        for old in self._names(run)[:-BACKUPS_KEPT]:
+            with contextlib.suppress(FileNotFoundError):  # removed by an attempt that was given up and goes on
+                self._files.rm_file(old)
+
+    def newest(self, run: str) -> Files | None:
+        """The newest backup that can be read, or None."""
+        for name in reversed(self._names(run)):
+            try:
+                return from_zip(unsealed(self._files.cat_file(name)))
+            except (OSError, ValueError, zipfile.BadZipFile):
+                continue
+        return None
+
+    def clear(self, run: str) -> None:
+        """The run is over: nothing is to be continued."""
+        if self._files.exists(f"{self._root}/{run}"):
+            self._files.rm(f"{self._root}/{run}", recursive=True)
+
+    def close(self) -> None:
+        """Remove the place when no run has a backup left."""
+        self._files.invalidate_cache()
+        if {name.rpartition("/")[2] for name in self._files.ls(self._root, detail=False)} <= {"seen", ""}:
+            self._files.rm(self._root, recursive=True)
+
+    def _names(self, run: str) -> list[str]:
+        self._files.invalidate_cache()
+        try:
+            found = self._files.ls(f"{self._root}/{run}", detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted(name for name in found if name.endswith(".zip"))

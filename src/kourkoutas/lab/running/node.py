@@ -24,7 +24,7 @@ from pathlib import Path
 
 from kourkoutas.lab import locks
 from kourkoutas.lab.results import parcel, store
-from kourkoutas.lab.results.backups import Backups
+from kourkoutas.lab.results.parcel import Backups
 from kourkoutas.lab.running.executor import Ended, Limits, Progress, Started
 from kourkoutas.lab.running.process import Process, worker_environment
 from kourkoutas.lab.running.worker import Task

@@ -23,7 +23,7 @@ from typing import Any
 
 from kourkoutas.lab import machine
 from kourkoutas.lab.results import parcel, store
-from kourkoutas.lab.results.backups import Backups, resolved
+from kourkoutas.lab.results.parcel import Backups, resolved
 from kourkoutas.lab.running import node
 from kourkoutas.lab.running.executor import GIB, Ended, Event, Executor, ExecutorFactory, Limits
 from kourkoutas.lab.running.worker import Task

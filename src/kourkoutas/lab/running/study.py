@@ -6,6 +6,7 @@ The same call again resumes: finished runs are kept, unfinished ones continue, f
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -100,16 +101,5 @@ def make_runs(
 
 def holding(plan: Plan, out: str | Path, command: str) -> contextlib.AbstractContextManager[store.Writer]:
     """The folder `out`, locked for the runs of `plan`."""
-    return store.writing(
-        out,
-        testbed=plan.testbed,
-        preset=plan.preset,
-        engine=plan.engine,
-        settings=plan.settings,
-        arms=plan.recorded_arms(),
-        seeds=plan.seeds,
-        command=command,
-        code=plan.code,
-        tuning=plan.tuning,
-        primary=plan.primary,
-    )
+    configuration = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
+    return store.writing(out, command=command, **{**configuration, "arms": plan.recorded_arms()})

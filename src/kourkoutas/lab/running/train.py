@@ -18,6 +18,7 @@ import dataclasses
 import json
 import math
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,7 +53,7 @@ def run(
 
     Args:
       spec: the run.
-      folder: where its files go; None records nothing on the disk.
+      folder: where its files go; None keeps none of them.
       on_progress: called as (steps taken, steps in all, loss) after every chunk.
       checkpoint_every: steps between checkpoints, rounded up to whole chunks; the last state is kept too. None saves
         about once a minute and removes the checkpoints at the end; 0 never saves.
@@ -61,6 +62,9 @@ def run(
       The result. A run whose loss exceeds 1e100, or whose parameters stop being finite, gives the status "diverged";
       errors are raised.
     """
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="kbeta-") as scratch:
+            return run(spec, Path(scratch), on_progress=on_progress, checkpoint_every=0)
     if checkpoint_every is not None and checkpoint_every < 0:
         raise ValueError(f"`checkpoint_every` must be a number of steps >= 0 (0: never); got {checkpoint_every!r}")
     testbed = testbeds.get(spec.testbed)
@@ -118,12 +122,12 @@ class _Run:
         problem: Problem,
         engine: Engine,
         recipe: optimizers.Recipe,
-        folder: Path | None,
+        folder: Path,
         checkpoint_every: int | None,
     ) -> None:
         self._spec, self._problem, self._engine, self._recipe = spec, problem, engine, recipe
         self._folder, self._every = folder, checkpoint_every
-        self._checkpoints = Checkpoints(folder / "checkpoint") if folder is not None else None
+        self._checkpoints = Checkpoints(folder / "checkpoint")
         self._chunk = min(problem.chunk, WINDOW)
         self._block = max(1, math.ceil(problem.steps / CURVE_POINTS))
         self._losses = np.full(problem.steps, math.nan)
@@ -143,14 +147,13 @@ class _Run:
             compile=problem.compile,
         )
         self._calls: list[tuple[int, float]] = []
-        self._log = Lines(folder / "metrics.jsonl") if folder is not None else None
+        self._log = Lines(folder / "metrics.jsonl")
 
     def __enter__(self) -> _Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._log is not None:
-            self._log.close()
+        self._log.close()
 
     def seconds(self) -> float:
         return self._earlier + time.perf_counter() - self._start
@@ -202,8 +205,6 @@ class _Run:
 
     def _record(self, start: int, stop: int) -> None:
         """Lines for the blocks that end in start < step ≤ stop, and for an evaluation at stop."""
-        if self._log is None:
-            return
         for end in range(start // self._block * self._block + self._block, stop + 1, self._block):
             self._log.write({"step": end, **self._block_row(end)})
         if stop % self._block and (stop == self._problem.steps or self.diverged_at is not None):
@@ -250,8 +251,6 @@ class _Run:
 
     def finish(self) -> None:
         """What is left on the disk of a run that came to its end."""
-        if self._folder is None or self._checkpoints is None:
-            return
         rows = self._trace()
         if rows:
             write_arrays(self._folder / "trace.npz", rows)
@@ -274,7 +273,7 @@ class _Run:
 
     def _checkpoint(self) -> None:
         # A diverged run that is killed here diverges again from an older checkpoint.
-        if self._checkpoints is None or self._every == 0 or self.diverged_at is not None:
+        if self._every == 0 or self.diverged_at is not None:
             return
         if self._every is None:
             due = time.monotonic() - self._saved_at >= SECONDS_BETWEEN_CHECKPOINTS and self.step < self._problem.steps
@@ -286,7 +285,7 @@ class _Run:
         self._saved_at = time.monotonic()
         notes = {
             "run": self._spec.id,
-            "offset": self._log.sync() if self._log is not None else 0,
+            "offset": self._log.sync(),
             "evaluations": self._evaluations,
             "seconds": self.seconds(),
         }
@@ -303,10 +302,9 @@ class _Run:
 
     def resume(self) -> None:
         """Take over the newest checkpoint, or start afresh."""
-        found = self._checkpoints.newest() if self._checkpoints is not None else None
-        if found is None or self._checkpoints is None or self._log is None:
-            if self._log is not None:
-                self._log.cut(0)
+        found = self._checkpoints.newest()
+        if found is None:
+            self._log.cut(0)
             return
         self.step, saved = found
         notes: dict[str, Any] = json.loads(bytes(saved["notes"]).decode())
