@@ -275,7 +275,7 @@ def test_quantization_changes_the_prediction_and_can_be_turned_off():
 @pytest.mark.parametrize("engine", engines.NAMES)
 def test_the_block_shortcut_equals_full_masked_attention(engine):
     E = engines.get(engine)
-    s = small(layers=3, width=32, heads=4)
+    s = small(layers=2, width=32, heads=4)
     params = some_params(s)
     a, b = (value_and_gradient(E, dataclasses.replace(s, shortcut=shortcut), params) for shortcut in (True, False))
     assert a[0] == pytest.approx(b[0], rel=1e-5)

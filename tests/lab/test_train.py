@@ -176,19 +176,19 @@ def newest(folder):
 
 @pytest.mark.parametrize("engine", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
 def test_a_run_killed_with_sigkill_continues_to_the_same_bits(engine, tmp_path, monkeypatch):
-    settings = {"steps": 1190, "held_out": 64, "batch": 4}
+    settings = {"steps": 590, "held_out": 64, "batch": 4}
     spec = RunSpec(testbed="rare_trigger", engine=engine, settings=settings)
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, spec.model_dump_json(), str(tmp_path / "parts")],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     deadline = time.monotonic() + 500
-    while newest(tmp_path / "parts") < 300 and process.poll() is None:
+    while newest(tmp_path / "parts") < 200 and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    assert 300 <= newest(tmp_path / "parts") < 1200
+    assert 200 <= newest(tmp_path / "parts") < 600
 
     monkeypatch.setattr("kourkoutas.lab.testbeds.rare_trigger.RareTriggerProblem.chunk", 20)
     for name in ("parts", "whole"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from kourkoutas.lab.specs import search_space as asking
 
 ARMS = ["kbeta", "adam95"]
 NAN = math.nan
+PAUSE = {"pause": "0.02"}
 
 # The best lr is 1e-2 for kbeta and 1e-3 for the others, and 0.5 and more diverges. A file tells who made each run, and
 # how often.
@@ -47,11 +49,17 @@ def train(trial):
 """
 
 
-@pytest.fixture
-def task(tmp_path: Path) -> Path:
-    file = tmp_path / "task.py"
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("task") / "task.py"
     file.write_text(TASK)
     return file
+
+
+@pytest.fixture(scope="module")
+def whole(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
+    """A tuned study that was never stopped, in a folder that stays as it is."""
+    return execute(plan(task, options=PAUSE), tmp_path_factory.mktemp("whole") / "out")
 
 
 def question(
@@ -296,12 +304,13 @@ def account(done: Snapshot) -> Any:
     }
     said = analyse(done).to_dict()
     for arm in said["arms"]:
-        del arm["seconds"], arm["seconds_per_step"], arm["times"]
+        for name in ("seconds", "seconds_per_step", "times"):
+            arm.pop(name, None)
     return runs, done.record.chosen, said
 
 
-def test_the_winners_alone_are_compared_under_their_plain_names_on_fresh_seeds(task: Path, tmp_path: Path) -> None:
-    done = execute(plan(task), tmp_path / "out")
+def test_the_winners_alone_are_compared_under_their_plain_names_on_fresh_seeds(whole: Snapshot) -> None:
+    done = whole
     assert done.record.chosen == {"kbeta": {"lr": 0.01}, "adam95": {"lr": 0.001}}
     assert [(run.spec.optimizer, run.spec.seed) for run in done.runs] == [(arm, s) for arm in ARMS for s in range(4)]
     assert {(run.spec.optimizer, run.spec.settings["lr"]) for run in done.runs} == {
@@ -322,35 +331,29 @@ def test_a_best_value_that_is_still_at_the_edge_is_said(task: Path, tmp_path: Pa
     assert "adam95: its best" not in told
 
 
-def test_a_study_at_one_learning_rate_says_so_first(task: Path, tmp_path: Path) -> None:
-    made = planning.plan_study(f"{task}:train", seeds=[0], optimizers=ARMS, options={"lr": "0.01"})
-    assert analyse(execute(made, tmp_path / "out")).fairness[0].startswith("One learning rate for all")
-
-
-def test_more_test_seeds_are_added_without_tuning_again(task: Path, tmp_path: Path) -> None:
-    execute(plan(task, seeds="0-1"), tmp_path / "out")
+def test_more_test_seeds_are_added_without_tuning_again(task: Path, tmp_path: Path, whole: Snapshot) -> None:
+    shutil.copytree(whole.path, tmp_path / "out")
     before = stamps(tmp_path / "out")
-    done = execute(plan(task, seeds="0-3"), tmp_path / "out")
+    done = execute(plan(task, seeds="0-5", options=PAUSE), tmp_path / "out")
     after = stamps(tmp_path / "out")
     assert len(after) == len(before) + 4
     assert all(after[run] == stamp for run, stamp in before.items())
-    assert len(done.runs) == 8
+    assert len(done.runs) == 12
 
 
-def test_a_folder_of_another_tuning_or_of_none_is_left_alone(task: Path, tmp_path: Path) -> None:
-    execute(plan(task, seeds="0"), tmp_path / "out")
-    before = (tmp_path / "out" / "study.json").read_bytes()
+def test_a_folder_of_another_tuning_or_of_none_is_left_alone(task: Path, whole: Snapshot) -> None:
+    before = (whole.path / "study.json").read_bytes()
     with pytest.raises(store.StoreError, match=r"tuning\.trials is 5 there and 6 here"):
-        execute(plan(task, seeds="0", trials=6), tmp_path / "out")
+        execute(plan(task, trials=6, options=PAUSE), whole.path)
     plain = planning.plan_study(f"{task}:train", seeds=[0], optimizers=ARMS, options={"lr": "0.01"})
     with pytest.raises(store.StoreError, match=r"tuning is \{.*\} there and None here"):
-        execute(plain, tmp_path / "out")
-    assert (tmp_path / "out" / "study.json").read_bytes() == before
+        execute(plain, whole.path)
+    assert (whole.path / "study.json").read_bytes() == before
 
 
-def test_a_folder_without_tuning_opens_as_before(task: Path, tmp_path: Path) -> None:
+def test_a_study_at_one_learning_rate_says_so_first_and_needs_no_record_of_a_tuning(task: Path, tmp_path: Path) -> None:
     plain = planning.plan_study(f"{task}:train", seeds=[0], optimizers=ARMS, options={"lr": "0.01"})
-    execute(plain, tmp_path / "out")
+    assert analyse(execute(plain, tmp_path / "out")).fairness[0].startswith("One learning rate for all")
     file = tmp_path / "out" / "study.json"
     old = json.loads(file.read_text())
     del old["tuning"], old["chosen"], old["sha256"]
@@ -393,7 +396,7 @@ TUNING, WIDENED = 2 * 5 * 3, 2 * 7 * 3
     "when", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (TUNING, WIDENED - 3)), WIDENED + 3]
 )
 def test_after_kill_9_the_study_ends_as_one_that_never_stopped_and_repeats_nothing(
-    task: Path, tmp_path: Path, when: int
+    task: Path, tmp_path: Path, whole: Snapshot, when: int
 ) -> None:
     out = tmp_path / "out"
     with subprocess.Popen(command(task, out), stderr=subprocess.DEVNULL) as process:
@@ -412,7 +415,6 @@ def test_after_kill_9_the_study_ends_as_one_that_never_stopped_and_repeats_nothi
     assert len(now) == WIDENED + 8
     assert all(now[run] == stamp for run, stamp in kept.items())
     assert not set(made_twice(out)) & set(kept)
-    whole = execute(plan(task, options={"pause": "0.02"}), tmp_path / "whole")
     assert account(Snapshot.read(out)) == account(whole)
     printed = json.loads(again.stdout)
     assert printed["chosen"] == {"kbeta": {"lr": 0.01}, "adam95": {"lr": 0.001}}

@@ -13,6 +13,7 @@ same numbers. Arrays keep the dtype of the NumPy array they are made from.
 from __future__ import annotations
 
 import importlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
@@ -20,6 +21,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from kourkoutas.lab.engines.taylor import Counts, taylor_silu
 from kourkoutas.lab.errors import unknown
 from kourkoutas.trace import HISTORY, Trace
 
@@ -144,84 +146,97 @@ def each_batch(batches: Batches, steps: int, array: Callable[[Any], Array]) -> I
     return ({name: array(x) for name, x in batch.items()} for batch in batches)
 
 
-class Engine(Protocol):
-    """The vocabulary. `axis` counts as in NumPy; results keep the dtype of their inputs."""
+# Call of the vocabulary → function of a namespace that follows NumPy.
+ALIKE = {
+    **{name: name for name in ("abs", "clip", "einsum", "logaddexp", "max", "maximum", "mean", "round", "sqrt")},
+    **{name: name for name in ("square", "sum", "tanh", "transpose", "where")},
+    "concat": "concatenate",
+    "expand": "expand_dims",
+    "broadcast": "broadcast_to",
+}
+
+
+class Engine:
+    """The vocabulary, in a namespace `xp` that follows NumPy; a framework's engine has what it names or does otherwise.
+
+    `axis` counts as in NumPy; results keep the dtype of their inputs. With the signatures of NumPy: abs, clip, einsum,
+    logaddexp, max, maximum, mean, round (its gradient is zero), sqrt, square, sum, tanh, transpose, where, `concat` of
+    concatenate, `expand` of expand_dims, `broadcast` of broadcast_to. The second of logaddexp and maximum, and the last
+    two of where, may be numbers.
+    """
 
     name: str
+    trainer: type[Trainer]
 
-    # Conversion
+    abs: Callable[[Array], Array]
+    broadcast: Callable[[Array, Sequence[int]], Array]
+    clip: Callable[[Array, float, float], Array]
+    concat: Callable[..., Array]
+    einsum: Callable[..., Array]
+    expand: Callable[[Array, int], Array]
+    logaddexp: Callable[..., Array]
+    max: Callable[..., Array]
+    maximum: Callable[..., Array]
+    mean: Callable[..., Array]
+    round: Callable[[Array], Array]
+    sqrt: Callable[[Array], Array]
+    square: Callable[[Array], Array]
+    sum: Callable[..., Array]
+    tanh: Callable[[Array], Array]
+    transpose: Callable[..., Array]
+    where: Callable[..., Array]
+
+    sigmoid: Callable[[Array], Array]
+    softmax: Callable[..., Array]
+    layer_norm: Callable[..., Array]
+    """gain·(x - ⟨x⟩)/√(var x + eps) + bias over the last axis, with the biased variance: (x, gain, bias, eps=1e-5)."""
+    cross_entropy: Callable[[Array, Array], Array]
+    """⟨-log softmax(logits)[ids]⟩ over all leading axes, in nats."""
+    stop_gradient: Callable[[Array], Array]
+    compile: Callable[[Callable[..., Any]], Callable[..., Any]]
+    """f of arrays and dicts of arrays, compiled where the framework gains from it; used without gradients."""
+
+    def __init__(self, xp: Any) -> None:
+        self.xp = xp
+        for name, function in ALIKE.items():
+            if not hasattr(self, name):
+                setattr(self, name, getattr(xp, function))
+
     def array(self, x: Any) -> Array:
         """NumPy array (or nested numbers) → engine array of the same dtype; Python floats become float32."""
-        ...
+        return self.xp.asarray(x)
 
     def numpy(self, x: Array) -> NDArray[Any]:
         """Engine array → NumPy array, detached, on the host."""
-        ...
+        return np.asarray(x)
 
     def cast(self, x: Array, dtype: str) -> Array:
         """To "float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8" or "bool"."""
-        ...
+        return x.astype(dtype)
 
-    # Creation
     def arange(self, n: int) -> Array:
         """0, …, n-1 as int32."""
-        ...
+        return self.xp.arange(n, dtype=self.xp.int32)
 
-    # Elementwise
-    def sqrt(self, x: Array) -> Array: ...
-    def tanh(self, x: Array) -> Array: ...
-    def abs(self, x: Array) -> Array: ...
-    def square(self, x: Array) -> Array: ...
-    def round(self, x: Array) -> Array:
-        """To the nearest whole number, halves to even; its gradient is zero."""
-        ...
-
-    def logaddexp(self, x: Array, y: Array | float) -> Array:
-        """log(exp x + exp y), without overflow."""
-        ...
-
-    def maximum(self, x: Array, y: Array | float) -> Array: ...
-    def clip(self, x: Array, low: float, high: float) -> Array: ...
-    def where(self, condition: Array, x: Array | float, y: Array | float) -> Array: ...
-
-    # Reductions
-    def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array: ...
-    def mean(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array: ...
-    def max(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array: ...
-
-    # Shapes
-    def transpose(self, x: Array, axes: Sequence[int]) -> Array: ...
-    def concat(self, xs: Sequence[Array], axis: int = 0) -> Array: ...
     def split(self, x: Array, parts: int, axis: int = -1) -> Sequence[Array]:
         """`parts` equal pieces along `axis`."""
-        ...
+        return cast(Sequence[Array], self.xp.split(x, parts, axis=axis))
 
-    def expand(self, x: Array, axis: int) -> Array:
-        """A new axis of length 1 at `axis`."""
-        ...
+    def take(self, table: Array, ids: Array) -> Array:
+        """Rows of `table` (an embedding) at integer `ids`: shape ids.shape + (columns,)."""
+        return self.xp.take(table, ids, axis=0)
 
-    def broadcast(self, x: Array, shape: Sequence[int]) -> Array: ...
-
-    # Linear algebra
-    def einsum(self, subscripts: str, *xs: Array) -> Array: ...
     def linear(self, x: Array, w: Array, b: Array | None = None) -> Array:
         """x·w + b with w of shape (inputs, outputs); x may have leading axes."""
-        ...
+        return x @ w if b is None else x @ w + b
 
-    # Layers
-    def sigmoid(self, x: Array) -> Array: ...
     def silu(self, x: Array) -> Array:
         """x·σ(x)."""
-        ...
+        return x * self.sigmoid(x)
 
     def gelu(self, x: Array) -> Array:
         """½x(1 + tanh(√(2/π)(x + 0.044715x³))), the tanh form."""
-        ...
-
-    def softmax(self, x: Array, axis: int = -1) -> Array: ...
-    def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float = 1e-5) -> Array:
-        """gain·(x - ⟨x⟩)/√(var x + eps) + bias over the last axis, with the biased variance."""
-        ...
+        return 0.5 * x * (1 + self.xp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
     def attention(self, q: Array, k: Array, v: Array, *, mask: Array | None = None, causal: bool = False) -> Array:
         """softmax(q·kᵀ/√d)·v for q (…, heads, queries, d) and k, v (…, heads, keys, d).
@@ -229,11 +244,18 @@ class Engine(Protocol):
         `mask` is boolean, broadcastable to (…, queries, keys), True where a query may look. `causal` lets query i look
         at keys 0…i; it cannot be combined with `mask`.
         """
-        ...
+        if causal:
+            if mask is not None:
+                raise ValueError("`causal=True` cannot be combined with `mask`: put the causal part into the mask")
+            mask = self.xp.tri(q.shape[-2], k.shape[-2]) > 0
+        scores = (q @ self.xp.swapaxes(k, -1, -2)) * (1 / math.sqrt(q.shape[-1]))
+        if mask is not None:
+            scores = self.xp.where(mask, scores, -math.inf)
+        return self.softmax(scores) @ v
 
-    def taylor_layer(self, x: Array, w: Array, b: Array, counts: tuple[int, int, int]) -> Array:
+    def taylor_layer(self, x: Array, w: Array, b: Array, counts: Counts) -> Array:
         """silu(x·w + b) for rows that hold values, slopes and Laplacians: see `kourkoutas.lab.engines.taylor`."""
-        ...
+        return taylor_silu(self, x @ w, b, counts)
 
     def taylor_squares(
         self, layers: Sequence[Array], x: Array, targets: Array, squares: Callable[[int], Squares]
@@ -250,28 +272,11 @@ class Engine(Protocol):
             channels of each block (5, 2 or 1); row of x, target, partner in the block (-1 for none), weight and bias of
             each of its rows.
         """
-        ...
+        return None
 
-    def take(self, table: Array, ids: Array) -> Array:
-        """Rows of `table` (an embedding) at integer `ids`: shape ids.shape + (columns,)."""
-        ...
-
-    # Losses
     def bce_with_logits(self, logits: Array, y: Array) -> Array:
         """⟨log(1 + exp z) - y·z⟩."""
-        ...
-
-    def cross_entropy(self, logits: Array, ids: Array) -> Array:
-        """⟨-log softmax(logits)[ids]⟩ over all leading axes, in nats."""
-        ...
-
-    def stop_gradient(self, x: Array) -> Array: ...
-
-    def compile(self, f: Callable[..., Any]) -> Callable[..., Any]:
-        """f of arrays and dicts of arrays, compiled where the framework gains from it; used without gradients."""
-        ...
-
-    trainer: type[Trainer]
+        return self.xp.mean(self.logaddexp(logits, 0.0) - y * logits)
 
 
 def training(optimizer: Any, on: bool) -> None:
@@ -289,4 +294,5 @@ def get(name: str) -> Engine:
         module = importlib.import_module(f"kourkoutas.lab.engines.{name}")
     except ImportError as error:
         raise ImportError(f"engine {name!r} needs its framework: pip install 'kourkoutas-beta[{name}]'") from error
-    return cast(Engine, module.ENGINE)
+    engine: Engine = module.ENGINE
+    return engine

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,6 @@ from jax import lax
 from numpy.typing import NDArray
 
 from kourkoutas.lab.engines import Array, Arrays, Batches, Engine, Loss, Optimizer, Params, Trainer, each_batch
-from kourkoutas.lab.engines.numpy import NumPyLike
 from kourkoutas.lab.engines.taylor import Counts, taylor_silu
 
 
@@ -132,21 +131,14 @@ def _taylor_silu(z: Array, b: Array, counts: Counts) -> Array:
     return taylor_silu(ENGINE, z, b, counts)
 
 
-class JaxEngine(NumPyLike):
-    """See `kourkoutas.lab.engines.Engine`."""
-
+class JaxEngine(Engine):
     name = "jax"
-    array = staticmethod(jnp.asarray)
-    numpy = staticmethod(np.asarray)
     sigmoid = staticmethod(jax.nn.sigmoid)
     silu = staticmethod(jax.nn.silu)
     softmax = staticmethod(jax.nn.softmax)
     stop_gradient = staticmethod(lax.stop_gradient)
     compile = staticmethod(jax.jit)
     trainer = JaxTrainer
-
-    def cast(self, x: Array, dtype: str) -> Array:
-        return x.astype(dtype)
 
     def gelu(self, x: Array) -> Array:
         return jax.nn.gelu(x, approximate=True)
@@ -162,4 +154,4 @@ class JaxEngine(NumPyLike):
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, ids))
 
 
-ENGINE = cast(Engine, JaxEngine(jnp))
+ENGINE = JaxEngine(jnp)

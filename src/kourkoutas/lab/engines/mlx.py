@@ -12,7 +12,6 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from numpy.typing import NDArray
 
 from kourkoutas.lab.engines import Array, Arrays, Batches, Engine, Loss, Optimizer, Params, Trainer, each_batch
-from kourkoutas.lab.engines.numpy import NumPyLike
 
 
 def _array(x: Any) -> Array:
@@ -79,9 +78,7 @@ class MlxTrainer(Trainer):
         self.trace = self._new_trace()
 
 
-class MlxEngine(NumPyLike):
-    """See `kourkoutas.lab.engines.Engine`."""
-
+class MlxEngine(Engine):
     name = "mlx"
     array = staticmethod(_array)
     sigmoid = staticmethod(mx.sigmoid)
@@ -108,4 +105,4 @@ class MlxEngine(NumPyLike):
         return nn.losses.cross_entropy(logits, ids, reduction="mean")
 
 
-ENGINE = cast(Engine, MlxEngine(mx))
+ENGINE = MlxEngine(mx)

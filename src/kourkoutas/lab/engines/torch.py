@@ -30,7 +30,6 @@ from kourkoutas.lab.engines import (
     each_batch,
     training,
 )
-from kourkoutas.lab.engines.numpy import NumPyLike
 from kourkoutas.trace import Trace
 
 
@@ -197,9 +196,7 @@ class TorchTrainer(Trainer):
         self.trace = self._new_trace()
 
 
-class TorchEngine(NumPyLike):
-    """See `kourkoutas.lab.engines.Engine`."""
-
+class TorchEngine(Engine):
     name = "torch"
     trainer = TorchTrainer
     array = staticmethod(_tensor)
@@ -274,4 +271,4 @@ class TorchEngine(NumPyLike):
         return torch.no_grad()(f)
 
 
-ENGINE = cast(Engine, TorchEngine(torch))
+ENGINE = TorchEngine(torch)

@@ -49,8 +49,9 @@ class Settings(UserDict[str, Any]):
         super().__init__(values)
 
     def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
         self.read.add(name)
-        return super().__getitem__(name)
+        return value
 
     def __contains__(self, name: object) -> bool:
         if super().__contains__(name):

@@ -35,7 +35,7 @@ class Problem(Protocol):
       tail: the mean training loss of this many last steps is the metric `train_loss`.
       evaluate_every: also evaluate about every so many steps (rounded up to whole chunks); 0 for the end only.
       compile: torch.compile pays for this loss.
-      loss: function (E, params, batch) → scalar. See the note in `Engine.trainer` on what it should be.
+      loss: function (E, params, batch) → scalar. See the note in `engines.Trainer` on what it should be.
     """
 
     @property
