@@ -30,7 +30,7 @@ def steps(label, engine, n=25, options=None, kbeta=KBETA):
         recipe(label, kbeta, options),
         constants={"curvature": np.array([1, 5, 0.2], np.float32)},
     )
-    it.run({}, LR * recipe(label, kbeta, options).lr_factor(np.arange(1, n + 1)))
+    it.run({}, np.full(n, LR) * recipe(label, kbeta, options).lr_factor(np.arange(1, n + 1)))
     return it.params()["w"]
 
 

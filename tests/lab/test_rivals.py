@@ -26,7 +26,7 @@ def after(label: str, engine: str, options: dict[str, Any] | None = None, n: int
     made = recipe(label, {}, options)
     check(made, engine)
     it = engines.get(engine).trainer(bowl, START, made, constants={"c": np.array([1, 3], np.float32)})
-    it.run({}, LR * made.lr_factor(np.arange(1, n + 1)))
+    it.run({}, np.full(n, LR) * made.lr_factor(np.arange(1, n + 1)))
     return it.params()
 
 

@@ -219,8 +219,7 @@ class _Run:
 
     def _lr(self, step: int) -> float:
         """The learning rate of update number `step`, counted from 1."""
-        last = np.array([step - 1])
-        return float((self._problem.lr(last) * self._recipe.lr_factor(last + 1))[0])
+        return float(self._problem.lr(np.array([step - 1]))[0] * self._recipe.lr_factor(step))
 
     def curve(self) -> dict[str, list[float]]:
         """At most `CURVE_POINTS` block means, then the last step itself; evaluation metrics in columns of their own."""

@@ -409,7 +409,7 @@ def _scale_torch_steps(optimizer: Any, recipe: Recipe) -> None:
         nonlocal taken, own
         taken += 1
         own = [group["lr"] for group in optimizer.param_groups]
-        factor = float(recipe.lr_factor(np.array([taken]))[0])
+        factor = float(recipe.lr_factor(taken))
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * factor
 
@@ -438,18 +438,10 @@ def _mlx(recipe: Recipe, params: Any, lr: Any) -> Any:
 
 def _scheduled(recipe: Recipe, lr: Any, xp: Any) -> Any:
     """`lr`, a number or a function of the steps taken, times the recipe's lr_factor in the array namespace `xp`."""
-    if recipe.warm is None:
-        if callable(lr) and recipe.lr_scale != 1:
-            return lambda count: lr(count) * recipe.lr_scale
-        return lr if callable(lr) else lr * recipe.lr_scale
-    log_beta = math.log(recipe.warm)
-
-    def schedule(count: Any) -> Any:
-        # lr_scale·√(1 - β^t) of update t = count + 1
-        factor = recipe.lr_scale * xp.sqrt(-xp.expm1((count + 1) * log_beta))
-        return (lr(count) if callable(lr) else lr) * factor
-
-    return schedule
+    if recipe.warm is None and not callable(lr):
+        return lr * recipe.lr_scale
+    # The update after `count` steps is t = count + 1.
+    return lambda count: (lr(count) if callable(lr) else lr) * recipe.lr_factor(count + 1, xp)
 
 
 _BUILD: dict[str, Callable[[Recipe, Any, Any], Any]] = {"torch": _torch, "jax": _jax, "mlx": _mlx}

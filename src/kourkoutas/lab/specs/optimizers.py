@@ -39,12 +39,12 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kourkoutas.buckets import check_buckets
 from kourkoutas.lab.engines import training
@@ -305,12 +305,10 @@ class Recipe:
             del known["lr_warmup"]
         return {**known, **self.described}
 
-    def lr_factor(self, t: NDArray[np.int64]) -> NDArray[np.float64]:
-        """lr_scale·√(1 - β^t) of the updates t = 1, 2, …; without the root unless the arm is warmed."""
-        t = np.asarray(t, np.float64)
-        if self.warm is None:
-            return np.full(t.shape, self.lr_scale)
-        return np.asarray(self.lr_scale * np.sqrt(-np.expm1(t * np.log(self.warm))))
+    def lr_factor(self, t: Any, xp: Any = np) -> Any:
+        """lr_scale·√(1 - β^t) of update t = 1, 2, …, a number or an array of the namespace `xp`; without the root
+        unless the arm is warmed."""
+        return self.lr_scale if self.warm is None else self.lr_scale * xp.sqrt(-xp.expm1(t * math.log(self.warm)))
 
 
 def recipe(label: str, kbeta: Mapping[str, Any] | None = None, overrides: Mapping[str, Any] | None = None) -> Recipe:
