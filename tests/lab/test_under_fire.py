@@ -276,7 +276,7 @@ def test_a_clock_that_goes_back_changes_no_number(whole, tmp_path, monkeypatch):
 
 def test_backups_are_kept_in_order_when_the_clock_goes_back(tmp_path, monkeypatch):
     pytest.importorskip("fsspec")
-    from kourkoutas.lab.results.backups import Backups
+    from kourkoutas.lab.results.parcel import Backups
 
     times = iter([10**18, 9 * 10**17, 8 * 10**17])
     monkeypatch.setattr(time, "time_ns", lambda: next(times))
@@ -431,7 +431,7 @@ def test_a_damaged_checkpoint_makes_way_for_the_one_before(tmp_path):
 @pytest.mark.parametrize("every", EVERY)
 def test_every_byte_of_a_backup(every, tmp_path):
     pytest.importorskip("fsspec")
-    from kourkoutas.lab.results.backups import Backups
+    from kourkoutas.lab.results.parcel import Backups
 
     backups = Backups(str(tmp_path), "study")
     backups.prepare()

@@ -215,7 +215,7 @@ class Recipe:
             from kourkoutas.torch import KourkoutasBeta
 
             _, after = o.pop("share", None), o.pop("after", None)
-            first = KourkoutasBeta(params, lr=lr, diagnostics=diagnostics, **o)
+            first = KourkoutasBeta(params, lr=lr, diagnostics=diagnostics and self.recorded, **o)
             if self.family == "kbeta":
                 return first
             if after is None:
@@ -324,7 +324,6 @@ def recipe(label: str, kbeta: Mapping[str, Any] | None = None, overrides: Mappin
     base = label.partition("[")[0]
     name = base.removesuffix("-warm") if base in LABELS else base
     warm = WARM if base != name else None
-    hyper = Hyper.pick(kbeta or {})
     if name in KBETAS:
         family, options = "kbeta", {"buckets": "parameter", **(kbeta or {}), **KBETAS[name]}
         switch: dict[str, Any] = {}
@@ -342,6 +341,7 @@ def recipe(label: str, kbeta: Mapping[str, Any] | None = None, overrides: Mappin
     elif name in ADAMS:
         family, options = "adam", {**_DECAYED, "bias_correction": True, **ADAMS[name]}
         if name == "adam-mid":
+            hyper = Hyper.pick(kbeta or {})
             options["beta2"] = round((hyper.beta2_min + hyper.beta2_max) / 2, 12)
         options |= _understood(name, overrides, options)
         Hyper(beta1=options["beta1"], beta2_min=0, beta2_max=options["beta2"], eps=options["eps"])
