@@ -17,7 +17,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,28 +126,22 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _at_least(kind: type, least: int) -> Callable[[str], Any]:
-    """The type of an argument that is a number of this kind."""
-
-    def read(text: str) -> Any:
-        if not (value := kind(text)) >= least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}; got {text}")
-        return value
-
-    return read
-
-
 def main(argv: Sequence[str] | None = None, worker: Sequence[str] = WORKER) -> int:
     """The command `kbeta bench`."""
     parser = argparse.ArgumentParser(prog="kbeta bench", description="Time K-β against each framework's Adam.")
     parser.add_argument("--framework", action="append", choices=FRAMEWORKS, help="repeat for several; default: all")
     parser.add_argument("--shape", action="append", choices=SHAPES, help="repeat for several; default: all")
-    parser.add_argument("--threads", type=_at_least(int, 1), help="for PyTorch; default: the cores of this process")
-    parser.add_argument("--rounds", type=_at_least(int, 1), default=15)
-    parser.add_argument("--seconds", type=_at_least(float, 0), default=10.0, help="budget per framework and shape")
+    parser.add_argument("--threads", type=int, help="for PyTorch; default: the cores of this process")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=10.0, help="budget per framework and shape")
     parser.add_argument("--out", type=Path, help="folder for bench.json")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args(argv)
+    for name in ("rounds", "threads"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            parser.error(f"--{name} must be at least 1; got {value}")
+    if not options.seconds >= 0:
+        parser.error(f"--seconds must be a time >= 0; got {options.seconds}")
     result = run(
         options.framework,
         options.shape or tuple(SHAPES),
