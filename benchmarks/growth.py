@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from kourkoutas.bench.contestants import torch_contestant, torch_parameters
 from kourkoutas.bench.timing import alternate
-from kourkoutas.bench.torch import contestant, tensors
 from kourkoutas.torch import KourkoutasBeta
 
 Series = list[tuple[int, float, float]]
@@ -22,11 +22,10 @@ Series = list[tuple[int, float, float]]
 
 def timed(shapes: list[tuple[int, ...]], buckets: Any = "parameter") -> tuple[float, float]:
     """Median seconds per step of K-β and of Adam fused."""
-    params = tensors(shapes)
-    names = [(f"p{i}", p) for i, p in enumerate(params)]
+    names = torch_parameters(shapes)
     pair = {
-        "adam": contestant(torch.optim.Adam(params, fused=True), "adam"),
-        "kbeta": contestant(KourkoutasBeta(names, buckets=buckets), "adam"),
+        "adam": torch_contestant(torch.optim.Adam([p for _, p in names], fused=True), "adam"),
+        "kbeta": torch_contestant(KourkoutasBeta(names, buckets=buckets), "adam"),
     }
     times = alternate(pair, rounds=9, seconds=4.0)
     return statistics.median(times["kbeta"]), statistics.median(times["adam"])

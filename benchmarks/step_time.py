@@ -10,7 +10,7 @@ import sys
 from peer import Peer
 
 from kourkoutas.bench import main, measure
-from kourkoutas.bench.shapes import SHAPES
+from kourkoutas.bench.contestants import SHAPES
 from kourkoutas.bench.timing import Contestant
 
 

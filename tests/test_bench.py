@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kourkoutas import bench
-from kourkoutas.bench.shapes import SHAPES, count
+from kourkoutas.bench.contestants import SHAPES, count
 from kourkoutas.bench.timing import Contestant, alternate, compare
 
 
@@ -46,10 +46,16 @@ def test_shapes_have_the_sizes_that_the_documentation_states():
     assert [round(count(name), -3) for name in ("pinn", "charlm", "big")] == [232_000, 19_440_000, 100_663_000]
 
 
-@pytest.mark.parametrize("bad", [{"frameworks": ["caffe"]}, {"shapes": ["huge"]}], ids=["framework", "shape"])
-def test_an_unknown_name_is_refused(bad):
-    with pytest.raises(ValueError, match=r"caffe|huge"):
-        bench.run(**bad)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--framework", "caffe"), ("--shape", "huge"), ("--rounds", "0"), ("--threads", "0"), ("--seconds", "nan")],
+)
+def test_a_value_that_cannot_be_is_refused(option, value, capsys):
+    with pytest.raises(SystemExit):
+        bench.main([option, value])
+    message = capsys.readouterr().err
+    assert option in message
+    assert value in message
 
 
 def test_the_command_times_a_framework_and_prints_json(capsys, tmp_path):

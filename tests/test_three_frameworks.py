@@ -125,6 +125,7 @@ def complex_torch(start, grads, options):
 
 
 def complex_jax(start, grads, options):
+    import jax
     import jax.numpy as jnp
     import optax
 
@@ -132,9 +133,9 @@ def complex_jax(start, grads, options):
 
     solver = kourkoutas_beta(1e-2, **options)
     tree = {"z": jnp.asarray(start)}
-    state = solver.init(tree)
+    state, update = solver.init(tree), jax.jit(solver.update)
     for g in grads:
-        updates, state = solver.update({"z": jnp.asarray(g)}, state, tree)
+        updates, state = update({"z": jnp.asarray(g)}, state, tree)
         tree = optax.apply_updates(tree, updates)
     return np.asarray(tree["z"])
 

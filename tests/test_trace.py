@@ -55,13 +55,12 @@ def test_the_history_begins_anew_after_lost_rows():
     assert (steps[0], steps[-1], len(norms)) == (21, WINDOW + 20, WINDOW)
 
 
-def test_window_and_snapshot_read_what_was_recorded():
+def test_columns_and_snapshot_read_what_was_recorded():
     trace = Trace(["a", "b"])
     assert trace.snapshot() == {}
     trace.pull(ring_after(6), 6)
-    sun, beta2 = trace.window(2, 4)
-    assert sun[:, 1].tolist() == [2, 3]
-    assert beta2[:, 1].tolist() == [1, 1.5]
+    assert trace.sun[1:3, 1].tolist() == [2, 3]
+    assert trace.beta2[1:3, 1].tolist() == [1, 1.5]
     assert trace.snapshot() == {name: {"sun": 6.0, "beta2": 3.0, "norm": 18.0} for name in "ab"}
 
 

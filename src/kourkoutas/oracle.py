@@ -3,12 +3,13 @@
 Slow on purpose. It is written from the paper's equations in the paper's order, and shares no arithmetic with
 `kourkoutas.rule`, so that a slip in one shows against the other.
 
-Three things the paper leaves open are settled here, for all front ends:
+Four things the paper leaves open are settled here, for all front ends:
 
 * A parameter without a gradient is left alone and does not count the step: t is a parameter's own step count, as in
   torch.optim.Adam. A bucket without any gradient keeps its moving average.
 * The step count of a bucket, which ends its warmup, is the largest count among its members that have a gradient.
 * Π β2 for "exact" belongs to the parameter: it holds the β2 of the steps that went into that parameter's v.
+* A complex parameter is a pair of real ones, and is given here as such, with one more axis.
 
 When every gradient is there at every step, all of these agree with the paper's single t and per-layer product.
 """
@@ -64,7 +65,9 @@ class Oracle:
         check_learning_rate(lr)
         self.hyper = hyper or Hyper()
         self.lr = lr
-        self.params: dict[str, Array] = {name: np.array(p, dtype=np.float64) for name, p in params.items()}
+        self.params: dict[str, Array] = {
+            name: np.array(p).astype(np.float64, casting="same_kind") for name, p in params.items()
+        }
         parts = partition(buckets, list(self.params), list(self.params.values()))
         self.bucket_of = {name: parts.names[b] for name, b in zip(self.params, parts.index, strict=True)}
         self.bucket_names = parts.names

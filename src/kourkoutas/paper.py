@@ -4,9 +4,9 @@
 
 The constructor takes the paper's names; the maths, the state and the errors are those of `kourkoutas.mlx`.
 
-The listings import `kbeta.optim`, which is the name of the author's own package. `kbeta script FILE [ARGS…]`, or
-`python -m kourkoutas.paper FILE [ARGS…]`, runs such a script as `python FILE` would, with `kbeta.optim` being this
-module in that process only, whether or not the author's package is installed.
+The listings import `kbeta.optim`, which is the name of the author's own package. `kbeta script FILE [ARGS…]` runs such
+a script as `python FILE` would, with `kbeta.optim` being this module in that process only, whether or not the author's
+package is installed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-try:
-    from kourkoutas.mlx import KourkoutasBeta as _KourkoutasBeta
-    from kourkoutas.mlx import Schedule
-except ImportError as error:
-    if __name__ == "__main__":
-        sys.exit(f"python -m kourkoutas.paper: {error}")
-    raise
-from kourkoutas.rule import Hyper
+from kourkoutas.mlx import KourkoutasBeta as _KourkoutasBeta
+from kourkoutas.mlx import Schedule
+from kourkoutas.rule import HYPER_NAMES, Hyper
 from kourkoutas.trace import Trace
 
 if TYPE_CHECKING:
@@ -90,20 +85,10 @@ class KourkoutasSoftmaxFlex(_KourkoutasBeta):
             raise ValueError(
                 f"`schedulers` may have the keys 'learning_rate' and 'alpha'; got {next(iter(schedules))!r}"
             )
+        given = locals()
         super().__init__(
             learning_rate,
-            beta1=beta1,
-            beta2_min=beta2_min,
-            beta2_max=beta2_max,
-            alpha=alpha,
-            eps=eps,
-            tiny_spike=tiny_spike,
-            tiny_denom=tiny_denom,
-            decay=decay,
-            max_ratio=max_ratio,
-            adaptive_tiny=adaptive_tiny,
-            bias_correction=bias_correction,
-            warmup_steps=warmup_steps,
+            **{name: given[name] for name in HYPER_NAMES if name in given},
             buckets="parameter" if layer_key_fn is None else lambda _, p: layer_key_fn(p),
             diagnostics=diagnostics,
         )
@@ -131,9 +116,8 @@ class KourkoutasSoftmaxFlex(_KourkoutasBeta):
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
-        self._initialized = False
+        _KourkoutasBeta.state.__set__(self, state)
         self._trace = None
-        self._state = state
 
     def _pulled(self) -> Trace:
         if not self._initialized and self.diagnostics:
@@ -160,12 +144,11 @@ def script(file: str, arguments: Sequence[str] = ()) -> None:
       OSError: `file` cannot be read.
     """
     source = Path(file).read_bytes()
-    from kourkoutas import paper  # not this module's own names: under `python -m` it is a second copy, named __main__
-
+    paper = sys.modules[__name__]
     # NOTE: an empty __path__ makes `kbeta` a package without files, so `import kbeta.other` fails by name instead of
     # reaching into the author's package.
     package = types.ModuleType("kbeta", "The paper's import path, standing for kourkoutas.paper.")
-    package.__dict__.update({name: getattr(paper, name) for name in __all__}, __path__=[], optim=paper)
+    package.__dict__.update({name: globals()[name] for name in __all__}, __path__=[], optim=paper)
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=file, __builtins__=__builtins__)
     sys.modules.update({"kbeta": package, "kbeta.optim": paper, "__main__": main})
@@ -179,12 +162,3 @@ def script(file: str, arguments: Sequence[str] = ()) -> None:
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
         traceback.print_exception(error)
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
-
-
-if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
-        sys.exit("usage: python -m kourkoutas.paper FILE [ARGS...]")
-    try:
-        script(sys.argv[1], sys.argv[2:])
-    except OSError as problem:
-        sys.exit(f"python -m kourkoutas.paper: {problem}")

@@ -16,7 +16,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
@@ -91,13 +90,11 @@ class Trace:
         rows = ring[(steps - 1) % ring.shape[0]].astype(np.float32)
         self._steps.append(steps)
         self._rows.append(rows)
+        named = list(enumerate(self.names))
         for step, row in zip(steps, rows, strict=True) if self.sinks else ():
-            values = {f"{key}/{name}": float(row[k, b]) for k, key in enumerate(KEYS) for b, name in self._named()}
+            values = {f"{key}/{name}": float(row[k, b]) for k, key in enumerate(KEYS) for b, name in named}
             for sink in self.sinks:
                 sink.write(int(step), values)
-
-    def _named(self) -> Iterable[tuple[int, str]]:
-        return enumerate(self.names)
 
     @property
     def steps(self) -> NDArray[np.int64]:
@@ -129,17 +126,12 @@ class Trace:
             return np.zeros((0, len(self.names)), np.float32)
         return np.concatenate(self._rows)[:, k]
 
-    def window(self, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """(sun, β2) of the recorded steps with start ≤ step < stop."""
-        keep = (self.steps >= start) & (self.steps < stop)
-        return self.sun[keep], self.beta2[keep]
-
     def snapshot(self) -> dict[str, dict[str, float]]:
         """The newest row: bucket name → {"sun": …, "beta2": …, "norm": …}; empty before the first step."""
         if not self._rows:
             return {}
         row = self._rows[-1][-1]
-        return {name: {key: float(row[k, b]) for k, key in enumerate(KEYS)} for b, name in self._named()}
+        return {name: {key: float(row[k, b]) for k, key in enumerate(KEYS)} for b, name in enumerate(self.names)}
 
     def save(self, path: str | Path) -> None:
         """Write all rows to an .npz file with arrays `names`, `steps`, `sun`, `beta2` and `norm`."""
@@ -154,9 +146,7 @@ class Trace:
     def __enter__(self) -> Trace:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 
 from kourkoutas.oracle import Oracle
 from kourkoutas.rule import Hyper
@@ -57,3 +58,8 @@ def test_calm_norms_settle_at_the_middle_of_the_beta2_range():
     for _ in range(400):
         oracle.step({"w": np.ones(3)})
     assert np.isclose(oracle.beta2["w"], 0.9395, atol=1e-8)
+
+
+def test_the_oracle_takes_complex_parameters_as_pairs_only():
+    with pytest.raises(TypeError, match="complex128"):
+        Oracle({"z": np.ones(2, complex)})

@@ -7,20 +7,11 @@ import pytest
 
 pytest.importorskip("mlx.core")
 
-COMMANDS = {
-    "kbeta": [sys.executable, "-m", "kourkoutas", "script"],
-    "module": [sys.executable, "-m", "kourkoutas.paper"],
-    "console": [
-        sys.executable,
-        "-c",
-        "import sys; sys.argv[0] = 'kbeta'; from kourkoutas.cli import main; main()",
-        "script",
-    ],
-}
+SCRIPT = [sys.executable, "-m", "kourkoutas", "script"]
 
 
-@pytest.fixture(params=COMMANDS)
-def run(request, tmp_path, monkeypatch):
+@pytest.fixture
+def run(tmp_path, monkeypatch):
     """Run a script's text in a folder that also holds a stranger's package named `kbeta`."""
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     folder = tmp_path / "scripts"
@@ -33,7 +24,7 @@ def run(request, tmp_path, monkeypatch):
     (folder / "neighbour.py").write_text("value = 7\n")
     monkeypatch.setenv("PYTHONPATH", str(theirs.parent))
 
-    def call(source, *arguments, python=COMMANDS[request.param]):
+    def call(source, *arguments, python=SCRIPT):
         script = folder / "a script.py"
         script.write_text(source, encoding="utf-8")
         return subprocess.run(
@@ -92,8 +83,7 @@ def test_a_script_ends_as_python_would_end_it(run, source, code):
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path):
-    for command in COMMANDS.values():
-        done = subprocess.run([*command, str(tmp_path / "none.py")], capture_output=True, text=True, timeout=120)
-        assert done.returncode != 0
-        assert "none.py" in done.stderr
-        assert len(done.stderr.splitlines()) == 1
+    done = subprocess.run([*SCRIPT, str(tmp_path / "none.py")], capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert "none.py" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -26,7 +26,7 @@ def test_it_is_one_number_that_counts_the_calls_of_update(options):
 @pytest.mark.parametrize("bias_correction", ["none", "beta2max"])
 def test_setting_it_is_what_having_taken_that_many_steps_does_to_the_bias_corrections(bias_correction):
     solver = kourkoutas_beta(1e-2, bias_correction=bias_correction)
-    updates, _ = solver.update(GRADS, optax.tree.set(solver.init(PARAMS), count=1000), PARAMS)
+    updates, _ = jax.jit(solver.update)(GRADS, optax.tree.set(solver.init(PARAMS), count=1000), PARAMS)
     # From zero moments: m = 0.1·g and v = c2·g², with β2 = 0.999 - 0.119·n/(n + 0.07·n + 1e-9); a1 and b2 at t = 1001.
     a1, b2 = (1 - 0.9**1001, 1 - 0.999**1001) if bias_correction == "beta2max" else (1, 1)
     for name, g in GRADS.items():
@@ -48,9 +48,9 @@ def test_it_can_be_set_under_jit_and_inside_a_scan():
 
     scanned, counts = jax.jit(lambda carry: jax.lax.scan(body, carry, jnp.arange(4)))((PARAMS, solver.init(PARAMS)))
     assert counts.tolist() == [1, 11, 21, 31]
-    params, state = PARAMS, solver.init(PARAMS)
+    params, state, update = PARAMS, solver.init(PARAMS), jax.jit(solver.update)
     for t in range(4):
-        updates, state = solver.update(GRADS, optax.tree.set(state, count=jnp.int32(10 * t)), params)
+        updates, state = update(GRADS, optax.tree.set(state, count=jnp.int32(10 * t)), params)
         params = optax.apply_updates(params, updates)
     for name in params:
         np.testing.assert_allclose(scanned[0][name], params[name], rtol=1e-6)
@@ -86,7 +86,8 @@ def test_parameters_keep_their_own_time_when_gradients_come_and_go():
 def test_it_stops_at_the_largest_integer():
     solver = scale_by_kourkoutas_beta()
     last = np.iinfo(np.int32).max
+    update = jax.jit(solver.update)
     for start in (last - 1, last):
-        updates, state = solver.update(GRADS, solver.init(PARAMS)._replace(count=jnp.int32(start)), PARAMS)
+        updates, state = update(GRADS, solver.init(PARAMS)._replace(count=jnp.int32(start)), PARAMS)
         assert state.count == last
         assert np.all(np.isfinite(updates["w"]))

@@ -70,7 +70,7 @@ def test_half_precision_norms_do_not_overflow():
     # 4 entries of 300: n = 600, while n² = 360,000 is over float16's largest number.
     params = {"w": jnp.ones(4, "float16")}
     solver = scale_by_kourkoutas_beta(alpha=0.5)
-    _, state = solver.update({"w": jnp.full(4, 300, "float16")}, solver.init(params), params)
+    _, state = jax.jit(solver.update)({"w": jnp.full(4, 300, "float16")}, solver.init(params), params)
     np.testing.assert_allclose(state.ema, [300.0])
 
 
@@ -78,8 +78,8 @@ def test_bfloat16_steps_are_float32_steps_rounded_once():
     params = tree("bfloat16")
     solver = scale_by_kourkoutas_beta(**FULL)
     wide = jax.tree.map(lambda x: x.astype("float32"), params)
-    got, narrow_state = solver.update(params, solver.init(params), params)
-    want, wide_state = solver.update(wide, solver.init(wide), wide)
+    got, narrow_state = jax.jit(solver.update)(params, solver.init(params), params)
+    want, wide_state = jax.jit(solver.update)(wide, solver.init(wide), wide)
     rounded = jax.tree.map(lambda x: x.astype("bfloat16"), (want, wide_state.mu, wide_state.nu))
     assert bits((got, narrow_state.mu, narrow_state.nu)) == bits(rounded)
 
@@ -92,9 +92,9 @@ def test_complex_parameters_are_pairs_of_real_ones():
 
         def run(convert):
             params = convert(pairs[0])
-            state = solver.init(params)
+            state, update = solver.init(params), jax.jit(solver.update)
             for g in pairs[1:]:
-                updates, state = solver.update(convert(g), state, params)
+                updates, state = update(convert(g), state, params)
                 params = optax.apply_updates(params, updates)
             return params
 
@@ -117,7 +117,7 @@ def test_weakly_typed_parameters_do_not_change_the_states_type():
 def test_scalar_and_empty_parameters_are_accepted():
     params = {"gain": jnp.asarray(2.0), "none": jnp.zeros((0, 3))}
     solver = kourkoutas_beta(1e-2, **FULL)
-    updates, state = solver.update(params, solver.init(params), params)
+    updates, state = jax.jit(solver.update)(params, solver.init(params), params)
     assert updates["none"].shape == (0, 3)
     assert np.isfinite(updates["gain"])
     assert bool(jnp.all(jnp.isfinite(state[0].ema)))
@@ -126,8 +126,9 @@ def test_scalar_and_empty_parameters_are_accepted():
 def test_a_missing_gradient_leaves_its_parameter_alone():
     params = tree("float32")
     solver = kourkoutas_beta(1e-2, weight_decay=0.1, **FULL)
-    _, state = solver.update(params, solver.init(params), params)
-    updates, new = jax.jit(solver.update)({"w": params["w"], "b": None}, state, params)
+    update = jax.jit(solver.update)
+    _, state = update(params, solver.init(params), params)
+    updates, new = update({"w": params["w"], "b": None}, state, params)
     assert bits(optax.apply_updates(params, updates)["b"]) == bits(params["b"])
     assert bits((new[0].mu["b"], new[0].nu["b"])) == bits((state[0].mu["b"], state[0].nu["b"]))
     assert (int(new[0].count), new[0].missed.tolist()) == (2, [1, 0])
@@ -138,14 +139,14 @@ def test_a_missing_gradient_leaves_its_parameter_alone():
 def test_a_missing_gradient_is_a_missing_update_inside_a_chain():
     params = tree("float32")
     solver = scale_by_kourkoutas_beta()
-    updates, _ = solver.update({"w": params["w"], "b": None}, solver.init(params), params)
+    updates, _ = jax.jit(solver.update)({"w": params["w"], "b": None}, solver.init(params), params)
     assert updates["b"] is None
 
 
 def test_none_in_the_parameters_is_no_parameter():
     params = {"w": jnp.ones(3), "static": None}
     solver = kourkoutas_beta(1e-2)
-    updates, state = solver.update(params, solver.init(params), params)
+    updates, state = jax.jit(solver.update)(params, solver.init(params), params)
     assert updates["static"] is None
     assert state[0].missed.shape == (1,)
 

@@ -165,9 +165,9 @@ def test_apply_if_finite_leaves_the_state_alone_after_a_nan():
 def test_lookahead_steps_its_fast_parameters():
     solver = optax.lookahead(kourkoutas_beta(1e-1), sync_period=2, slow_step_size=0.5)
     params = optax.LookaheadParams.init_synced(jnp.array([2.0, -1.0]))
-    state = solver.init(params)
+    state, update = solver.init(params), jax.jit(solver.update)
     for _ in range(300):
-        updates, state = solver.update(2 * params.fast, state, params)
+        updates, state = update(2 * params.fast, state, params)
         params = optax.apply_updates(params, updates)
     np.testing.assert_allclose(params.slow, 0, atol=1e-2)
 
@@ -175,5 +175,5 @@ def test_lookahead_steps_its_fast_parameters():
 def test_a_transformation_alone_takes_keys_of_any_kind():
     params = [jnp.ones(2), (jnp.ones(3), {"a": jnp.ones(())})]
     solver = scale_by_kourkoutas_beta(buckets="shape")
-    updates, _ = solver.update(params, solver.init(params))
+    updates, _ = jax.jit(solver.update)(params, solver.init(params))
     assert jax.tree.structure(updates) == jax.tree.structure(params)

@@ -17,7 +17,7 @@ Arrays = dict[str, np.ndarray]
 
 class Outcome(NamedTuple):
     params: list[Arrays]  # after each step
-    states: list[Any]  # Portable, after each step
+    states: list[Any]  # Portable, after each step, or after the last one only
     sun: np.ndarray  # (steps, buckets)
     beta2: np.ndarray
 
@@ -34,7 +34,9 @@ def portable(save, *of, **how) -> state.Portable:
         return state.read(f"{folder}/state")
 
 
-def torch_run(route: dict[str, Any], options, lr, grads, order=tuple(SHAPES), groups=False) -> Outcome:
+def torch_run(
+    route: dict[str, Any], options, lr, grads, every_state=False, order=tuple(SHAPES), groups=False
+) -> Outcome:
     import torch
 
     from kourkoutas.state.torch import save
@@ -45,12 +47,13 @@ def torch_run(route: dict[str, Any], options, lr, grads, order=tuple(SHAPES), gr
     given: Any = [{"params": [pair]} for pair in tensors.items()] if groups else list(tensors.items())
     optimizer = KourkoutasBeta(given, lr=lr, diagnostics=True, **options, **route)
     out = Outcome([], [], np.empty(0), np.empty(0))
-    for g in grads:
+    for t, g in enumerate(grads, start=1):
         for name, p in tensors.items():
             p.grad = torch.from_numpy(g[name].copy())
         optimizer.step()
         out.params.append({name: p.detach().numpy().copy() for name, p in tensors.items()})
-        out.states.append(portable(save, optimizer))
+        if every_state or t == len(grads):
+            out.states.append(portable(save, optimizer))
     trace = Trace(optimizer.bucket_names)
     optimizer.pull(trace)
     return out._replace(sun=trace.sun, beta2=trace.beta2)
@@ -66,7 +69,7 @@ def _solver(options: tuple, lr: float):
     return solver, jax.jit(solver.update)
 
 
-def optax_run(options, lr, grads) -> Outcome:
+def optax_run(options, lr, grads, every_state=False) -> Outcome:
     import jax.numpy as jnp
     import optax
 
@@ -77,17 +80,18 @@ def optax_run(options, lr, grads) -> Outcome:
     tree = {name: jnp.asarray(x) for name, x in params().items()}
     opt_state = solver.init(tree)
     out = Outcome([], [], np.empty(0), np.empty(0))
-    for g in grads:
+    for t, g in enumerate(grads, start=1):
         updates, opt_state = update(g, opt_state, tree)
         tree = optax.apply_updates(tree, updates)
         out.params.append({name: np.asarray(x) for name, x in tree.items()})
-        out.states.append(portable(save, opt_state, buckets=options.get("buckets", "parameter")))
+        if every_state or t == len(grads):
+            out.states.append(portable(save, opt_state, buckets=options.get("buckets", "parameter")))
     trace = Trace(bucket_names(tree, options.get("buckets", "parameter")))
     pull(trace, opt_state)
     return out._replace(sun=trace.sun, beta2=trace.beta2)
 
 
-def mlx_run(options, lr, grads) -> Outcome:
+def mlx_run(options, lr, grads, every_state=False) -> Outcome:
     import mlx.core as mx
 
     from kourkoutas.mlx import KourkoutasBeta
@@ -96,11 +100,12 @@ def mlx_run(options, lr, grads) -> Outcome:
     optimizer = KourkoutasBeta(lr, diagnostics=True, **options)
     tree = {name: mx.array(x) for name, x in params().items()}
     out = Outcome([], [], np.empty(0), np.empty(0))
-    for g in grads:
+    for t, g in enumerate(grads, start=1):
         tree = optimizer.apply_gradients({name: mx.array(x) for name, x in g.items()}, tree)
         mx.eval(tree, optimizer.state)
         out.params.append({name: np.array(x) for name, x in tree.items()})
-        out.states.append(portable(save, optimizer))
+        if every_state or t == len(grads):
+            out.states.append(portable(save, optimizer))
     trace = Trace(optimizer.bucket_names)
     optimizer.pull(trace)
     return out._replace(sun=trace.sun, beta2=trace.beta2)

@@ -56,7 +56,7 @@ def run(front, options, grads, monkeypatch, lr=LR, **how):
     with np.errstate(all="ignore"):
         if front in TORCH:
             return torch_run(TORCH[front], options, lr, grads, **how)
-        return {"optax": optax_run, "mlx": mlx_run}[front](options, lr, grads)
+        return {"optax": optax_run, "mlx": mlx_run}[front](options, lr, grads, **how)
 
 
 def tried(examples):
@@ -101,7 +101,7 @@ def test_sun_does_not_change_when_all_gradients_are_scaled(front, values, power,
 @given(values=lists(CALM))
 def test_v_is_below_the_largest_square_v_max_does_not_fall_and_the_clip_holds(front, values, monkeypatch):
     grads = gradients(values)
-    out = run(front, {"decay": 1.0, "max_ratio": 0.7}, grads, monkeypatch)
+    out = run(front, {"decay": 1.0, "max_ratio": 0.7}, grads, monkeypatch, every_state=True)
     theta, before = params(), {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
     largest, bound = {name: np.zeros(shape) for name, shape in SHAPES.items()}, 0.0
     for g, after, state in zip(grads, out.params, out.states, strict=True):

@@ -298,14 +298,14 @@ def test_state_takes_8_bytes_per_parameter_and_12_with_v_max(options, expected):
 
 PEAK = """
 import torch
+from kourkoutas.bench.contestants import torch_contestant
 from kourkoutas.bench.timing import peak_over
-from kourkoutas.bench.torch import contestant
 from kourkoutas.torch import KourkoutasBeta
 torch.set_num_threads(1)
 params = [torch.nn.Parameter(torch.ones(4096, 1024)) for _ in range(4)]
 for p in params:
     p.grad = torch.ones_like(p)
-steps = contestant(KourkoutasBeta(params, {options}), "").steps
+steps = torch_contestant(KourkoutasBeta(params, {options}), "").steps
 steps(2)
 print(peak_over(steps) / (4 * 4096 * 1024 * 4))
 """

@@ -11,18 +11,18 @@ the machine was worth: on a busy one only the ratios mean something, and even th
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kourkoutas.bench.shapes import SHAPES, count
+from kourkoutas.bench.contestants import SHAPES, contestants, count, version
+from kourkoutas.bench.timing import compare
 
 FRAMEWORKS = {"torch": ("torch",), "jax": ("jax", "optax"), "mlx": ("mlx",)}
 SKIPPED = {
@@ -42,17 +42,14 @@ def measure(
     framework: str, shape: str, threads: int, rounds: int, seconds: float, others: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Time one framework on one shape, in this process, beside `others`: contestants by name."""
-    from kourkoutas.bench.timing import compare
-
-    module = importlib.import_module(f"kourkoutas.bench.{framework}")
-    contestants = {**module.contestants(SHAPES[shape], threads), **(others or {})}
-    rows = compare(contestants, count(shape), rounds, seconds)
-    return {"version": module.VERSION, "rows": [{"framework": framework, "shape": shape, **row} for row in rows]}
+    everyone = {**contestants(framework, SHAPES[shape], threads), **(others or {})}
+    rows = compare(everyone, count(shape), rounds, seconds)
+    return {"version": version(framework), "rows": [{"framework": framework, "shape": shape, **row} for row in rows]}
 
 
 def run(
     frameworks: Sequence[str] | None = None,
-    shapes: Iterable[str] = tuple(SHAPES),
+    shapes: Sequence[str] = tuple(SHAPES),
     *,
     threads: int | None = None,
     rounds: int = 15,
@@ -73,18 +70,7 @@ def run(
       {"machine": …, "versions": …, "rows": [{"framework", "shape", "contestant", "baseline", "seconds", "ratio", …}],
       "skipped": [{"what", "why"}]}.
     """
-    wanted = list(FRAMEWORKS if frameworks is None else frameworks)
-    shapes = list(shapes)
-    for name, value, allowed in (("framework", wanted, FRAMEWORKS), ("shape", shapes, SHAPES)):
-        for x in value:
-            if x not in allowed:
-                raise ValueError(f"`{name}` must be one of {', '.join(allowed)}; got {x!r}")
-    for name, number, least in (("rounds", rounds, 1), ("threads", threads, 1)):
-        if number is not None and number < least:
-            raise ValueError(f"`{name}` must be at least {least}; got {number}")
-    if not seconds >= 0:
-        raise ValueError(f"`seconds` must be a time >= 0; got {seconds}")
-    threads = threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads or os.cpu_count()
+    threads = threads or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
     result: dict[str, Any] = {
         "machine": {"cpu": platform.processor() or platform.machine(), "threads": threads, "load": _load()},
         "versions": {},
@@ -92,7 +78,7 @@ def run(
         "skipped": [],
     }
     here = installed()
-    for framework in wanted:
+    for framework in frameworks or FRAMEWORKS:
         if framework not in here:
             why = f"not installed: pip install 'kourkoutas-beta[{framework}]'"
             if frameworks is not None:
@@ -148,9 +134,14 @@ def main(argv: Sequence[str] | None = None, worker: Sequence[str] = WORKER) -> i
     parser.add_argument("--threads", type=int, help="for PyTorch; default: the cores of this process")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=10.0, help="budget per framework and shape")
-    parser.add_argument("--out", type=Path, help="folder for bench.json and bench.png")
+    parser.add_argument("--out", type=Path, help="folder for bench.json")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args(argv)
+    for name in ("rounds", "threads"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            parser.error(f"--{name} must be at least 1; got {value}")
+    if not options.seconds >= 0:
+        parser.error(f"--seconds must be a time >= 0; got {options.seconds}")
     result = run(
         options.framework,
         options.shape or tuple(SHAPES),
@@ -163,10 +154,4 @@ def main(argv: Sequence[str] | None = None, worker: Sequence[str] = WORKER) -> i
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
-        if importlib.util.find_spec("matplotlib"):
-            from kourkoutas.bench.picture import draw
-
-            draw(result, options.out / "bench.png")
-        else:
-            sys.stderr.write("skipped bench.png: drawing needs matplotlib: pip install 'kourkoutas-beta[lab]'\n")
     return 0

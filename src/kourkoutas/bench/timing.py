@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,22 @@ class Contestant:
     baseline: str
     state_bytes: int
     elsewhere: bool = False
+
+
+def timed(step: Callable[[], Any], finish: Callable[[], Any] = lambda: None) -> Callable[[int], float]:
+    """The function that runs `step` k times, then `finish`, and returns the seconds it took."""
+
+    def steps(k: int) -> float:
+        gc.disable()
+        start = time.perf_counter()
+        for _ in range(k):
+            step()
+        finish()
+        elapsed = time.perf_counter() - start
+        gc.enable()
+        return elapsed
+
+    return steps
 
 
 def alternate(contestants: Mapping[str, Contestant], rounds: int, seconds: float) -> dict[str, list[float]]:

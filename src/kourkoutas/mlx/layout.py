@@ -168,7 +168,10 @@ class Layout:
             source, size = (from_old, len(old)) if name in PER_PARAMETER else (bucket_from_old, len(before.names))
             self._extend(state, name, source, size, mx.int32 if name in ("t", "skipped") else dtype, bool(old))
         if self.diagnostics:
-            _extend_ring(state, bucket_from_old, len(before.names), dtype)
+            if "ring" not in state:
+                state["ring"] = mx.full((WINDOW, len(KEYS), len(before.names)), math.nan, dtype)
+                state["count"] = mx.array(0, mx.int32)
+            state["ring"] = _rearranged(state["ring"], bucket_from_old, math.nan)
         for slot in self.slots:
             for path, p in new.items():
                 if path not in state[slot]:
@@ -200,32 +203,27 @@ class Layout:
             )
         if state[name].dtype != dtype:  # a float64 parameter has come
             state[name] = state[name].astype(dtype)
-        if source != list(range(size)):
-            padded = mx.concatenate([state[name], mx.zeros((1,), state[name].dtype)])
-            state[name] = padded[mx.array([i if i >= 0 else size for i in source], mx.int32)]
+        state[name] = _rearranged(state[name], source, 0)
 
 
-def _extend_ring(state: State, source: list[int], size: int, dtype: mx.Dtype) -> None:
-    ring = state.get("ring")
-    if ring is None:
-        ring, state["count"] = mx.full((WINDOW, len(KEYS), size), math.nan, dtype), mx.array(0, mx.int32)
-    if source != list(range(size)):
-        padded = mx.concatenate([ring, mx.full((ring.shape[0], len(KEYS), 1), math.nan, ring.dtype)], axis=2)
-        ring = padded[:, :, mx.array([i if i >= 0 else size for i in source], mx.int32)]
-    state["ring"] = ring
+def _rearranged(x: mx.array, source: list[int], fill: float) -> mx.array:
+    """The entries `source` of x's last axis, with `fill` where `source` is -1."""
+    size = x.shape[-1]
+    if source == list(range(size)):
+        return x
+    padded = mx.concatenate([x, mx.full((*x.shape[:-1], 1), fill, x.dtype)], axis=-1)
+    return padded[..., mx.array([i if i >= 0 else size for i in source], mx.int32)]
 
 
 def flat(tree: Any) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for path, x in tree_flatten(tree):  # type: ignore[str-unpack]
         if path in flat:
-            raise _twice(path)
+            raise ValueError(
+                f"two parameters have the path {path!r}, dots in names included: name one of them otherwise"
+            )
         flat[path] = x
     return flat
-
-
-def _twice(path: str) -> ValueError:
-    return ValueError(f"two parameters have the path {path!r}, dots in names included: name one of them otherwise")
 
 
 def natural(paths: Any) -> list[str]:

@@ -1,6 +1,6 @@
 """The arithmetic of a step: pooled norms before `rule.step`, the elementwise update after it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -76,21 +76,26 @@ def measure(
     """
     s = 2.0 ** (jnp.finfo(dtype).maxexp // 2)
     branches = jax.default_backend() == "cpu" and sum(map(jnp.size, gs)) > _SMALL
-    rows = _square_sums(gs, (1.0,) if branches else (1.0, 1 / s), dtype)
-    if thetas is not None:
-        # ⟨|θ|⟩ = Σ over the parts of the part's mean / number of parts, as all parts have one size
-        rows.append([_mean_abs(p) / each.size() for p, each in zip(thetas, axes, strict=True)])
-    squares, *rest = _over_axes(rows, axes, dtype)
+
+    def sums(block: Sequence[int]) -> list[jax.Array]:
+        rows = _square_sums([gs[i] for i in block], (1.0,) if branches else (1.0, 1 / s), dtype)
+        if thetas is not None:
+            # ⟨|θ|⟩ = Σ over the parts of the part's mean / number of parts, as all parts have one size
+            rows.append(jnp.array([_mean_abs(thetas[i]) / axes[i].size() for i in block], dtype))
+        return rows
+
+    squares, *rest = _over_axes(sums, axes)
     mean_abs = rest.pop() if thetas is not None else None
     total = members.sum(squares)
-    finite = jnp.isfinite(total)
 
     def guarded() -> jax.Array:
-        scaled = members.sum(*(rest or _over_axes(_square_sums(gs, (1 / s,), dtype), axes, dtype)))
+        finite = jnp.isfinite(total)
+        scaled = rest or _over_axes(lambda block: _square_sums([gs[i] for i in block], (1 / s,), dtype), axes)
+        root = jnp.sqrt(jnp.where(finite, 1, members.sum(*scaled))) * s
         # The root of 1 where the root is not used: its derivative at 0 would be NaN.
-        return jnp.where(finite, jnp.sqrt(jnp.where(finite, total, 1)), jnp.sqrt(jnp.where(finite, 1, scaled)) * s)
+        return jnp.where(finite, jnp.sqrt(jnp.where(finite, total, 1)), root)
 
-    every = jnp.all(finite)
+    every = jnp.all(jnp.isfinite(total))
     if not branches:
         norm = guarded()
     elif isinstance(every, jax.core.Tracer):
@@ -105,23 +110,37 @@ def _added(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> list[jax.Array]:
     return [x + y for x, y in zip(a, b, strict=True)]
 
 
-def _square_sums(gs: Sequence[Any], factors: Sequence[float], dtype: Any) -> list[list[jax.Array]]:
-    """For each factor, Σ(factor·g)² of each gradient."""
+def _square_sums(gs: Sequence[Any], factors: Sequence[float], dtype: Any) -> list[jax.Array]:
+    """For each factor, the vector of Σ(factor·g)² of each gradient.
 
-    def sums(g: Any) -> Sequence[jax.Array]:
-        # NOTE: without the barrier XLA shares g² between the norm and the update, and writes it to memory in between.
-        x = as_real(lax.optimization_barrier(g)).astype(dtype)
-        squares = [(x * f) ** 2 for f in factors]
-        # NOTE: on a CPU XLA runs one loop for a `lax.reduce` of both, and four for two sums. That loop adds one by one,
-        # which costs digits where there are many entries; over several devices it gathers where sums would all-reduce.
-        if len(factors) == 1 or x.size > _FEW or jax.device_count() > 1 or jax.default_backend() != "cpu":
-            return [jnp.sum(each) for each in squares]
-        zero = jnp.zeros((), dtype)
-        both: Sequence[jax.Array] = lax.reduce(squares, [zero] * len(squares), _added, range(x.ndim))
+    NOTE: for each sum XLA runs three loops on the CPU, and one for a `lax.reduce` of several. Small gradients of one
+    shape are therefore summed together, and for both factors at once. That adds one by one, which costs digits where
+    there are many entries; and over several devices, where gradients lie in different ways, XLA would gather them.
+    """
+    # NOTE: without the barrier XLA shares g² between the norm and the update, and writes it to memory in between.
+    xs = [as_real(lax.optimization_barrier(g)).astype(dtype) for g in gs]
+    limit = _FEW if jax.default_backend() == "cpu" and jax.device_count() == 1 else -1
+    groups: dict[Any, list[int]] = {}
+    for i, x in enumerate(xs):
+        groups.setdefault(x.shape if x.size <= limit else i, []).append(i)
+
+    def sums(group: Sequence[int]) -> Sequence[jax.Array]:
+        x = jnp.stack([xs[i] for i in group])
+        squares, inner = [(x * f) ** 2 for f in factors], range(1, x.ndim)
+        if len(factors) == 1 or xs[group[0]].size > limit:
+            return [jnp.sum(each, inner) for each in squares]
+        both: Sequence[jax.Array] = lax.reduce(squares, [jnp.zeros((), dtype)] * len(squares), _added, inner)
         return both
 
-    each = [sums(g) for g in gs]
-    return [[row[k] for row in each] for k in range(len(factors))]
+    parts = [sums(group) for group in groups.values()]
+    return [_in_order([row[k] for row in parts], groups.values(), dtype) for k in range(len(factors))]
+
+
+def _in_order(parts: Sequence[jax.Array], groups: Iterable[Sequence[int]], dtype: Any) -> jax.Array:
+    """One array with an entry per parameter along its last axis, from `parts` with those of a group of them each."""
+    places = [i for group in groups for i in group]
+    x = jnp.concatenate(parts, -1) if parts else jnp.zeros(0, dtype)
+    return x if places == sorted(places) else x[..., np.argsort(places).astype(np.int32)]
 
 
 def _mean_abs(p: Any) -> jax.Array:
@@ -129,25 +148,20 @@ def _mean_abs(p: Any) -> jax.Array:
     return jnp.mean(jnp.abs(x)) if x.size else jnp.zeros((), x.dtype)
 
 
-def _over_axes(rows: Sequence[Sequence[jax.Array]], axes: Sequence[Axes], dtype: Any) -> list[jax.Array]:
-    """Each row as a vector, with an entry per parameter, summed over that parameter's axes.
+def _over_axes(sums: Callable[[Sequence[int]], list[jax.Array]], axes: Sequence[Axes]) -> list[jax.Array]:
+    """The vectors that `sums` makes for some parameters, for all of them and summed over each parameter's axes.
 
-    NOTE: one sum over the devices for each set of axes, all rows and parameters together. Parameters with other axes
+    NOTE: one sum over the devices for each set of axes, all vectors and parameters together. Parameters with other axes
     must not be in the same array before it: `shard_map` tracks per array what is the same on all devices.
     """
-
-    def vectors(block: Sequence[int]) -> list[jax.Array]:
-        return [jnp.stack([row[i].astype(dtype) for i in block]) if block else jnp.zeros(0, dtype) for row in rows]
-
     blocks: dict[tuple[str, ...], list[int]] = {}
     for i, each in enumerate(axes):
         blocks.setdefault(each.names, []).append(i)
     if not any(blocks):
-        return vectors(range(len(axes)))
-    stacked = {names: jnp.stack(vectors(block)) for names, block in blocks.items()}
-    sums = [lax.psum(block, names) if names else block for names, block in stacked.items()]
-    order = np.argsort([i for block in blocks.values() for i in block]).astype(np.int32)
-    return list(jnp.unstack(jnp.concatenate(sums, axis=1)[:, order]))
+        return sums(range(len(axes)))
+    stacked = {names: jnp.stack(sums(block)) for names, block in blocks.items()}
+    parts = [lax.psum(block, names) if names else block for names, block in stacked.items()]
+    return list(jnp.unstack(_in_order(parts, blocks.values(), parts[0].dtype)))
 
 
 class Leaf(NamedTuple):

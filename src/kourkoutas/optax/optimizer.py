@@ -157,19 +157,9 @@ def scale_by_kourkoutas_beta(
     as β2_max = 0.999 would round to 1.
 
     Args:
-      beta1: first-moment decay β1, in [0, 1).
-      beta2_min: β2 under the strongest spike, in [0, beta2_max].
-      beta2_max: β2 when the norm is far below its moving average, in [beta2_min, 1).
-      alpha: decay of the moving average of the pooled norm, in (0, 1).
-      eps: added to the denominator.
-      tiny_spike: added to the moving average that the norm is divided by.
-      tiny_denom: size of the adaptive-tiny term.
-      decay: None (no v_max), 1 (AMSGrad), in (0, 1) (leaky AMSGrad), 0 (never a v_max, also with max_ratio).
       max_ratio: None, or the bound on an update's entries before the learning rate, of complex ones on each part. With
         `decay=None` it turns on AMSGrad; use `decay=0` to clip only.
       adaptive_tiny: add tiny_denom·max(⟨|θ|⟩, 1) to the denominator; `update` then needs `params`.
-      bias_correction: "none", "beta2max" or "exact", see `kourkoutas.rule.Hyper`.
-      warmup_steps: steps of a bucket during which β2 stays at ½(β2_min + β2_max).
       buckets: "parameter", "module", "shape", "global", or a callable of a parameter's dotted name and of an object
         with its shape and dtype.
       nonfinite: what a non-finite pooled norm does: "propagate", "skip" the bucket (zero update, state unchanged,
@@ -178,6 +168,8 @@ def scale_by_kourkoutas_beta(
       axis_name: inside `shard_map`, the mesh axes over which parameters are sharded: names or a PartitionSpec for all
         of them, a tree of these like the parameters, or a callable of name and array; see `kourkoutas.optax.trees`.
         Norms are then those of whole parameters. Leave it None under `jit`, where XLA sums over all devices by itself.
+
+    The other arguments are those of `kourkoutas.rule.Hyper`.
 
     Returns:
       The corresponding `optax.GradientTransformation`.
