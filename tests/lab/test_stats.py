@@ -392,7 +392,7 @@ def test_a_missing_folder_or_binary_table_is_named(tmp_path: Path) -> None:
 def test_labels_with_brackets_are_printed_whole() -> None:
     values = {"kbeta[alpha=0.85]": {0: 1.0, 1: 2.0}, "kbeta[alpha=0.9]": {0: 1.5, 1: 2.5}}
     text = printed(comparing.compare(values, baseline="kbeta[alpha=0.9]", **QUICK), width=200)
-    assert "kbeta[alpha=0.85] vs kbeta[alpha=0.9]" in text
+    assert "K-β [alpha=0.85] vs K-β [alpha=0.9]" in text
     assert text.count("kbeta[alpha=0.85]") > 3
 
 
