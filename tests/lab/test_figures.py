@@ -122,7 +122,7 @@ def test_every_run_is_a_mark_at_its_value_and_a_diverged_one_a_cross_on_the_wors
     for higher in (False, True):
         ends = {"a": {0: 1.0, 1: 2.0, 2: 3.0, 3: NAN}, "b": {0: 2.0, 1: NAN, 2: NAN, 3: NAN}}
         found = judged(tmp_path / str(higher), ends, higher_is_better=higher)
-        drawn = distributions.violins(found, looks.looks_of(["a", "b"]), lambda arm, seed: f"{arm}-{seed}")
+        drawn = distributions.rows(found, looks.looks_of(["a", "b"]), lambda arm, seed: f"{arm}-{seed}")
         assert drawn is not None
         marks = {
             (arm, value): float(x)
@@ -134,15 +134,6 @@ def test_every_run_is_a_mark_at_its_value_and_a_diverged_one_a_cross_on_the_wors
         worst = marks["a", "1"] if higher else marks["a", "3"]
         assert (float(cross) < worst) if higher else (float(cross) > worst)
         assert 'href="#a-3"' in drawn.svg
-
-
-def test_a_density_has_its_peak_where_the_values_are() -> None:
-    shape = distributions.density(np.array([1.0, 1.1, 0.9, 1.0, 5.0]))
-    assert shape is not None
-    places, heights = shape
-    assert places[heights.argmax()] == pytest.approx(1.0, abs=0.1)
-    assert heights.max() == 1
-    assert distributions.density(np.array([2.0, 2.0, 2.0])) is None
 
 
 def test_pair_lines_join_the_two_values_of_a_seed_and_tell_the_better(tmp_path: Path) -> None:

@@ -51,13 +51,16 @@ Target = Annotated[
 Engine = Annotated[
     str | None,
     of_runs(
-        help="torch, jax or mlx. [default: torch; your own function brings its framework]",
+        help="torch, jax or mlx.",
+        show_default="torch; your own function brings its framework",
         autocompletion=completing("engine"),
     ),
 ]
 Preset = Annotated[
     str | None,
-    of_runs(help="smoke (seconds), laptop (minutes) or paper. [default: smoke]", autocompletion=completing("preset")),
+    of_runs(
+        help="smoke (seconds), laptop (minutes) or paper.", show_default="smoke", autocompletion=completing("preset")
+    ),
 ]
 Set = Annotated[
     list[str] | None,
@@ -71,7 +74,8 @@ EndpointName = Annotated[
     of_runs(
         "--endpoint",
         metavar="METRIC",
-        help="The logged metric that decides. [default: what your function returns; a testbed's first endpoint]",
+        help="The logged metric that decides.",
+        show_default="what your function returns; a testbed's first endpoint",
     ),
 ]
 Every = Annotated[
@@ -79,7 +83,8 @@ Every = Annotated[
     of_place(
         "--checkpoint-every",
         min=0,
-        help="Steps between checkpoints of a testbed run; 0 for none. [default: one a minute]",
+        help="Steps between checkpoints of a testbed run; 0 for none.",
+        show_default="one a minute",
     ),
 ]
 AsJson = Annotated[bool, of_output("--json", help="Print JSON, and nothing else, on standard output.")]

@@ -26,7 +26,7 @@ def stats(
     baseline: Annotated[
         str | None,
         typer.Option(
-            help="The optimizer that the others are compared with. [default: adam95; of a folder, as planned]"
+            help="The optimizer that the others are compared with.", show_default="adam95; of a folder, as planned"
         ),
     ] = None,
     endpoint: Asked = None,
@@ -74,7 +74,9 @@ def power(
     folder: Folder,
     difference: Annotated[
         list[str] | None,
-        typer.Option(help="A difference to find: 5%, or a size in the endpoint's units. [default: 1%, 2%, 5%, 10%]"),
+        typer.Option(
+            help="A difference to find: 5%, or a size in the endpoint's units.", show_default="1%, 2%, 5%, 10%"
+        ),
     ] = None,
     probability: Annotated[float, typer.Option("--power", help="The probability of finding it.")] = 0.8,
     endpoint: Annotated[str | None, typer.Option(help="A logged metric, as in `kbeta stats`.")] = None,
@@ -112,7 +114,9 @@ def power(
 @app.command()
 def export(
     folder: Folder,
-    to: Annotated[Path | None, typer.Option(help="A name ending in .csv or .parquet. [default: OUT/runs.csv]")] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="A name ending in .csv or .parquet.", show_default="OUT/runs.csv")
+    ] = None,
     curves: Annotated[bool, typer.Option("--curves", help="One row per recorded point instead of per run.")] = False,
 ) -> None:
     """Write the runs of a results folder, or their curves, as one CSV or Parquet table."""
@@ -178,7 +182,7 @@ def watch(folder: Folder) -> None:
 
 @app.command()
 def status(
-    folder: Annotated[Path | None, typer.Argument(help="A results folder. [default: all in results/]")] = None,
+    folder: Annotated[Path | None, typer.Argument(help="A results folder.", show_default="all in results/")] = None,
     as_json: AsJson = False,
 ) -> None:
     """How far a study is: finished, diverged, failed, running and waiting runs, and the time left."""

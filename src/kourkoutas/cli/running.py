@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from kourkoutas.lab.specs.search_space import SearchSpace
 
 EXAMPLE = (
-    "Example: kbeta study rare_trigger --engine jax --tune lr=1e-2:1 tunes every optimizer on other seeds, "
-    "then compares the best of each on ten seeds."
+    "Example: kbeta study rare_trigger --engine jax --tune lr=1e-2:1\n\n"
+    "It tunes every optimizer on other seeds, then compares the best of each on ten seeds."
 )
 
 
@@ -52,7 +52,7 @@ def run(
     set_: Set = None,
     text: Text = None,
     out_: Annotated[
-        Path | None, of_output("--out", help="Keep the run in this results folder. [default: not kept]")
+        Path | None, of_output("--out", help="Keep the run in this results folder.", show_default="not kept")
     ] = None,
     endpoint: EndpointName = None,
     checkpoint_every: Every = None,
@@ -108,7 +108,8 @@ def study(
     optimizers: Annotated[
         str | None,
         of_runs(
-            help="Comma-separated; the first is compared with the others. [default: the testbed's]",
+            help="Comma-separated; the first is compared with the others.",
+            show_default="the testbed's",
             autocompletion=completing("optimizer"),
         ),
     ] = None,
@@ -132,15 +133,15 @@ def study(
             help="Tune every optimizer alike on other seeds, then compare the best: lr=1e-4:1e-1. Several: by Optuna.",
         ),
     ] = None,
-    trials: Annotated[int | None, of_tuning(help="Values tried for each optimizer. [default: 8]")] = None,
+    trials: Annotated[int | None, of_tuning(help="Values tried for each optimizer.", show_default="8")] = None,
     tune_seeds: Annotated[
-        str | None, of_tuning(help="Seeds of the tuning, none of --seeds. [default: 100-102]")
+        str | None, of_tuning(help="Seeds of the tuning, none of --seeds.", show_default="100-102")
     ] = None,
     tune_budget: Annotated[
-        int | None, of_tuning(help="How often to widen the range when a best value is at its edge. [default: 2]")
+        int | None, of_tuning(help="How often to widen the range when a best value is at its edge.", show_default="2")
     ] = None,
     workers: Annotated[
-        int | None, of_place(min=1, help="Processes; they share the cores. [default: one per core]")
+        int | None, of_place(min=1, help="Processes; they share the cores.", show_default="one per core")
     ] = None,
     timeout: Annotated[
         float | None, of_place(metavar="SECONDS", help="End a run after this time; it has failed.")
@@ -150,19 +151,19 @@ def study(
     ] = None,
     checkpoint_every: Every = None,
     retries: Annotated[
-        int | None, of_place(help="How often to repeat a run whose worker was lost. [default: 0; with --ray 2]")
+        int | None, of_place(help="How often to repeat a run whose worker was lost.", show_default="0; with --ray 2")
     ] = None,
     retry_failed: Annotated[bool, of_place("--retry-failed", help="Make failed runs again.")] = False,
     ray: Annotated[
         str | None,
         of_place(
             metavar="[ADDRESS]",
-            help="Make the runs on a Ray cluster: HOST:PORT, or auto for the one that runs here. "
-            "[without ADDRESS: $RAY_ADDRESS, else a cluster of this machine]",
+            help="Make the runs on a Ray cluster: HOST:PORT, or auto for the one that runs here; without ADDRESS "
+            "$RAY_ADDRESS, else a cluster of this machine.",
         ),
     ] = None,
-    cpus_per_run: Annotated[float | None, of_place(help="Of a node of --ray. [default: 1]")] = None,
-    gpus_per_run: Annotated[float | None, of_place(help="Of a node of --ray. [default: 0]")] = None,
+    cpus_per_run: Annotated[float | None, of_place(help="Of a node of --ray.", show_default="1")] = None,
+    gpus_per_run: Annotated[float | None, of_place(help="Of a node of --ray.", show_default="0")] = None,
     storage: Annotated[
         str | None,
         of_place(
@@ -170,11 +171,8 @@ def study(
             help="A folder that all nodes of --ray share, or an fsspec address: runs of a lost node go on from there.",
         ),
     ] = None,
-    out_: Annotated[Path | None, of_output("--out", help="Results folder. [default: results/TESTBED]")] = None,
+    out_: Annotated[Path | None, of_output("--out", help="Results folder.", show_default="results/TESTBED")] = None,
     target_: Aimed = None,
-    watched: Annotated[
-        bool, of_output("--watch", help="Write the report again and again while the study runs.")
-    ] = False,
     no_report: Annotated[bool, of_output("--no-report", help="Do not write report.html.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -218,7 +216,6 @@ def study(
     with (
         resumable(True),
         contextlib.redirect_stdout(sys.stderr),  # where Ray tells of nodes it has lost
-        watching(folder) if watched else contextlib.nullcontext(),
         progress.showing(err, plan) as observer,
     ):
         done = api.execute(
@@ -293,12 +290,3 @@ def resumable(kept: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         say(f"Stopped; finished runs are kept. To resume: {called_as()}" if kept else "Stopped.")
         raise typer.Exit(128 + signal.SIGINT) from None
-
-
-@contextlib.contextmanager
-def watching(folder: Path) -> Iterator[None]:
-    from kourkoutas.lab.showing import watch
-
-    with watch.following(folder) as page:
-        say(f"{page} shows the study as it goes on.")
-        yield

@@ -15,7 +15,7 @@ from kourkoutas.cli.printing import answer, print_json, print_table
 @app.command()
 def data(
     name: Annotated[str, typer.Argument(help="enwik8: its first 30 MB, checked.")],
-    to: Annotated[Path | None, typer.Option(help="Folder. [default: the cache]")] = None,
+    to: Annotated[Path | None, typer.Option(help="Folder.", show_default="the cache")] = None,
     url: Annotated[str | None, typer.Option(help="Another address of enwik8.zip.")] = None,
 ) -> None:
     """Fetch the text of char-lm; then `--text enwik8`, or the path that is printed."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
+from kourkoutas.lab.judging.intervals import quantile
 from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StoreError
@@ -133,19 +134,8 @@ def summarise(courses: Sequence[Course]) -> Summary | None:
             rows.append(np.where(grid > c.steps[-1], math.inf, row) if c.diverged else row)
         else:
             rows.append(np.full(len(grid), math.inf))
-    ranked = np.sort(np.array(rows), axis=0)
-    low, median, high = (_quantile(ranked, q) for q in (0.25, 0.5, 0.75))
-    return Summary(grid, median, low, high)
-
-
-def _quantile(ranked: Array, q: float) -> Array:
-    """Between two neighbours by proportion, as `numpy.quantile`, but infinite beside an infinite one; then NaN."""
-    at = q * (len(ranked) - 1)
-    below, part = math.floor(at), at - math.floor(at)
-    a, b = ranked[below], ranked[min(below + 1, len(ranked) - 1)]
-    with np.errstate(invalid="ignore"):
-        found = a if part == 0 else np.where(np.isfinite(b), a + part * (b - a), math.inf)
-    return np.where(np.isfinite(found), found, math.nan)
+    low, median, high = (np.apply_along_axis(quantile, 0, np.array(rows), q) for q in (0.25, 0.5, 0.75))
+    return Summary(grid, *(np.where(np.isfinite(found), found, math.nan) for found in (median, low, high)))
 
 
 def panels(courses: Courses, looks: Mapping[str, Look], *, label: str = "training loss") -> list[Drawing]:

@@ -1,4 +1,4 @@
-"""Where runs end: one violin per optimizer with every seed on it, one panel per contrast with every seed's pair, and
+"""Where runs end: one row per optimizer with every seed on it, one panel per contrast with every seed's pair, and
 the share of runs that end below every threshold, or have reached a target by every step.
 """
 
@@ -18,14 +18,12 @@ from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.showing.drawing import (
     CHARACTER,
     WIDTH,
-    Array,
     Drawing,
     Panel,
     Scale,
     cross,
     element,
     label,
-    line_path,
     log_suits,
     picture,
     scale_of,
@@ -71,8 +69,8 @@ def _value(value: float, judged: Comparison, arm: str, seed: Seed) -> str:
     return "failed" if seed in judged.failed.get(arm, ()) else "diverged"
 
 
-def violins(judged: Comparison, looks: Mapping[str, Look], anchor: Anchor) -> Drawing | None:
-    """One row per optimizer: the density of its values, every seed as a dot, the median as a bar."""
+def rows(judged: Comparison, looks: Mapping[str, Look], anchor: Anchor) -> Drawing | None:
+    """One row per optimizer: every seed as a dot, the median as a bar."""
     arms = [arm for arm in looks if judged.values.get(arm)]
     if not arms:
         return None
@@ -84,12 +82,11 @@ def violins(judged: Comparison, looks: Mapping[str, Look], anchor: Anchor) -> Dr
         middle, name = 8 + ROW * (at + 0.5), looks[arm].name
         parts.append(label(name, left, middle + 4, text_anchor="end", room=left - 4))
         values = np.array(list(judged.values[arm].values()), float)
-        marks = [*_shape(values[np.isfinite(values)], scale, middle)]
         worst = -math.inf if judged.higher_is_better else math.inf
         median = quantile(np.where(np.isfinite(values), values, worst), 0.5)
         x = scale.at(median) if math.isfinite(median) else lost
         bar = element("line", x1=x, x2=x, y1=middle - 15, y2=middle + 15, class_="median")
-        marks.append(element("g", element("title", f"{name}: median {show(median)}"), bar))
+        marks = [element("g", element("title", f"{name}: median {show(median)}"), bar)]
         # spread over the seeds in order instead of at random: the picture is the same each time
         offsets = np.linspace(-9, 9, len(values)) if len(values) > 1 else np.zeros(1)
         for (seed, value), offset in zip(judged.values[arm].items(), offsets, strict=True):
@@ -102,32 +99,6 @@ def violins(judged: Comparison, looks: Mapping[str, Look], anchor: Anchor) -> Dr
     better = "right" if judged.higher_is_better else "left"
     told = f"{judged.title}: every run of {len(arms)} optimizers with its median; further {better} is better"
     return picture(parts, WIDTH, bottom + 38, f"{judged.title} ({better} is better)", told)
-
-
-def _shape(fine: Array, scale: Scale, middle: float) -> list[Markup]:
-    shape = density(np.log10(fine) if scale.log else fine)
-    if shape is None:
-        return []
-    x, half = scale(10 ** shape[0] if scale.log else shape[0]), 17 * shape[1]
-    d = line_path([*x, *x[::-1]], [*(middle - half), *(middle + half[::-1])])
-    return [element("path", d=d + "Z", class_="violin")]
-
-
-def density(values: Array) -> tuple[Array, Array] | None:
-    """(places, heights up to 1) of a Gaussian kernel density with Silverman's width, from the least to the greatest
-    value; None without a spread.
-
-    width = 0.9·min(sd, IQR/1.34)·n^(-1/5)
-    """
-    x = values
-    if len(x) < 3 or float(np.ptp(x)) == 0:
-        return None
-    q1, q3 = np.quantile(x, [0.25, 0.75])
-    spread = min(s for s in (float(x.std(ddof=1)), float(q3 - q1) / 1.34) if s > 0)
-    width = 0.9 * spread * len(x) ** -0.2
-    places = np.linspace(x.min(), x.max(), 60)
-    heights = np.exp(-0.5 * ((places[:, None] - x) / width) ** 2).sum(axis=1)
-    return places, heights / heights.max()
 
 
 def pairs(judged: Comparison, looks: Mapping[str, Look], anchor: Anchor) -> list[Drawing]:

@@ -122,7 +122,8 @@ class Bars(Lines):
         self._runs: dict[str, TaskID] = {}
 
     def begin(self, phase: str, line: str) -> None:
-        super().begin(phase, line)
+        if self._title:  # later phases are told by their bars
+            super().begin(phase, line)
         self._bar = self.bars.add_task(phase, total=self._total, completed=self._done, loss="")
 
     def started(self, spec: RunSpec) -> None:

@@ -157,9 +157,9 @@ def _curves(analysis: Analysis, arms: Looks) -> Section:
 
 
 def _ends(analysis: Analysis, arms: Looks, anchor: distributions.Anchor) -> Section:
-    drawn = [distributions.violins(one, arms, anchor) for one in analysis.endpoints]
+    drawn = [distributions.rows(one, arms, anchor) for one in analysis.endpoints]
     drawn.append(distributions.profile(analysis.primary, arms))
-    said = note("Every dot is a run and leads to it; the bar is the median, the shape the density.")
+    said = note("Every dot is a run and leads to it; the bar is the median.")
     shown = [said, legend(arms), panels(drawn)] if any(drawn) else []
     return Section("ends", "Where the runs end", shown, open=True)
 

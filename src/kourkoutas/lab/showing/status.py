@@ -2,7 +2,7 @@
 
 Everything is read from the results folder, so that any process can ask, at any time, without the study noticing.
 
-    seconds left = (Σ waiting s + Σ running s·(1 - step/steps)) / runs under way
+    seconds left = Σ s of all runs that have not ended / runs under way
     s = median seconds of the arm's finished runs, or of all
 """
 
@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kourkoutas.lab import testbeds
 from kourkoutas.lab.judging import planned
 from kourkoutas.lab.judging.values import to_json
 from kourkoutas.lab.results.snapshot import Snapshot
@@ -29,7 +28,7 @@ STATES = (*ENDED.values(), "running", "waiting")
 
 @dataclass(frozen=True)
 class Going:
-    """One run under way; `step`, `steps` and `loss` are None before the first is logged, or where they are not.
+    """One run under way; `step` and `loss` are None before the first is logged, or where they are not.
 
     Attributes:
       values: {option: value} that a run of a tuning tries; empty for any other.
@@ -40,19 +39,13 @@ class Going:
     seed: int
     values: Mapping[str, float | int]
     step: int | None
-    steps: int | None
     loss: float | None
 
-    @property
-    def share(self) -> float:
-        return min(1.0, self.step / self.steps) if self.step and self.steps else 0.0
-
     def __str__(self) -> str:
-        """In a few words: "K-β, lr 0.001, seed 100: step 20 of 50, loss 0.31"."""
+        """In a few words: "K-β, lr 0.001, seed 100: step 20, loss 0.31"."""
         values = [f"{name} {value:g}" for name, value in self.values.items()]
         text = ", ".join([label(self.optimizer), *values, f"seed {self.seed}"])
-        if self.step is not None:
-            text += f": step {self.step}" + ("" if self.steps is None else f" of {self.steps}")
+        text += "" if self.step is None else f": step {self.step}"
         return text if self.loss is None else f"{text}, loss {self.loss:.4g}"
 
 
@@ -126,7 +119,7 @@ def status_of(snapshot: Snapshot) -> Status:
         tuned=sum(run.result is not None for run in snapshot.tuning_runs),
         arms=arms,
         going=tuple(going),
-        seconds_left=None if holder is None else _seconds_left(every, going, to_come),
+        seconds_left=None if holder is None else _seconds_left(every, len(going), to_come),
     )
 
 
@@ -172,24 +165,11 @@ def _going(record: StudyRecord, run: StoredRun) -> Going:
         run.spec.seed,
         {} if record.tuning is None or run.spec.seed in record.seeds else record.tuning.values(run.spec),
         int(rows[-1]["step"]) if rows else None,
-        _steps(record, run),
         float(losses[-1]) if losses else None,
     )
 
 
-def _steps(record: StudyRecord, run: StoredRun) -> int | None:
-    """The updates of a whole run of a testbed that names them among its settings."""
-    if record.code is not None:
-        return None
-    try:
-        settings = testbeds.settings_of(testbeds.get(record.testbed), run.spec.preset, run.spec.settings)
-    except ValueError:
-        return None
-    steps = getattr(settings, "steps", None)
-    return steps if isinstance(steps, int) else None
-
-
-def _seconds_left(runs: Sequence[StoredRun], going: Sequence[Going], to_come: Mapping[str, int]) -> float | None:
+def _seconds_left(runs: Sequence[StoredRun], going: int, to_come: Mapping[str, int]) -> float | None:
     took: dict[str, list[float]] = {}
     for run in runs:
         if run.result is not None and run.result.status == "ok":
@@ -198,10 +178,8 @@ def _seconds_left(runs: Sequence[StoredRun], going: Sequence[Going], to_come: Ma
     if not every:
         return None
     work = Counter(run.spec.optimizer for run in runs if run.result is None) + Counter(to_come)
-    seconds = {arm: statistics.median(took.get(arm, every)) for arm in work}
-    left = sum(count * seconds[arm] for arm, count in work.items())
-    left -= sum(one.share * seconds[one.optimizer] for one in going)
-    return left / max(1, len(going))
+    left = sum(count * statistics.median(took.get(arm, every)) for arm, count in work.items())
+    return left / max(1, going)
 
 
 def duration(seconds: float) -> str:
