@@ -1,13 +1,15 @@
 """The entry point of `kbeta`, with and without the laboratory's packages."""
 
+import copy
 import json
 import subprocess
 import sys
 import types
 
 import pytest
+from typer.testing import CliRunner
 
-from kourkoutas import __version__, _native, bench
+from kourkoutas import __main__, __version__, _native, bench, cli
 from kourkoutas.lab import doctor
 
 COMMANDS = {
@@ -34,13 +36,39 @@ def test_the_version_is_one_line(command):
     assert (done.stdout, done.stderr, done.returncode) == (f"kbeta {__version__}\n", "", 0)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_doctor_answers_and_names_the_extras(command, monkeypatch):
-    done = call(command, "doctor")
+@pytest.fixture(scope="module")
+def examined():
+    """What the doctor finds here, in the words of the command."""
+    done = call("module", "doctor", "--json")
+    assert (done.stderr, done.returncode) == ("", 0)
+    return json.loads(done.stdout)
+
+
+def test_doctor_tells_what_is_installed_and_which_front_ends_import(examined):
+    assert examined["cores"] >= 1
+    assert set(examined["frameworks"]) == {"torch", "jax", "mlx"}
+    for one in examined["frameworks"].values():
+        assert one["version"] is None or "error" in one or one["front_ends"]
+    assert examined["frameworks"]["jax"]["front_ends"]["kourkoutas.optax"] == "ok"
+    assert examined["laboratory"]["typer"] is not None
+    assert examined["kernels"] == doctor._kernels()
+    built = {"step": _native.step is not None, "taylor": _native.taylor is not None}
+    assert {name: state.startswith("built") for name, state in examined["kernels"].items()} == built
+
+
+def test_doctor_answers_without_the_laboratory():
+    done = call("without the laboratory", "doctor")
     assert (done.stderr, done.returncode) == ("", 0)
     assert "kourkoutas.optax ok" in done.stdout
-    found = json.loads(call(command, "doctor", "--json").stdout)
-    assert found["kernels"] == doctor.examine()["kernels"]
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_doctor_prints_what_it_found_as_text_or_as_json(examined, options, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "examine", lambda: examined)
+    expected = json.dumps(examined, indent=1) + "\n" if options else doctor.text(examined)
+    assert CliRunner().invoke(cli.app, ["doctor", *options]).output == expected
+    assert __main__.without_lab(["doctor", *options]) == 0
+    assert capsys.readouterr().out == expected
 
 
 @pytest.mark.parametrize("arguments", [["study", "rare_trigger"], ["run", "rare_trigger"], ["testbeds"]])
@@ -82,7 +110,7 @@ def test_a_framework_that_is_missing_is_one_line_with_its_extra():
     assert "kourkoutas-beta[mlx]" in done.stderr
 
 
-@pytest.mark.parametrize(("package", "words"), [("pydantic", ["run", "sanity1"]), ("markupsafe", ["norms", "nowhere"])])
+@pytest.mark.parametrize(("package", "words"), [("pydantic", ["run", "sanity1"]), ("markupsafe", ["report", "nowhere"])])
 def test_a_package_of_the_laboratory_that_is_missing_is_named_with_the_extra(package, words):
     source = f"import sys; sys.argv[0] = 'kbeta'; sys.modules['{package}'] = None\n"
     run = [sys.executable, "-P", "-c", source + "from kourkoutas.__main__ import main; main()", *words]
@@ -93,8 +121,8 @@ def test_a_package_of_the_laboratory_that_is_missing_is_named_with_the_extra(pac
     assert "kourkoutas-beta[lab]" in done.stderr
 
 
-def test_a_missing_framework_is_printed_with_its_extra_in_brackets():
-    found = doctor.examine()
+def test_a_missing_framework_is_printed_with_its_extra_in_brackets(examined):
+    found = copy.deepcopy(examined)
     found["frameworks"]["torch"] = {"version": None, "error": "not installed: pip install 'kourkoutas-beta[torch]'"}
     assert "torch" in doctor.text(found)
     assert "pip install 'kourkoutas-beta[torch]'" in doctor.text(found)
@@ -127,5 +155,5 @@ def test_a_benchmark_says_what_it_skipped_and_why(monkeypatch):
 def test_a_benchmark_without_the_kernel_says_so(monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setenv("KBETA_NATIVE", "0")
-    result = bench.run(["torch"], ["tiny"], threads=1, rounds=3, seconds=1.0)
+    result = bench.run(["torch"], ["tiny"], threads=1, rounds=3, seconds=0.1)
     assert [one["what"] for one in result["skipped"]] == ["torch, K-β through its C kernel"]

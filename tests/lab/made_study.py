@@ -122,4 +122,4 @@ def analysed(study: store.Study, **how: Any) -> Analysis:
 
 def rendered(study: store.Study, **how: Any) -> str:
     """Its page."""
-    return report.render(report.page_of(analysed(study, **how)))
+    return report.render(analysed(study, **how))

@@ -208,7 +208,7 @@ def test_an_arm_of_which_every_run_failed_is_not_compared(tmp_path: Path) -> Non
     ends = {"kbeta": {0: 1.0, 1: 1.1}, "adam95": {0: 2.0, 1: 2.3}, "lion": dict.fromkeys((0, 1), made_study.failed())}
     found = analysed(made_study.own(tmp_path / "o", ends))
     assert [c.baseline for c in found.primary.contrasts] == ["adam95"]
-    assert "lion has no finished seed to compare." in found.headline
+    assert "Lion has no finished seed to compare." in found.headline
 
 
 def endpoint(name: str, a: Sequence[float], b: Sequence[float], *, primary: bool = False) -> comparing.Comparison:

@@ -111,11 +111,11 @@ def test_the_command_tells_of_a_real_run_what_a_plain_computation_tells(tmp_path
     import subprocess
     import sys
 
-    pytest.importorskip("jax")
+    pytest.importorskip("mlx.core")
     from kourkoutas.lab.results.snapshot import Snapshot
 
     call = [sys.executable, "-m", "kourkoutas"]
-    made = [*call, "study", "rare_trigger", "--preset", "smoke", "--engine", "jax", "--seeds", "0-1"]
+    made = [*call, "study", "rare_trigger", "--preset", "smoke", "--engine", "mlx", "--seeds", "0-1"]
     made += ["--optimizers", "kbeta,adam999", "--workers", "1", "--out", str(tmp_path)]
     subprocess.run(made, check=True, capture_output=True, timeout=300)
     told = subprocess.run([*call, "norms", str(tmp_path), "--json"], check=True, capture_output=True, timeout=60)

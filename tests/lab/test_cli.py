@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from kourkoutas import _native
 from kourkoutas.cli import running
 from kourkoutas.cli.app import app
 from kourkoutas.lab import api
@@ -31,6 +31,13 @@ def kbeta(*arguments: str, cwd: Path | None = None, env: dict[str, str] | None =
     full = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "140", **(env or {})}
     call = [sys.executable, "-P", "-m", "kourkoutas", *arguments]
     return subprocess.run(call, capture_output=True, text=True, timeout=180, cwd=cwd, env=full)
+
+
+def inside(*arguments: str) -> Any:
+    """The command in this process: no second Python has to import what this one has."""
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done
 
 
 def test_help_names_every_command_and_imports_no_framework_and_no_laboratory() -> None:
@@ -108,7 +115,7 @@ def test_bad_input_is_one_line_on_standard_error_and_exit_code_2(
 
 
 def test_the_papers_table_gives_the_papers_statistics() -> None:
-    done = kbeta("stats", str(DATA / "rare_trigger.csv"), "--baseline", "adam95", "--log", "--json")
+    done = inside("stats", str(DATA / "rare_trigger.csv"), "--baseline", "adam95", "--log", "--json")
     found = {c["treatment"]: c for c in json.loads(done.stdout)["contrasts"]}["kbeta"]
     # t(9) = 4.288, p = 0.00203, Wilcoxon p = 0.00977, ratio 1.0987 [1.0455, 1.1546]
     statistics = found["statistics"]
@@ -118,7 +125,7 @@ def test_the_papers_table_gives_the_papers_statistics() -> None:
     assert statistics["mean"]["value"] == found["effect"]["value"] == pytest.approx(1.0987, abs=5e-5)
     interval = statistics["mean"]["interval"]
     assert (interval["low"], interval["high"]) == pytest.approx((1.0455, 1.1546), abs=5e-5)
-    shown = kbeta("stats", str(DATA / "rare_trigger.csv"), "--baseline", "adam95", "--log").stdout
+    shown = inside("stats", str(DATA / "rare_trigger.csv"), "--baseline", "adam95", "--log").stdout
     for number in ("t(9) = 4.288", "0.00203", "1.099 [1.045, 1.155]"):
         assert number in shown
 
@@ -193,7 +200,7 @@ def test_a_finished_study_prints_its_table_and_comparison(tmp_path: Path) -> Non
     # kbeta ends at 6, 7, 8, 9; adam95 at 7, 8, 10 and once not at all, which ranks as the worst
     assert "K-β 7.5 4 0 0 –" in words
     assert "Adam 0.95 9 3 0 1 –" in words
-    assert "1 failed (adam95, seed 2): RuntimeError: out of luck" in words
+    assert "1 failed (Adam 0.95, seed 2): RuntimeError: out of luck" in words
     assert "4/4" in words
     assert "[1/8]" in done.stderr
     assert done.stderr.strip().endswith("--optimizers kbeta,adam95 --retry-failed")
@@ -207,7 +214,10 @@ def test_a_finished_study_prints_its_table_and_comparison(tmp_path: Path) -> Non
     assert page.exists()
 
 
-def test_a_results_folder_is_judged_and_exported_from_the_command_line(tmp_path: Path) -> None:
+def test_a_results_folder_is_judged_and_exported_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "task.py").write_text(
         "def train(trial):\n"
         "    noise = ((trial.seed * 7919 + len(trial.arm) * 104729) % 100) / 1000\n"
@@ -216,35 +226,22 @@ def test_a_results_folder_is_judged_and_exported_from_the_command_line(tmp_path:
         "    return len(trial.arm) + noise\n"
     )
     words = ("study", "task.py:train", "--seeds", "0-4", "--optimizers", "kbeta,adam95", "--no-report", "--out", "one")
-    assert kbeta(*words, cwd=tmp_path).returncode == 0
-    shown = kbeta("stats", "one", "--endpoint", "acc:best:max", cwd=tmp_path).stdout
+    inside(*words)
+    shown = inside("stats", "one", "--endpoint", "acc:best:max").stdout
     assert "Endpoint: value of train (decides)" in shown
     assert "Endpoint: best acc (secondary, asked for after the runs)" in shown
     assert "K-β is 17 % ahead of Adam 0.95" in " ".join(shown.split())
-    found = json.loads(kbeta("stats", "one", "--endpoint", "acc:max", "--json", cwd=tmp_path).stdout)
+    found = json.loads(inside("stats", "one", "--endpoint", "acc:max", "--json").stdout)
     assert [one["name"] for one in found["endpoints"]] == ["endpoint", "acc:max"]
-    needed = json.loads(kbeta("power", "one", "--difference", "10%", "--json", cwd=tmp_path).stdout)
+    needed = json.loads(inside("power", "one", "--difference", "10%", "--json").stdout)
     assert needed[0]["seeds"]["10%"] >= 2
-    assert kbeta("export", "one", "--to", "runs.csv", cwd=tmp_path).stdout == "runs.csv: 10 rows\n"
-    page = kbeta("report", "one", "--endpoint", "acc:max", cwd=tmp_path)
-    assert page.returncode == 0, page.stderr
+    assert inside("export", "one", "--to", "runs.csv").stdout == "runs.csv: 10 rows\n"
+    inside("report", "one", "--endpoint", "acc:max")
     assert "acc (secondary)" in (tmp_path / "one" / "report.html").read_text()
 
 
-def test_doctor_tells_what_is_installed_and_which_front_ends_import() -> None:
-    found = json.loads(kbeta("doctor", "--json").stdout)
-    assert found["cores"] >= 1
-    assert set(found["frameworks"]) == {"torch", "jax", "mlx"}
-    for one in found["frameworks"].values():
-        assert one["version"] is None or "error" in one or one["front_ends"]
-    assert found["frameworks"]["jax"]["front_ends"]["kourkoutas.optax"] == "ok"
-    assert found["laboratory"]["typer"] is not None
-    built = {"step": _native.step is not None, "taylor": _native.taylor is not None}
-    assert {name: state.startswith("built") for name, state in found["kernels"].items()} == built
-
-
 def test_a_run_is_a_study_of_one_seed_kept_only_where_it_is_told_to(tmp_path: Path) -> None:
-    call = ("run", "sanity1", *TESTBED, "--json")
+    call = ("run", "sanity1", *TESTBED, "--engine", "mlx", "--json")
     alone = kbeta(*call, cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
     assert list(tmp_path.iterdir()) == []
@@ -261,7 +258,8 @@ def test_a_run_is_a_study_of_one_seed_kept_only_where_it_is_told_to(tmp_path: Pa
 def test_a_study_has_ten_seeds_unless_told_otherwise_and_few_are_doubted_at_once(tmp_path: Path) -> None:
     usual = inspect.signature(running.study).parameters["seeds"].default
     assert planning.parse_seeds(usual) == list(inspect.signature(api.study).parameters["seeds"].default) == [*range(10)]
-    done = kbeta("study", "sanity1", *TESTBED, "--seeds", "0-2", "--optimizers", "kbeta,adam95", cwd=tmp_path)
+    (tmp_path / "task.py").write_text("def train(trial):\n    return 1.0 + trial.seed\n")
+    done = kbeta("study", "task.py:train", "--seeds", "0-2", "--optimizers", "kbeta,adam95", cwd=tmp_path)
     said = done.stderr.index("3 pairs of seeds: ranks, which decide once a run diverges, cannot give p below 0.25")
     assert said < done.stderr.index("6 runs")
 
@@ -301,28 +299,40 @@ def test_a_command_scans_the_folder_once_and_analyses_once(tmp_path: Path, monke
 
 
 def test_testbeds_are_listed_with_their_presets() -> None:
-    found = json.loads(kbeta("testbeds", "--json").stdout)
+    found = json.loads(inside("testbeds", "--json").stdout)
     assert found["rare_trigger"]["presets"]["paper"]["steps"] == 30_000
     assert found["rare_trigger"]["optimizers"][0] == "kbeta"
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("command", "name", "typed", "expected"),
     [
-        ("kbeta study rare", "rare_trigger"),
-        ("kbeta run rare_trigger --optimizer kbeta-st", "kbeta-static"),
-        ("kbeta study rare_trigger --optimizers kbeta,adam99", "kbeta,adam999"),
-        ("kbeta run rare_trigger --engine to", "torch"),
-        ("kbeta run rare_trigger --preset la", "laptop"),
+        ("study", "target", "rare", "rare_trigger"),
+        ("run", "optimizer", "kbeta-st", "kbeta-static"),
+        ("study", "optimizers", "kbeta,adam99", "kbeta,adam999"),
+        ("run", "engine", "to", "torch"),
+        ("run", "preset", "la", "laptop"),
     ],
 )
-def test_the_shell_completes_names(words: str, expected: str) -> None:
+def test_the_shell_completes_names(command: str, name: str, typed: str, expected: str) -> None:
+    words = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
+    (option,) = [one for one in words.params if one.name == name]
+    found = option.shell_complete(words.make_context(command, ["x"], resilient_parsing=True), typed)
+    assert expected in [one.value for one in found]
+
+
+def test_the_shell_is_answered() -> None:
     source = "import sys; sys.argv = ['kbeta']; from kourkoutas.cli import main; main()"
-    env = {
-        **os.environ,
-        "_KBETA_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split()) - 1),
-    }
+    words = "kbeta study rare"
+    env = {**os.environ, "_KBETA_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "2"}
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, env=env)
-    assert expected in done.stdout.split()
+    assert "rare_trigger" in done.stdout.split()
+
+
+def test_the_help_of_a_study_has_panels_defaults_and_an_example() -> None:
+    words = " ".join(re.sub(r"[│╭╮╰╯─]", " ", inside("study", "--help").stdout).split())
+    panels = [words.index(title) for title in ("What to run", "Tuning", "Where and how it runs", "Output")]
+    assert panels == sorted(panels)
+    for default in ("[default: 0-9]", "(8)", "(100-102)", "(one per core)", "(results/TESTBED)", "(smoke)"):
+        assert default in words
+    assert words.index("Example: kbeta study rare_trigger") > panels[-1]

@@ -85,10 +85,18 @@ def test_the_panels_are_all_arms_the_end_and_one_per_arm_with_diverged_runs_cros
     assert [one.title for one in drawn] == [
         "All optimizers: training loss, log scale",
         "The last fifth, enlarged: training loss",
-        "kbeta: 1 run",
-        "lion: 1 run, 1 diverged ×",
+        "K-β: 1 run",
+        "Lion: 1 run, 1 diverged ×",
     ]
     assert ['class="cross"' in one.svg for one in drawn] == [False, False, False, True]
+
+
+def test_a_few_steps_of_a_loss_next_to_0_do_not_flatten_the_rest_but_an_end_there_is_shown() -> None:
+    losses = np.geomspace(1, 0.1, 100)
+    losses[50] = 1e-39
+    assert curves.above_dips(losses, [losses[-1]]).min() > 1e-4
+    assert curves.above_dips(losses, [1e-12]).min() == 1e-12
+    assert (curves.above_dips(losses, [0.1])[:50] == losses[:50]).all()
 
 
 def test_the_enlarged_end_has_the_scale_of_its_own_values() -> None:
@@ -114,7 +122,7 @@ def test_every_run_is_a_mark_at_its_value_and_a_diverged_one_a_cross_on_the_wors
     for higher in (False, True):
         ends = {"a": {0: 1.0, 1: 2.0, 2: 3.0, 3: NAN}, "b": {0: 2.0, 1: NAN, 2: NAN, 3: NAN}}
         found = judged(tmp_path / str(higher), ends, higher_is_better=higher)
-        drawn = distributions.violins(found, looks.looks_of(["a", "b"]), lambda arm, seed: f"{arm}-{seed}")
+        drawn = distributions.rows(found, looks.looks_of(["a", "b"]), lambda arm, seed: f"{arm}-{seed}")
         assert drawn is not None
         marks = {
             (arm, value): float(x)
@@ -128,18 +136,9 @@ def test_every_run_is_a_mark_at_its_value_and_a_diverged_one_a_cross_on_the_wors
         assert 'href="#a-3"' in drawn.svg
 
 
-def test_a_density_has_its_peak_where_the_values_are() -> None:
-    shape = distributions.density(np.array([1.0, 1.1, 0.9, 1.0, 5.0]))
-    assert shape is not None
-    places, heights = shape
-    assert places[heights.argmax()] == pytest.approx(1.0, abs=0.1)
-    assert heights.max() == 1
-    assert distributions.density(np.array([2.0, 2.0, 2.0])) is None
-
-
 def test_pair_lines_join_the_two_values_of_a_seed_and_tell_the_better(tmp_path: Path) -> None:
     found = judged(tmp_path, {"new": {0: 1.0, 1: 3.0, 2: 2.0}, "old": {0: 2.0, 1: 2.5, 2: 2.0}})
-    (drawn,) = distributions.pairs(found, {"new": 0, "old": 1}, lambda arm, seed: "runs")
+    (drawn,) = distributions.pairs(found, looks.looks_of(["new", "old"]), lambda arm, seed: "runs")
     assert "seed 0: old 2, new 1: better" in drawn.svg
     assert "seed 1: old 2.5, new 3: worse" in drawn.svg
     assert "seed 2: old 2, new 2: equal" in drawn.svg
@@ -151,23 +150,25 @@ def test_the_effect_plot_puts_estimates_and_ends_at_their_percentages(tmp_path: 
     (c,) = found.contrasts
     assert c.percent is not None
     assert c.percent.interval is not None
-    for one in effects.plots([found], {"new": 0, "old": 1}):
-        (at,) = re.findall(r'<circle cx="([\d.]+)"', one.svg)
-        bar = re.search(r'<line x1="([\d.]+)" x2="([\d.]+)"[^>]*class="interval"', one.svg)
-        assert bar is not None
-        ticks = re.findall(r'<text x="([\d.]+)"[^>]*>\+?(\d+) %</text>', one.svg)
-        places = {float(value): float(x) for x, value in ticks}
-        (a, xa), *_, (b, xb) = sorted(places.items())
-        per_percent = (xb - xa) / (b - a)
-        for x, percent in ((at, c.percent.value), (bar[1], c.percent.interval.low), (bar[2], c.percent.interval.high)):
-            assert percent is not None
-            assert float(x) == pytest.approx(xa + per_percent * (percent - a), abs=0.5)
+    drawn = effects.plot([found], looks.looks_of(["new", "old"]))
+    assert drawn is not None
+    (at,) = re.findall(r'<circle cx="([\d.]+)"', drawn.svg)
+    bar = re.search(r'<line x1="([\d.]+)" x2="([\d.]+)"[^>]*class="interval"', drawn.svg)
+    assert bar is not None
+    ticks = re.findall(r'<text x="([\d.]+)"[^>]*>\+?(\d+) %</text>', drawn.svg)
+    places = {float(value): float(x) for x, value in ticks}
+    (a, xa), *_, (b, xb) = sorted(places.items())
+    per_percent = (xb - xa) / (b - a)
+    for x, percent in ((at, c.percent.value), (bar[1], c.percent.interval.low), (bar[2], c.percent.interval.high)):
+        assert percent is not None
+        assert float(x) == pytest.approx(xa + per_percent * (percent - a), abs=0.5)
 
 
 def test_an_interval_far_beyond_the_estimates_is_cut_with_an_arrow(tmp_path: Path) -> None:
     ends = {"new": {0: 1.0, 1: 40.0, 2: 0.02}, "old": {0: 1.0, 1: 0.1, 2: 0.5}}
-    wide, _ = effects.plots([judged(tmp_path, ends, log=True)], {})
-    assert 'class="arrow"' in wide.svg
+    drawn = effects.plot([judged(tmp_path, ends, log=True)], looks.looks_of(["new", "old"]))
+    assert drawn is not None
+    assert 'class="arrow"' in drawn.svg
 
 
 def traces(runs: int = 2) -> list[maps.TraceData]:

@@ -1,5 +1,6 @@
 """Testbed A: the data solve the heat equation, the shortcut is the full attention, the weights are INT8."""
 
+import base64
 import dataclasses
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from kourkoutas.lab import engines, testbeds
 from kourkoutas.lab.engines.numpy import ENGINE as NUMPY
 from kourkoutas.lab.running.train import run
-from kourkoutas.lab.showing.pictures import png
+from kourkoutas.lab.showing.pictures import embed
 from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.testbeds.heat2d import data, evaluate, model
 from kourkoutas.lab.testbeds.heat2d.quantize import fake_quantize, int8
@@ -442,6 +443,7 @@ def test_pictures_are_drawn_from_final_parameters_without_an_engine(mask):
     assert "truth first" in words
     titles = [axes.get_title().partition("\n")[0] for axes in first.axes if axes.get_title()]
     assert titles == ["truth", "kbeta", "adam95"]
-    for figure, _ in drawn:
-        assert png(figure, dpi=40).startswith(b"\x89PNG")
+    for figure, description in drawn:
+        picture = base64.b64decode(embed(figure, description).source.partition(",")[2])
+        assert picture.startswith(b"<?xml")
     assert TESTBED.figures(s, {}) == []

@@ -9,7 +9,7 @@ import pytest
 from kourkoutas.lab import testbeds
 from kourkoutas.lab.results import store
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.showing import recorded
+from kourkoutas.lab.showing import pictures
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from tests.lab import made_study
 from tests.lab.made_study import rendered
@@ -39,11 +39,11 @@ def folder(tmp_path, monkeypatch):
 
 def test_a_report_shows_the_testbeds_pictures_of_the_seed_that_most_arms_finished(folder):
     study = store.Study.open(folder)
-    (first, words), (_, more) = recorded.own_pictures(Snapshot.read(study.path))
+    (first, words), (_, more) = pictures.own(Snapshot.read(study.path))
     assert words == "Frame 6 of a test case, truth first: raw, contrast-equalised, and error (seed 1)"
     assert more.endswith("(seed 1)")
     titles = [axes.get_title().partition("\n")[0] for axes in first.axes if axes.get_title()]
-    assert titles == ["truth", "kbeta", "adam95"]
+    assert titles == ["truth", "K-β", "Adam 0.95"]
     page = rendered(store.Study.open(folder))
     assert "What was learnt" in page
     assert words in page

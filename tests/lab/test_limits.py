@@ -68,7 +68,7 @@ def test_a_hanging_run_is_listed_by_the_command_with_the_way_to_repeat_it(tmp_pa
     call = [sys.executable, "-m", "kourkoutas", "study", f"{file}:train", *options, "--out", str(tmp_path / "out")]
     done = subprocess.run(call, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert "kbeta seed 1: failed: the run was ended after 6 s: --timeout 6" in " ".join(done.stderr.split())
+    assert "K-β seed 1: failed: the run was ended after 6 s: --timeout 6" in " ".join(done.stderr.split())
     assert "1 run failed; to try again:" in done.stderr
     again = subprocess.run([*call, "--json"], capture_output=True, text=True, timeout=120)
     assert [run["status"] for run in json.loads(again.stdout)["runs"]] == ["ok", "failed", "ok"]

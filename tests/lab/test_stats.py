@@ -392,8 +392,8 @@ def test_a_missing_folder_or_binary_table_is_named(tmp_path: Path) -> None:
 def test_labels_with_brackets_are_printed_whole() -> None:
     values = {"kbeta[alpha=0.85]": {0: 1.0, 1: 2.0}, "kbeta[alpha=0.9]": {0: 1.5, 1: 2.5}}
     text = printed(comparing.compare(values, baseline="kbeta[alpha=0.9]", **QUICK), width=200)
-    assert "kbeta[alpha=0.85] vs kbeta[alpha=0.9]" in text
-    assert text.count("kbeta[alpha=0.85]") > 3
+    assert "K-β [alpha=0.85] vs K-β [alpha=0.9]" in text
+    assert text.count("K-β [alpha=0.85]") > 3
 
 
 TWO = {"a": {0: 1.0, 1: 2.0, 2: 4.0}, "b": {0: 2.0, 1: 3.0, 2: 7.0}}

@@ -26,7 +26,7 @@ from kourkoutas.lab.planning.search import Tried
 from kourkoutas.lab.results import export, files, store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import trial
-from kourkoutas.lab.showing import curves, progress, recorded, report, status
+from kourkoutas.lab.showing import curves, progress, report, status
 from kourkoutas.lab.specs import looks
 from kourkoutas.lab.specs import search_space as asking
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
@@ -75,13 +75,12 @@ def in_two_calls(steps: int, every: int) -> Iterator[Row]:
 @pytest.mark.parametrize(("steps", "every"), [(100, 10), (1500, 1)], ids=["few", "more rows than a curve keeps"])
 def test_a_metric_logged_in_calls_of_its_own_does_not_cut_the_loss(tmp_path: Path, steps: int, every: int) -> None:
     study = logging_study(tmp_path / "out", {"kbeta": list(in_two_calls(steps, every))})
-    found = recorded.courses(Snapshot.read(study.path))
+    found = curves.courses(Snapshot.read(study.path))
     whole = curves.thinned(found["kbeta"][0])
     assert whole.steps[-1] == steps
     assert not whole.diverged
-    assert recorded.drawn(found)[-1]["step"] == steps
     titles = [one.title for one in curves.panels(found, looks.looks_of(["kbeta"]))]
-    assert titles[-1] == "kbeta: 1 run"
+    assert titles[-1] == "K-β: 1 run"
     rows = export.rows(Snapshot.read(study.path), "curves")
     assert [row["step"] for row in rows if row["loss"] is not None] == list(range(1, steps + 1))
     assert [row["step"] for row in rows if row["val_loss"] is not None] == list(range(every, steps + 1, every))
@@ -89,7 +88,7 @@ def test_a_metric_logged_in_calls_of_its_own_does_not_cut_the_loss(tmp_path: Pat
 
 def test_a_diverged_run_is_crossed_though_its_last_losses_are_gone(tmp_path: Path) -> None:
     study = made_study.own(tmp_path / "out", {"kbeta": {0: made_study.diverged([1, 2, 3], [1.0, 2.0, math.nan])}})
-    (course,) = recorded.courses(Snapshot.read(study.path))["kbeta"].values()
+    (course,) = curves.courses(Snapshot.read(study.path))["kbeta"].values()
     thin = curves.thinned(course)
     assert (thin.steps.tolist(), thin.diverged) == ([1, 2], True)
 
@@ -291,10 +290,8 @@ def test_with_a_tuning_run_missing_nothing_is_shown_against_that_arm(tmp_path: P
     far = [x + 5 for x in BEHIND]
     study = tuned_study(tmp_path / "out", {"kbeta": AHEAD, "adam95": far}, dict.fromkeys(("kbeta", "adam95"), SHARP))
     assert analysed(study).primary.contrasts[0].verdict == "better"
-    assert (
-        status.words(status.status_of(Snapshot.read(study.path)))
-        == "34 runs, 18 of them to tune (18 done): 34 finished."
-    )
+    told = str(status.status_of(Snapshot.read(study.path)))
+    assert told == "34 runs, 18 of them to tune (18 done): 34 finished."
     gone = study.folder(RunSpec(**{**SETUP, "settings": {"lr": rate}}, optimizer="adam95", seed=101))
     if lost == "folder":
         shutil.rmtree(gone)
@@ -303,7 +300,7 @@ def test_with_a_tuning_run_missing_nothing_is_shown_against_that_arm(tmp_path: P
     found = analysed(study)
     (only,) = found.primary.contrasts
     assert (only.verdict, only.p) == ("unclear", 1.0)
-    told = status.words(status.status_of(Snapshot.read(study.path)))
+    told = str(status.status_of(Snapshot.read(study.path)))
     assert told.startswith("34 runs, 18 of them to tune (17 done): 33 finished, 1 waiting.")
     assert any(line.startswith("1 tuning run is missing.") for line in found.fairness)
     assert "1 tuning run is missing." in rendered(study)
@@ -344,10 +341,10 @@ def test_a_metric_overwrites_no_column_of_the_export(tmp_path: Path) -> None:
 
 def test_descending_steps_are_drawn_by_rising_ones(tmp_path: Path) -> None:
     study = logging_study(tmp_path / "out", {"kbeta": [{"step": s, "loss": 1 / s} for s in range(10, 0, -1)]})
-    found = recorded.courses(Snapshot.read(study.path))
+    found = curves.courses(Snapshot.read(study.path))
     assert found["kbeta"][0].steps.tolist() == list(range(1, 11))
     assert found["kbeta"][0].losses.tolist() == [1 / s for s in range(1, 11)]
-    assert "kbeta: 1 run" in rendered(study)
+    assert "K-β: 1 run" in rendered(study)
 
 
 def test_curves_without_a_common_step_have_no_median_and_no_error() -> None:
@@ -395,12 +392,12 @@ def test_the_answer_is_printed_before_the_page_is_made(tmp_path: Path, monkeypat
 
 def test_a_lost_run_is_missed(tmp_path: Path) -> None:
     study = made_study.own(tmp_path / "out", shifted())
-    assert status.words(status.status_of(Snapshot.read(study.path))) == "16 runs: 16 finished."
+    assert str(status.status_of(Snapshot.read(study.path))) == "16 runs: 16 finished."
     assert analysed(study).notes == ()
     shutil.rmtree(study.folder(RunSpec(**SETUP, optimizer="adam95", seed=3)))
     found = status.status_of(Snapshot.read(study.path))
-    assert (found.total, found.finished, found.waiting) == (16, 15, 1)
-    assert status.words(found).startswith("16 runs: 15 finished, 1 waiting. Nobody is making the rest")
+    assert (found.count(), found.count("finished"), found.count("waiting")) == (16, 15, 1)
+    assert str(found).startswith("16 runs: 15 finished, 1 waiting. Nobody is making the rest")
     judged = analysed(study)
     assert [(arm.runs, arm.ok, arm.unfinished) for arm in judged.arms] == [(8, 8, 0), (8, 7, 1)]
     assert judged.notes[0].startswith("1 run is not in the folder (adam95: seed 3)")
@@ -416,7 +413,7 @@ def test_a_folder_of_single_runs_lacks_none(tmp_path: Path) -> None:
             writer.plan([spec])
             writer.finish(spec, made_study.finished(1.0))
     study = store.Study.open(tmp_path / "out")
-    assert status.words(status.status_of(Snapshot.read(study.path))) == "2 runs: 2 finished."
+    assert str(status.status_of(Snapshot.read(study.path))) == "2 runs: 2 finished."
     assert analysed(study).notes == ()
 
 
@@ -436,8 +433,8 @@ def test_power_leaves_out_the_contrast_that_has_no_percentages(tmp_path: Path) -
     ends: dict[str, Any] = {"kbeta": dict(enumerate(AHEAD)), "adam95": noisy, "lion": dict.fromkeys(range(8), math.nan)}
     made_study.own(tmp_path / "out", ends)
     rows = [line.split() for line in kbeta("power", tmp_path / "out").splitlines()]
-    (lion,) = [row for row in rows if "lion" in row]
-    (adam,) = [row for row in rows if "adam95" in row]
+    (lion,) = [row for row in rows if "Lion" in row]
+    (adam,) = [row for row in rows if "0.95" in row]
     assert lion.count("–") == 4
     assert "–" not in adam
     made_study.own(tmp_path / "none", {"kbeta": ends["kbeta"], "lion": ends["lion"]})

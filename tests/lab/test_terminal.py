@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from kourkoutas import cli
-from kourkoutas.cli import printing, results, running, testbeds
+from kourkoutas.cli import printing, results, running
 from kourkoutas.lab.showing.fitting import Fitting
 
 # Values of many digits, and names as long as a study's own.
@@ -47,7 +47,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, list[str]], str]:
     def call(width: int, arguments: list[str]) -> str:
         text = io.StringIO()
         console = Console(width=width, file=text)
-        for module in (printing, running, results, testbeds):
+        for module in (printing, running, results):
             monkeypatch.setattr(module, "out", console)
         done = CliRunner().invoke(cli.app, arguments)
         assert done.exit_code == 0, done.output

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
+import json
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from kourkoutas.cli import app, printing
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import Holder, StoreError, Study
-from kourkoutas.lab.showing import progress, status, watch
+from kourkoutas.lab.showing import status, watch
 from tests.lab import made_study
 from tests.lab.browsing import MISSING, Tab, chromium
 
@@ -113,7 +117,7 @@ def status_of(out: Path) -> status.Status:
 
 def half_done(out: Path) -> bool:
     found = status_of(out)
-    return (found.done, found.running) == (2, 1)
+    return (found.done, found.count("running")) == (2, 1)
 
 
 def test_a_second_look_shows_more_finished_runs_and_killing_the_watcher_harms_nothing(tmp_path: Path) -> None:
@@ -124,16 +128,16 @@ def test_a_second_look_shows_more_finished_runs_and_killing_the_watcher_harms_no
             assert done(first) == 2
             assert '<meta http-equiv="refresh"' in first
             assert "8 runs: 2 finished, 1 running, 5 waiting." in first
-            assert "kbeta, seed 1: step 1, loss 1" in first
-            assert "kbeta: 2 runs" in first  # curves so far, of the run that goes on too
+            assert "K-β, seed 1: step 1, loss 1" in first
+            assert "K-β: 2 runs" in first  # curves so far, of the run that goes on too
             assert "2 of 8 runs have ended. The verdict comes when all have." in first
             (tmp_path / "go").touch()
-            until(lambda: told(page, "kbeta: 3 runs") or told(page, "kbeta: 4 runs"))
+            until(lambda: told(page, "K-β: 3 runs") or told(page, "K-β: 4 runs"))
             watcher.send_signal(signal.SIGKILL)
             watcher.wait()
         study.communicate(timeout=240)
         assert study.returncode == 0
-        assert status_of(out).finished == 8
+        assert status_of(out).count("finished") == 8
         assert '<meta http-equiv="refresh"' not in (out / "report.html").read_text(
             encoding="utf-8"
         )  # the study's own, at its end
@@ -147,7 +151,7 @@ def test_an_open_page_renews_itself_and_keeps_what_the_reader_has_unfolded(tmp_p
             assert done(tab.page.content()) == 2
             tab.page.locator("#settings summary").click()
             (tmp_path / "go").touch()
-            tab.page.locator("figcaption", has_text="kbeta: 4 runs").first.wait_for(timeout=120_000)
+            tab.page.locator("figcaption", has_text="K-β: 4 runs").first.wait_for(timeout=120_000)
             assert tab.page.locator("#settings[open]").count() == 1
             assert tab.complaints == []
 
@@ -162,7 +166,7 @@ def test_a_tuned_study_is_followed_through_its_tuning_and_its_comparison(tmp_pat
             # 2 arms of 2 values and 2 tuning seeds, then 2 arms of 4 seeds
             assert "16 runs, 8 of them to tune" in text
             assert re.search(r"The optimizers are being tuned, \d runs so far; the comparison follows\.", text)
-            assert re.search(r"<li>(kbeta|adam95), lr 0\.01?, seed 101: step 1, loss 1</li>", text)
+            assert re.search(r"<li>(K-β|Adam 0\.95), lr 0\.01?, seed 101: step 1, loss 1</li>", text)
             (tmp_path / "go-compare").touch()
             text = until(lambda: told(page, "seed 1: step 1"))
             assert isinstance(text, str)
@@ -171,45 +175,24 @@ def test_a_tuned_study_is_followed_through_its_tuning_and_its_comparison(tmp_pat
             (tmp_path / "go").touch()
             study.communicate(timeout=240)
         assert study.returncode == 0
-        assert status_of(out).finished == 16
+        assert status_of(out).count("finished") == 16
 
 
-def test_study_watch_writes_the_page_while_it_runs(tmp_path: Path) -> None:
-    with going(tmp_path, "--watch") as (study, out):
-        until(lambda: told(out / "report.html", 'max="8" value="2"'))
-        (tmp_path / "go").touch()
-        study.communicate(timeout=240)
-        assert study.returncode == 0
-    assert '<meta http-equiv="refresh"' not in (out / "report.html").read_text(encoding="utf-8")
-
-
-def test_a_page_is_made_again_when_the_folder_changes_and_a_broken_one_keeps_the_last(
-    tmp_path: Path, monkeypatch
+def test_a_page_is_made_again_until_the_study_ends_and_a_broken_folder_keeps_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = made_study.own(tmp_path / "out", {"x": {0: 1.0}, "y": {0: None}})
-    monkeypatch.setattr(watch, "SHORTEST", 0.01)
-    made: list[int] = []
-    stop = threading.Event()
+    made: list[str] = []
 
     def write(path: Path, page: Path) -> bool:
-        made.append(len(made))
+        made.append(page.name)
         if len(made) == 2:
             raise StoreError("half a file")
-        return len(made) < 3
+        return len(made) < 4
 
+    monkeypatch.setattr(watch, "SHORTEST", 0.01)
     monkeypatch.setattr(watch, "_write", write)
-    follower = threading.Thread(target=watch.follow, args=(study.path, stop))
-    follower.start()
-    time.sleep(0.3)
-    assert len(made) == 1  # nothing has changed
-    for _ in range(2):
-        (Snapshot.read(study.path).runs[0].folder / "metrics.jsonl").write_text(
-            f'{{"step": {len(made)}, "loss": 1.0}}\n'
-        )
-        until(lambda: len(made) > 2 or not follower.is_alive() or len(made) == 2, 10)
-    follower.join(10)
-    assert len(made) == 3  # tried again after the error, and ended with the study
-    stop.set()
+    watch.follow(tmp_path)
+    assert made == ["report.html"] * 4  # tried again after the error, and ended with the study
 
 
 def test_watching_what_cannot_be_watched_is_one_line(tmp_path: Path) -> None:
@@ -225,16 +208,16 @@ def test_status_counts_every_run_and_estimates_the_rest(tmp_path: Path, monkeypa
         "y": {0: float("nan"), 1: made_study.failed(), 2: None, 3: None},
     }
     study = made_study.own(tmp_path / "out", ends)
-    assert status.words(status_of(study.path)).startswith("8 runs: 2 finished, 1 diverged, 1 failed, 4 waiting. Nobody")
+    assert str(status_of(study.path)).startswith("8 runs: 2 finished, 1 diverged, 1 failed, 4 waiting. Nobody")
     holder = Holder("process 1 (kbeta study)", time.time() - 5)
     monkeypatch.setattr(Study, "holder", lambda self: holder)
     x2 = next(run for run in Snapshot.read(study.path).runs if (run.spec.optimizer, run.spec.seed) == ("x", 2))
     (x2.folder / "metrics.jsonl").write_text('{"step": 7, "loss": 0.25}\n')
     found = status_of(study.path)
-    assert (found.running, found.waiting) == (1, 3)
+    assert (found.count("running"), found.count("waiting")) == (1, 3)
     assert [(run.optimizer, run.seed, run.step, run.loss) for run in found.going] == [("x", 2, 7, 0.25)]
     assert found.seconds_left == 8.0  # four runs of two seconds, one at a time
-    assert status.words(found) == "8 runs: 2 finished, 1 diverged, 1 failed, 1 running, 3 waiting. About 8 s left."
+    assert str(found) == "8 runs: 2 finished, 1 diverged, 1 failed, 1 running, 3 waiting. About 8 s left."
 
 
 def test_a_run_that_an_earlier_process_left_is_waiting_not_running(tmp_path: Path, monkeypatch) -> None:
@@ -244,7 +227,7 @@ def test_a_run_that_an_earlier_process_left_is_waiting_not_running(tmp_path: Pat
     os.utime(file, (time.time() - 1000,) * 2)
     monkeypatch.setattr(Study, "holder", lambda self: Holder("process 1", time.time()))
     found = status_of(study.path)
-    assert (found.running, found.waiting) == (0, 1)
+    assert (found.count("running"), found.count("waiting")) == (0, 1)
 
 
 def test_a_process_that_has_ended_holds_nothing(tmp_path: Path) -> None:
@@ -261,24 +244,36 @@ def test_a_process_that_has_ended_holds_nothing(tmp_path: Path) -> None:
         assert (study.holder() is not None) is there
 
 
-def test_no_number_of_the_status_is_broken_across_lines_at_80_columns(tmp_path: Path) -> None:
-    arms = ["a-name-of-an-optimizer-that-is-much-longer-than-any-column-of-a-table-should-be", "y"]
-    row = dict.fromkeys(("finished", "diverged", "failed", "running", "waiting"), 123456)
-    found = status.Status(
-        testbed="t",
-        writer=None,
-        total=1234567,
-        tuning=123456,
-        tuned=123456,
-        seconds_left=None,
-        arms=tuple(status.ArmStatus(arm, **row) for arm in arms),
-        going=(),
-        **row,
-    )
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(progress.render_status(found))
-    lines = console.export_text().splitlines()
+def test_no_number_of_the_status_is_broken_across_lines_at_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "a-name-of-an-optimizer-that-is-much-longer-than-any-column-of-a-table-should-be"
+    study = made_study.own(tmp_path / "out", {long: {0: 1.0}, "y": {0: 1.0}})
+    states = dict.fromkeys(status.STATES, 123456)
+    found = dataclasses.replace(status_of(study.path), arms={long: states, "y": states})
+    monkeypatch.setattr(status, "status_of", lambda snapshot: found)
+    text = io.StringIO()
+    monkeypatch.setattr(printing, "out", Console(width=80, file=text))
+    assert CliRunner().invoke(app, ["status", str(study.path)]).exit_code == 0
+    lines = text.getvalue().splitlines()[1:]  # without the sentence, which a terminal wraps
     assert max(map(len, lines)) <= 80
     for arm in ("a-name", "y "):
         (line,) = [line for line in lines if line.strip().startswith(arm)]
         assert line.split()[-5:] == ["123456"] * 5
+
+
+def test_status_without_a_folder_lists_the_studies_in_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    empty = CliRunner().invoke(app, ["status"])
+    assert (empty.exit_code, empty.output) == (0, "No studies in results/. To make one: kbeta study rare_trigger\n")
+    made_study.own(tmp_path / "results" / "one", {"x": {0: 1.0}, "y": {0: math.nan}})
+    made_study.own(tmp_path / "results" / "two", {"x": {0: 1.0}, "y": {0: None}})
+    (tmp_path / "results" / "other").mkdir()
+    listed = [line.split() for line in CliRunner().invoke(app, ["status"]).output.splitlines()]
+    assert ["results/one", "2/2", "finished"] in listed
+    assert ["results/two", "1/2", "stopped"] in listed
+    found = json.loads(CliRunner().invoke(app, ["status", "--json"]).output)
+    assert {path: (one["done"], one["total"]) for path, one in found.items()} == {
+        "results/one": (2, 2),
+        "results/two": (1, 2),
+    }

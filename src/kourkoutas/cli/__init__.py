@@ -1,4 +1,4 @@
-"""The `kbeta` command: parse (`arguments`), call (`calling`), print (`printing`).
+"""The `kbeta` command: parse (`arguments`), call the laboratory, print (`printing`).
 
 The commands are in `running`, `results`, `testbeds` and `optimizer`; `kbeta --help` lists them in this order. Nothing
 of the laboratory is imported before a command needs it, so that `--help` and completion answer at once.

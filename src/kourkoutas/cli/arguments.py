@@ -1,89 +1,97 @@
-"""Arguments and options that several commands have, and how a shell completes them."""
+"""Arguments and options that several commands have, and how a shell completes them.
+
+NOTE: completion and help must answer at once, so that names are looked up inside functions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-
-def _starting(names: Iterable[str], incomplete: str) -> list[str]:
-    return [name for name in names if name.startswith(incomplete)]
-
-
-def _testbeds(incomplete: str) -> list[str]:
-    from kourkoutas.lab import testbeds
-
-    return _starting(testbeds.every(), incomplete)
+# Options by the panel of `--help` that they stand in.
+of_runs = partial(typer.Option, rich_help_panel="What to run")
+of_tuning = partial(typer.Option, rich_help_panel="Tuning")
+of_place = partial(typer.Option, rich_help_panel="Where and how it runs")
+of_output = partial(typer.Option, rich_help_panel="Output")
 
 
-def _engines(incomplete: str) -> list[str]:
-    from kourkoutas.lab import engines
-
-    return _starting(engines.NAMES, incomplete)
-
-
-def _presets(incomplete: str) -> list[str]:
-    from kourkoutas.lab import testbeds
-
-    return _starting(testbeds.PRESETS, incomplete)
-
-
-def _optimizer(incomplete: str) -> list[str]:
+def _names_of(what: str) -> Iterable[str]:
+    from kourkoutas.lab import engines, testbeds
     from kourkoutas.lab.specs import optimizers
 
-    return _starting(optimizers.LABELS, incomplete)
+    return {
+        "testbed": testbeds.every(),
+        "engine": engines.NAMES,
+        "preset": testbeds.PRESETS,
+        "optimizer": optimizers.LABELS,
+    }[what]
 
 
-def _optimizer_list(incomplete: str) -> list[str]:
-    """Complete the last name of a comma-separated list."""
-    before, comma, last = incomplete.rpartition(",")
-    return [before + comma + name for name in _optimizer(last)]
+def completing(what: str) -> Callable[[str], list[str]]:
+    """Complete a name, or the last one of a list with commas."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [before + comma + name for name in _names_of(what) if name.startswith(last)]
+
+    return complete
 
 
 Target = Annotated[
     str,
     typer.Argument(
-        help="A testbed (see `kbeta testbeds`), or your own function as FILE.py:FUNC.", autocompletion=_testbeds
+        help="A testbed (see `kbeta testbeds`), or your own function as FILE.py:FUNC.",
+        autocompletion=completing("testbed"),
     ),
 ]
 Engine = Annotated[
     str | None,
-    typer.Option(
-        help="torch, jax or mlx. [default: torch; your own function brings its framework]",
-        autocompletion=_engines,
-        show_default=False,
+    of_runs(
+        help="torch, jax or mlx.",
+        show_default="torch; your own function brings its framework",
+        autocompletion=completing("engine"),
     ),
 ]
 Preset = Annotated[
     str | None,
-    typer.Option(
-        help="smoke (seconds), laptop (minutes) or paper. [default: smoke]", autocompletion=_presets, show_default=False
+    of_runs(
+        help="smoke (seconds), laptop (minutes) or paper.", show_default="smoke", autocompletion=completing("preset")
     ),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="NAME=VALUE", help="A setting (steps=500) or an optimizer's option (kbeta.alpha=0.9)."
-    ),
+    of_runs("--set", metavar="NAME=VALUE", help="A setting (steps=500) or an optimizer's option (kbeta.alpha=0.9)."),
 ]
 Text = Annotated[
-    str | None, typer.Option("--text", metavar="FILE", help="The text of char-lm: a UTF-8 file (.gz too), or enwik8.")
+    str | None, of_runs("--text", metavar="FILE", help="The text of char-lm: a UTF-8 file (.gz too), or enwik8.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 EndpointName = Annotated[
     str | None,
-    typer.Option(
+    of_runs(
         "--endpoint",
-        help="The logged metric that decides, instead of what your function returns or a testbed's first endpoint.",
+        metavar="METRIC",
+        help="The logged metric that decides.",
+        show_default="what your function returns; a testbed's first endpoint",
     ),
 ]
+Every = Annotated[
+    int | None,
+    of_place(
+        "--checkpoint-every",
+        min=0,
+        help="Steps between checkpoints of a testbed run; 0 for none.",
+        show_default="one a minute",
+    ),
+]
+AsJson = Annotated[bool, of_output("--json", help="Print JSON, and nothing else, on standard output.")]
 Folder = Annotated[Path, typer.Argument(help="A results folder.")]
 Asked = Annotated[
     list[str] | None,
-    typer.Option(
+    of_output(
         "--endpoint",
         metavar="METRIC[:best|tail][:max][:log]",
         help="Also judge by a logged metric: val_acc:max, val_loss:best. Marked as secondary.",
@@ -91,13 +99,5 @@ Asked = Annotated[
 ]
 Aimed = Annotated[
     str | None,
-    typer.Option("--target", metavar="METRIC<=VALUE", help="Also compare steps to a target: 'val_loss<=0.5'."),
-]
-Every = Annotated[
-    int | None,
-    typer.Option(
-        "--checkpoint-every",
-        min=0,
-        help="Steps between checkpoints of a testbed run; 0 for none. [default: one a minute]",
-    ),
+    of_output("--target", metavar="METRIC<=VALUE", help="Also compare steps to a target: 'val_loss<=0.5'."),
 ]

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kourkoutas.cli.app import app, out
 from kourkoutas.cli.arguments import Aimed, AsJson, Asked, Folder
-from kourkoutas.cli.calling import aim_of, analyse_folder
-from kourkoutas.cli.printing import print_json, print_table
+from kourkoutas.cli.printing import answer, print_json, print_table
+
+if TYPE_CHECKING:
+    from kourkoutas.lab.judging.analysis import Analysis
+
+STUDIES = "*/study.json"
 
 
 @app.command()
@@ -21,8 +26,7 @@ def stats(
     baseline: Annotated[
         str | None,
         typer.Option(
-            help="The optimizer that the others are compared with. [default: adam95; of a folder, as planned]",
-            show_default=False,
+            help="The optimizer that the others are compared with.", show_default="adam95; of a folder, as planned"
         ),
     ] = None,
     endpoint: Asked = None,
@@ -42,7 +46,7 @@ def stats(
         for name, asked in given.items():
             if asked:
                 raise ValueError(f"{name} is for a table; of a folder write --endpoint METRIC:max:log, for example")
-        judged = analyse_folder(source, endpoint, baseline)
+        judged = analyse_folder(source, endpoint, baseline=baseline)
         if as_json:
             print_json(judged.to_dict())
         else:
@@ -70,7 +74,9 @@ def power(
     folder: Folder,
     difference: Annotated[
         list[str] | None,
-        typer.Option(help="A difference to find: 5%, or a size in the endpoint's units. [default: 1%, 2%, 5%, 10%]"),
+        typer.Option(
+            help="A difference to find: 5%, or a size in the endpoint's units.", show_default="1%, 2%, 5%, 10%"
+        ),
     ] = None,
     probability: Annotated[float, typer.Option("--power", help="The probability of finding it.")] = 0.8,
     endpoint: Annotated[str | None, typer.Option(help="A logged metric, as in `kbeta stats`.")] = None,
@@ -81,7 +87,7 @@ def power(
 
     if not 0 < probability < 1:
         raise ValueError(f"--power must be between 0 and 1, for example 0.8; got {probability}")
-    judged = analyse_folder(folder, [endpoint] if endpoint else None).endpoints[-1 if endpoint else 0]
+    judged = analyse_folder(folder, [endpoint] if endpoint else None, resamples=0).endpoints[-1 if endpoint else 0]
     texts = difference or ("1%", "2%", "5%", "10%")
     for text in texts:
         lab.parse_difference(text)
@@ -109,7 +115,7 @@ def power(
 def export(
     folder: Folder,
     to: Annotated[
-        Path | None, typer.Option(help="A name ending in .csv or .parquet. [default: OUT/runs.csv]", show_default=False)
+        Path | None, typer.Option(help="A name ending in .csv or .parquet.", show_default="OUT/runs.csv")
     ] = None,
     curves: Annotated[bool, typer.Option("--curves", help="One row per recorded point instead of per run.")] = False,
 ) -> None:
@@ -119,38 +125,38 @@ def export(
 
     to = to or folder / ("curves.csv" if curves else "runs.csv")
     count = lab.write(Snapshot.read(folder), to, "curves" if curves else "runs")
-    out.print(f"{to}: {count} rows", markup=False, highlight=False, soft_wrap=True)
+    answer(f"{to}: {count} rows")
 
 
 @app.command()
 def norms(
     folder: Folder,
-    optimizer: Annotated[str | None, typer.Option(help="One arm, bucket by bucket.", show_default=False)] = None,
+    optimizer: Annotated[str | None, typer.Option(help="One optimizer, bucket by bucket.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Which memory, which β2, would have predicted the recorded gradient norms best?"""
     from kourkoutas.lab.results.snapshot import Snapshot
     from kourkoutas.lab.showing import beta2_forecast
+    from kourkoutas.lab.specs.looks import label
 
     study = Snapshot.read(folder)
-    runs, arms = study.runs, [arm.label for arm in study.record.arms]
+    arms = [arm.label for arm in study.record.arms]
     if optimizer is not None and optimizer not in arms:
         raise ValueError(f"`--optimizer` {optimizer!r} is not in {folder}; it has {', '.join(arms)}")
     chosen = arms if optimizer is None else [optimizer]
-    found = beta2_forecast.of_arms(runs, chosen)
+    found = {arm: one for arm in chosen if (one := beta2_forecast.of_arm(study.runs, arm)) is not None}
     if not found:
         raise ValueError(
-            f"{folder} has no recorded norms: they come from Kourkoutas-β arms (kbeta-fixed is Adam), made by this "
-            "version or a later one"
+            f"{folder} has no recorded norms: they come from K-β (kbeta; kbeta-fixed is Adam), made by this version or "
+            "a later one"
         )
     if as_json:
         print_json({arm: one.to_json() for arm, one in found.items()})
         return
     for arm, one in found.items():
-        head, rows = beta2_forecast.table({arm: one})
-        print_table(f"What each memory loses, in nats per step: {arm}", head[1:], [row[1:] for row in rows])
+        print_table(f"What each memory loses, in nats per step: {label(arm)}", *beta2_forecast.table(one))
     if optimizer is not None:
-        print_table(f"Best β of each bucket, {optimizer}", *beta2_forecast.buckets(found[optimizer]))
+        print_table(f"Best β of each bucket, {label(optimizer)}", *beta2_forecast.buckets(found[optimizer]))
     out.print(beta2_forecast.NOTE, markup=False, highlight=False)
 
 
@@ -159,32 +165,55 @@ def report(folder: Folder, endpoint: Asked = None, target: Aimed = None) -> None
     """Write report.html of a results folder again."""
     from kourkoutas.lab.showing import report as lab
 
-    page = lab.write(analyse_folder(folder, endpoint, aim=aim_of(target)))
-    out.print(str(page), markup=False, highlight=False, soft_wrap=True)
+    answer(str(lab.write(analyse_folder(folder, endpoint, target=target, resamples=0))))
 
 
 @app.command()
 def watch(folder: Folder) -> None:
-    """Write the report again and again while a study goes on, as a page that reloads itself; Ctrl-C ends it."""
+    """Write the report again and again while a study runs, as a page that reloads itself; Ctrl-C ends it."""
     from kourkoutas.lab.results.snapshot import Snapshot
     from kourkoutas.lab.showing import watch as lab
 
     Snapshot.read(folder)  # an error now, before anything is promised
-    text = f"{folder / 'report.html'} shows {folder} as it goes on; Ctrl-C ends this, and not the study."
-    out.print(text, highlight=False, soft_wrap=True)
+    answer(f"{folder / 'report.html'} shows {folder} as it goes on; Ctrl-C ends this, and not the study.")
     with contextlib.suppress(KeyboardInterrupt):
         lab.follow(folder)
 
 
 @app.command()
-def status(folder: Folder, as_json: AsJson = False) -> None:
+def status(
+    folder: Annotated[Path | None, typer.Argument(help="A results folder.", show_default="all in results/")] = None,
+    as_json: AsJson = False,
+) -> None:
     """How far a study is: finished, diverged, failed, running and waiting runs, and the time left."""
     from kourkoutas.lab.results.snapshot import Snapshot
-    from kourkoutas.lab.showing import progress
-    from kourkoutas.lab.showing import status as lab
+    from kourkoutas.lab.showing.status import STATES, status_of
+    from kourkoutas.lab.specs.looks import label
 
-    found = lab.status_of(Snapshot.read(folder))
+    if folder is None:
+        found = {path.parent: status_of(Snapshot.read(path.parent)) for path in sorted(Path("results").glob(STUDIES))}
+        if as_json:
+            print_json({str(path): one.to_dict() for path, one in found.items()})
+        elif found:
+            rows = [(str(path), f"{one.done}/{one.count()}", one.state) for path, one in found.items()]
+            print_table("", ["study", "runs", "state"], rows, words=["state"])
+        else:
+            answer("No studies in results/. To make one: kbeta study rare_trigger")
+        return
+    one = status_of(Snapshot.read(folder))
     if as_json:
-        print_json(found.to_dict())
-    else:
-        out.print(progress.render_status(found))
+        print_json(one.to_dict())
+        return
+    answer(str(one))
+    print_table("", ["optimizer", *STATES], [(label(a), *(str(n[s]) for s in STATES)) for a, n in one.arms.items()])
+    for run in one.going:
+        answer(str(run))
+
+
+def analyse_folder(folder: Path, endpoints: Sequence[str] | None = None, **more: Any) -> Analysis:
+    from kourkoutas.lab.judging import analysis, targets
+    from kourkoutas.lab.results.snapshot import Snapshot
+
+    if (target := more.get("target")) is not None:
+        more["target"] = targets.parse_target(target)
+    return analysis.analyse(Snapshot.read(folder), endpoints=endpoints or (), **more)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,25 +25,34 @@ from kourkoutas.cli.arguments import (
     Set,
     Target,
     Text,
-    _optimizer,
-    _optimizer_list,
+    completing,
+    of_output,
+    of_place,
+    of_runs,
+    of_tuning,
 )
-from kourkoutas.cli.calling import aim_of, called_as, make_tuning, with_text
-from kourkoutas.cli.printing import print_json, print_run, say
+from kourkoutas.cli.printing import answer, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from kourkoutas.lab.specs.search_space import SearchSpace
+
+EXAMPLE = (
+    "Example: kbeta study rare_trigger --engine jax --tune lr=1e-2:1\n\n"
+    "It tunes every optimizer on other seeds, then compares the best of each on ten seeds."
+)
 
 
 @app.command()
 def run(
     target: Target,
-    optimizer: Annotated[str, typer.Option(help="The optimizer.", autocompletion=_optimizer)] = "kbeta",
-    seed: Annotated[int, typer.Option(min=0, help="Of data, init and order.")] = 0,
+    optimizer: Annotated[str, of_runs(help="The optimizer.", autocompletion=completing("optimizer"))] = "kbeta",
+    seed: Annotated[int, of_runs(min=0, help="Of data, init and order.")] = 0,
     engine: Engine = None,
     preset: Preset = None,
     set_: Set = None,
     text: Text = None,
     out_: Annotated[
-        Path | None,
-        typer.Option("--out", help="Keep the run in this results folder. [default: not kept]", show_default=False),
+        Path | None, of_output("--out", help="Keep the run in this results folder.", show_default="not kept")
     ] = None,
     endpoint: EndpointName = None,
     checkpoint_every: Every = None,
@@ -52,6 +62,8 @@ def run(
     from kourkoutas.lab import api
     from kourkoutas.lab.planning import plan as planning
     from kourkoutas.lab.showing import progress
+    from kourkoutas.lab.showing.status import outcome
+    from kourkoutas.lab.specs.looks import label
 
     plan = planning.plan_study(
         target,
@@ -81,97 +93,87 @@ def run(
     if as_json:
         print_json({"id": spec.id, **json.loads(result.model_dump_json())})
     else:
-        print_run(plan, result)
+        answer(f"{spec.testbed} {label(optimizer)} seed {seed}: {outcome(result)} ({result.seconds:.1f} s)")
+        if result.metrics:
+            print_table("", ["metric", "value"], [(name, f"{value:.6g}") for name, value in result.metrics.items()])
     if result.status == "failed":
-        err.print(result.error, markup=False, highlight=False, soft_wrap=True)
+        say(result.error or "")
         raise typer.Exit(FAILED)
 
 
-@app.command()
+@app.command(epilog=EXAMPLE)
 def study(
     target: Target,
-    seeds: Annotated[str, typer.Option(help="Numbers and ranges: 0-9 or 0,3,7.")] = "0-9",
+    seeds: Annotated[str, of_runs(help="Numbers and ranges: 0-9 or 0,3,7.")] = "0-9",
     optimizers: Annotated[
         str | None,
-        typer.Option(
-            help="Comma-separated; the first is compared with the others. [default: the testbed's]",
-            autocompletion=_optimizer_list,
-            show_default=False,
+        of_runs(
+            help="Comma-separated; the first is compared with the others.",
+            show_default="the testbed's",
+            autocompletion=completing("optimizer"),
         ),
     ] = None,
     engine: Engine = None,
     preset: Preset = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes; they share the cores. [default: one per core]", show_default=False),
-    ] = None,
-    out_: Annotated[
-        Path | None, typer.Option("--out", help="Results folder. [default: results/TESTBED]", show_default=False)
-    ] = None,
     set_: Set = None,
     text: Text = None,
     grid: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=V1,V2", help="One arm per value: kbeta.alpha=0.85,0.9 or a setting, lr=0.1,0.01."),
-    ] = None,
-    tune: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=LOW:HIGH",
-            help="Tune every arm alike on other seeds, then compare the best: lr=1e-4:1e-1. Twice or more: by Optuna.",
-        ),
-    ] = None,
-    trials: Annotated[
-        int | None, typer.Option(help="Values tried for each arm. [default: 8]", show_default=False)
-    ] = None,
-    tune_seeds: Annotated[
-        str | None, typer.Option(help="Seeds of the tuning, none of --seeds. [default: 100-102]", show_default=False)
-    ] = None,
-    tune_budget: Annotated[
-        int | None,
-        typer.Option(
-            help="How often the range may be widened when a best value is at its edge. [default: 2]", show_default=False
-        ),
+        of_runs(metavar="NAME=V1,V2", help="One optimizer per value: kbeta.alpha=0.85,0.9 or a setting, lr=0.1,0.01."),
     ] = None,
     endpoint: EndpointName = None,
-    log: Annotated[bool, typer.Option("--log", help="Your own function: compare ratios, on log10.")] = False,
+    log: Annotated[bool, of_runs("--log", help="Your own function: compare ratios, on log10.")] = False,
     higher_is_better: Annotated[
-        bool, typer.Option("--higher-is-better", help="Your own function: for accuracies and the like.")
+        bool, of_runs("--higher-is-better", help="Your own function: for accuracies and the like.")
     ] = False,
-    checkpoint_every: Every = None,
-    target_: Aimed = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[ADDRESS]",
-            help="Make the runs on a Ray cluster: HOST:PORT, or auto for the one that runs here. "
-            "[without ADDRESS: $RAY_ADDRESS, else a cluster of this machine]",
-            show_default=False,
+    tune: Annotated[
+        list[str] | None,
+        of_tuning(
+            metavar="NAME=LOW:HIGH",
+            help="Tune every optimizer alike on other seeds, then compare the best: lr=1e-4:1e-1. Several: by Optuna.",
         ),
     ] = None,
-    cpus_per_run: Annotated[float | None, typer.Option(help="Of a node of --ray. [default: 1]")] = None,
-    gpus_per_run: Annotated[float | None, typer.Option(help="Of a node of --ray. [default: 0]")] = None,
+    trials: Annotated[int | None, of_tuning(help="Values tried for each optimizer.", show_default="8")] = None,
+    tune_seeds: Annotated[
+        str | None, of_tuning(help="Seeds of the tuning, none of --seeds.", show_default="100-102")
+    ] = None,
+    tune_budget: Annotated[
+        int | None, of_tuning(help="How often to widen the range when a best value is at its edge.", show_default="2")
+    ] = None,
+    workers: Annotated[
+        int | None, of_place(min=1, help="Processes; they share the cores.", show_default="one per core")
+    ] = None,
+    timeout: Annotated[
+        float | None, of_place(metavar="SECONDS", help="End a run after this time; it has failed.")
+    ] = None,
+    memory: Annotated[
+        float | None, of_place(metavar="GIB", help="End a run that holds more memory; it has failed.")
+    ] = None,
+    checkpoint_every: Every = None,
+    retries: Annotated[
+        int | None, of_place(help="How often to repeat a run whose worker was lost.", show_default="0; with --ray 2")
+    ] = None,
+    retry_failed: Annotated[bool, of_place("--retry-failed", help="Make failed runs again.")] = False,
+    ray: Annotated[
+        str | None,
+        of_place(
+            metavar="[ADDRESS]",
+            help="Make the runs on a Ray cluster: HOST:PORT, or auto for the one that runs here; without ADDRESS "
+            "$RAY_ADDRESS, else a cluster of this machine.",
+        ),
+    ] = None,
+    cpus_per_run: Annotated[float | None, of_place(help="Of a node of --ray.", show_default="1")] = None,
+    gpus_per_run: Annotated[float | None, of_place(help="Of a node of --ray.", show_default="0")] = None,
     storage: Annotated[
         str | None,
-        typer.Option(
+        of_place(
             metavar="PLACE",
             help="A folder that all nodes of --ray share, or an fsspec address: runs of a lost node go on from there.",
         ),
     ] = None,
-    retries: Annotated[
-        int | None, typer.Option(help="How often a run is made again whose worker was lost. [default: 0; with --ray 2]")
-    ] = None,
-    timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="End a run after this time; it has failed.")
-    ] = None,
-    memory: Annotated[
-        float | None, typer.Option(metavar="GIB", help="End a run that holds more memory; it has failed.")
-    ] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Make failed runs again.")] = False,
-    no_report: Annotated[bool, typer.Option("--no-report", help="Do not write report.html.")] = False,
-    watched: Annotated[
-        bool, typer.Option("--watch", help="Write the report again and again while the study goes on.")
-    ] = False,
+    out_: Annotated[Path | None, of_output("--out", help="Results folder.", show_default="results/TESTBED")] = None,
+    target_: Aimed = None,
+    no_report: Annotated[bool, of_output("--no-report", help="Do not write report.html.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare optimizers over matched seeds; the same command again resumes after anything."""
@@ -180,7 +182,11 @@ def study(
     from kourkoutas.lab.running.study import choose_executor
     from kourkoutas.lab.showing import progress
 
-    chosen, aim = planning.parse_seeds(seeds), aim_of(target_)
+    chosen, aim = planning.parse_seeds(seeds), None
+    if target_ is not None:
+        from kourkoutas.lab.judging import targets
+
+        aim = targets.parse_target(target_)
     plan = planning.plan_study(
         target,
         optimizers=optimizers.split(",") if optimizers is not None else [],
@@ -210,7 +216,6 @@ def study(
     with (
         resumable(True),
         contextlib.redirect_stdout(sys.stderr),  # where Ray tells of nodes it has lost
-        watching(folder) if watched else contextlib.nullcontext(),
         progress.showing(err, plan) as observer,
     ):
         done = api.execute(
@@ -223,15 +228,14 @@ def study(
             checkpoint_every=checkpoint_every,
             observer=observer if aim is None else progress.Aiming(observer, aim),
         )
-    from kourkoutas.lab.judging.analysis import analyse  # scipy takes a second, which the workers need not wait for
-    from kourkoutas.lab.judging.analysis import as_json as to_json
+    from kourkoutas.lab.judging import analysis  # scipy takes a second, which the workers need not wait for
     from kourkoutas.lab.showing import console, report
 
-    judged = analyse(done, target=aim)
+    judged = analysis.analyse(done, target=aim)
     page = None if no_report else done.path / "report.html"
     # The answer comes first: whatever happens to the page, it has been printed.
     if as_json:
-        print_json(to_json(judged) | {"report": None if page is None else str(page)})
+        print_json(analysis.as_json(judged) | {"report": None if page is None else str(page)})
     else:
         out.print(console.Answer(judged, page))
     if page is not None:
@@ -243,22 +247,46 @@ def study(
         raise typer.Exit(FAILED)
 
 
+def with_text(sets: list[str] | None, text: str | None) -> list[str]:
+    """`--set` with the text of `--text`, named by its content too, so that a changed file is another configuration."""
+    if text is None:
+        return sets or []
+    from kourkoutas.lab import corpus
+
+    return [*(sets or []), *(f"{name}={value}" for name, value in corpus.pin(text).items())]
+
+
+def make_tuning(
+    tune: list[str] | None, trials: int | None, tune_seeds: str | None, budget: int | None, test_seeds: Sequence[int]
+) -> SearchSpace | None:
+    from kourkoutas.lab.planning import plan as planning
+    from kourkoutas.lab.specs import search_space
+
+    if not tune:
+        for name, given in (("--trials", trials), ("--tune-seeds", tune_seeds), ("--tune-budget", budget)):
+            if given is not None:
+                raise ValueError(f"{name} {given} needs something to tune: add --tune lr=1e-4:1e-1, for example")
+        return None
+    return search_space.search_space(
+        search_space.parse_tune(tune),
+        trials=8 if trials is None else trials,
+        seeds=planning.parse_seeds(tune_seeds or "100-102", "--tune-seeds"),
+        test_seeds=test_seeds,
+        budget=2 if budget is None else budget,
+    )
+
+
+def called_as() -> str:
+    """This call, quoted for a shell."""
+    name = Path(sys.argv[0]).name
+    program = ["kbeta"] if name == "kbeta" else ["python", "-m", "kourkoutas"]
+    return shlex.join([*program, *sys.argv[1:]])
+
+
 @contextlib.contextmanager
 def resumable(kept: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if kept:
-            say(f"Stopped; finished runs are kept. To resume: {called_as()}")
-        else:
-            say("Stopped.")
+        say(f"Stopped; finished runs are kept. To resume: {called_as()}" if kept else "Stopped.")
         raise typer.Exit(128 + signal.SIGINT) from None
-
-
-@contextlib.contextmanager
-def watching(folder: Path) -> Iterator[None]:
-    from kourkoutas.lab.showing import watch as lab
-
-    with lab.following(folder) as page:
-        say(f"{page} shows the study as it goes on.")
-        yield

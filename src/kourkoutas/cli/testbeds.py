@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from kourkoutas.cli.app import app, err, out
+from kourkoutas.cli.app import app, err
 from kourkoutas.cli.arguments import AsJson
-from kourkoutas.cli.printing import print_json
+from kourkoutas.cli.printing import answer, print_json, print_table
 
 
 @app.command()
 def data(
     name: Annotated[str, typer.Argument(help="enwik8: its first 30 MB, checked.")],
-    to: Annotated[Path | None, typer.Option(help="Folder. [default: the cache]", show_default=False)] = None,
-    url: Annotated[str | None, typer.Option(help="Another address of enwik8.zip.", show_default=False)] = None,
+    to: Annotated[Path | None, typer.Option(help="Folder.", show_default="the cache")] = None,
+    url: Annotated[str | None, typer.Option(help="Another address of enwik8.zip.")] = None,
 ) -> None:
     """Fetch the text of char-lm; then `--text enwik8`, or the path that is printed."""
     from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
@@ -33,7 +33,7 @@ def data(
             (url,) if url else corpus.enwik8.URLS,
             on_progress=lambda got, total: shown.update(task, completed=got, total=total or None),
         )
-    out.print(str(path), markup=False, highlight=False, soft_wrap=True)
+    answer(str(path))
 
 
 @app.command("testbeds")
@@ -42,7 +42,6 @@ def list_testbeds(as_json: AsJson = False) -> None:
     import dataclasses
 
     from kourkoutas.lab import testbeds
-    from kourkoutas.lab.showing.fitting import Fitting
 
     every = testbeds.every()
     if as_json:
@@ -59,8 +58,6 @@ def list_testbeds(as_json: AsJson = False) -> None:
             }
         )
         return
-    shown = Fitting("", ["testbed", "what", "optimizers"], words=["what", "optimizers"])
-    for name, bed in every.items():
-        shown.add_row(name, bed.title, ", ".join(bed.arms))
-    out.print(shown)
-    out.print("Endpoints, and the settings of each preset: kbeta testbeds --json", highlight=False)
+    rows = [(name, bed.title, ", ".join(bed.arms)) for name, bed in every.items()]
+    print_table("", ["testbed", "what", "optimizers"], rows, words=["what", "optimizers"])
+    answer("Endpoints, and the settings of each preset: kbeta testbeds --json")

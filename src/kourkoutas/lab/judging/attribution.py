@@ -27,8 +27,8 @@ from typing import Protocol
 import numpy as np
 
 from kourkoutas.lab.judging.intervals import Interval, fieller
-from kourkoutas.lab.judging.labels import label
 from kourkoutas.lab.judging.values import Array, Seed, Values, in_order
+from kourkoutas.lab.specs.looks import label
 
 BASELINES = ("adam95", "adam999")
 TREATMENT = "kbeta"

@@ -51,6 +51,7 @@ from kourkoutas.lab.judging.values import (
     listed,
     to_json,
 )
+from kourkoutas.lab.specs.looks import versus
 
 CONFIDENCE = 0.95
 BOOTSTRAPPED = 200  # contrasts of one comparison; with more, bootstrap intervals would take minutes
@@ -113,7 +114,7 @@ class Contrast:
 
     @property
     def name(self) -> str:
-        return f"{self.treatment} vs {self.baseline}"
+        return versus(self.treatment, self.baseline)
 
     @property
     def n(self) -> int:
@@ -269,7 +270,7 @@ def compare_pairs(
         shared = a in clean and b in clean and not clean[a].keys().isdisjoint(clean[b])
         (possible if shared else missing).append((a, b))
     if missing:
-        told.append(f"no finished seed in common, so not compared: {listed([f'{a} vs {b}' for a, b in missing])}")
+        told.append(f"no finished seed in common, so not compared: {listed([versus(*pair) for pair in missing])}")
     if len(possible) > BOOTSTRAPPED:
         resamples = 0
         told.append(f"{len(possible)} contrasts: no bootstrap intervals, which are for few")

@@ -18,6 +18,7 @@ import numpy as np
 from kourkoutas.lab.judging.hypothesis_tests import holm, sign_test, wilcoxon
 from kourkoutas.lab.judging.intervals import quantile
 from kourkoutas.lab.results.store import StoredRun, StoreError
+from kourkoutas.lab.specs.looks import label
 from kourkoutas.lab.specs.spec import RunResult
 
 
@@ -112,7 +113,7 @@ class Race:
         others = [f"{word} on {count}" for word, count in (("equal", self.ties), ("later", self.losses)) if count]
         p = [] if self.p_holm is None else [f"Wilcoxon p = {self.p_holm:.3g} after Holm"]
         rest = "; ".join([*([", ".join(others)] if others else []), *p])
-        text = f"{self.treatment} got there before {self.baseline} on {self.wins} of {n} seeds"
+        text = f"{label(self.treatment)} got there before {label(self.baseline)} on {self.wins} of {n} seeds"
         return f"{text} ({rest})." if rest else f"{text}."
 
 

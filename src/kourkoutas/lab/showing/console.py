@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -11,15 +10,16 @@ from rich.text import Text
 
 from kourkoutas.lab.judging import headline
 from kourkoutas.lab.judging.analysis import Analysis
-from kourkoutas.lab.judging.comparing import Comparison, Contrast
-from kourkoutas.lab.judging.headline import digits
-from kourkoutas.lab.judging.labels import label
+from kourkoutas.lab.judging.comparing import Comparison
 from kourkoutas.lab.judging.statistics import OF_ARMS, show
+from kourkoutas.lab.judging.targets import Reached, until
 from kourkoutas.lab.judging.values import Seed
-from kourkoutas.lab.showing import reaching, sensitivity
+from kourkoutas.lab.showing import sensitivity
 from kourkoutas.lab.showing.drawing import shorten
-from kourkoutas.lab.showing.failures import failures
+from kourkoutas.lab.showing.effects import limits, rows_of
 from kourkoutas.lab.showing.fitting import Fitting
+from kourkoutas.lab.showing.status import failures
+from kourkoutas.lab.specs.looks import label
 
 MOST_ROWS = 200
 MOST_COLUMNS = 30
@@ -73,27 +73,15 @@ def effects(endpoint: Comparison, *, heading: bool = True, most: int = 8) -> Tex
     if heading:
         who = f"{label(next(iter(treatments)))} against" if one else "against"
         lines.insert(0, f"\n{who:<{NAME + 2}} {'worse ◂──0──▸ better':^{PLOT}} {'':<24}seeds won")
-    percent = all(c.percent is not None for c in endpoint.contrasts if c.effect is not None)
-    ends = {c.name: _ends(c, percent) for c in endpoint.contrasts}
-    widest = max((abs(x) for own in ends.values() for x in own or () if math.isfinite(x)), default=1.0) or 1.0
-    for c in endpoint.contrasts[:most]:
-        name = label(c.baseline) if one else f"{label(c.treatment)} – {label(c.baseline)}"
-        numbers = _numbers(c, ends[c.name], percent)
-        row = f"  {shorten(name, NAME):<{NAME}} {_bar(ends[c.name], widest)} {numbers:<26}"
-        lines.append(f"{row} {f'{c.wins}/{c.n}':>6}")
-    if len(endpoint.contrasts) > most:
-        lines.append(f"  … and {len(endpoint.contrasts) - most} more")
+    rows = rows_of(endpoint)
+    widest = max(map(abs, limits(rows))) or 1.0
+    for row in rows[:most]:
+        c = row.contrast
+        name = shorten(label(c.baseline) if one else c.name, NAME)
+        lines.append(f"  {name:<{NAME}} {_bar(row.ends, widest)} {row.words:<26} {f'{c.wins}/{c.n}':>6}")
+    if len(rows) > most:
+        lines.append(f"  … and {len(rows) - most} more")
     return Text("\n".join(lines))
-
-
-def _ends(c: Contrast, percent: bool) -> tuple[float, float, float] | None:
-    """(low, estimate, high) in percent, as a difference, or as a ratio less 1; infinite where there is no end."""
-    of = c.percent if percent else c.effect
-    if of is None or of.value is None or not math.isfinite(of.value):
-        return None
-    ends = (of.value, of.value) if of.interval is None else (of.interval.low, of.interval.high)
-    found = (ends[0], of.value, ends[1])
-    return found if percent or not c.log else (found[0] - 1, found[1] - 1, found[2] - 1)
 
 
 def _bar(ends: tuple[float, float, float] | None, most: float) -> str:
@@ -106,26 +94,10 @@ def _bar(ends: tuple[float, float, float] | None, most: float) -> str:
     for at in range(low, high + 1):
         cells[at] = "┼" if at == half else "─"
     if low < high:
-        cells[low] = "├" if math.isfinite(ends[0]) else "◂"
-        cells[high] = "┤" if math.isfinite(ends[2]) else "▸"
+        cells[low] = "├" if ends[0] >= -most else "◂"
+        cells[high] = "┤" if ends[2] <= most else "▸"
     cells[middle] = "●"
     return "".join(cells)
-
-
-def _signed(value: float) -> str:
-    return f"{'−' if value < 0 else '+'}{digits(value)}"
-
-
-def _numbers(c: Contrast, ends: tuple[float, float, float] | None, percent: bool) -> str:
-    if ends is None:
-        return "no finite effect"
-    low, value, high = ends
-    if not percent:
-        return f"{value:+.2g} [{low:+.2g}, {high:+.2g}]".replace("-", "−")
-    text = headline.percent_text(value, c.higher_is_better)
-    if text.endswith("%"):
-        return f"{_signed(value)} % [{_signed(low)}, {_signed(high)}]"
-    return f"{text} [{headline.times_between(low, high, c.higher_is_better)}]"
 
 
 def optimizers(analysis: Analysis, most: int = MOST_ROWS) -> RenderableType:
@@ -157,7 +129,7 @@ def statistics(analysis: Analysis) -> RenderableType:
     parts.extend(comparison(one) for one in analysis.endpoints)
     if analysis.sensitivity:
         title = f"Sensitivity to {analysis.sensitivity[0].option}, on the tuning seeds"
-        parts.append(table(title, *sensitivity.table(analysis.sensitivity)))
+        parts.append(Fitting(title, *sensitivity.table(analysis.sensitivity)))
     parts.extend(target(analysis))
     parts.extend(Text(f"Note: {note}") for note in analysis.notes)
     return Group(*parts)
@@ -170,7 +142,16 @@ def target(analysis: Analysis, most: int = MOST_ROWS) -> list[RenderableType]:
     races: list[RenderableType] = [Text(race.sentence) for race in analysis.target.contrasts[:most]]
     if most < len(analysis.target.arms):
         return races
-    return [table(f"Until {analysis.target.target}", *reaching.table(analysis.target.arms)), *races]
+    return [Fitting(f"Until {analysis.target.target}", *reached(analysis.target.arms)), *races]
+
+
+def reached(found: Mapping[str, Reached]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """(head, rows): how many runs reached the target, and how soon."""
+    head = ("optimizer", "reached", "median steps", "median seconds")
+    return head, [
+        (label(arm), f"{one.reached} of {one.runs}", until(one.median_steps), until(one.median_seconds))
+        for arm, one in found.items()
+    ]
 
 
 def comparison(found: Comparison) -> RenderableType:
@@ -183,17 +164,27 @@ def comparison(found: Comparison) -> RenderableType:
     if not found.primary:
         parts.extend(Text(headline.answer(c)) for c in found.contrasts[:MOST_ROWS])
     parts.append(_every_seed(found))
-    shown = [one for one in OF_ARMS if any(one.name in own for own in found.arms.values())]
-    arms = Fitting("Each optimizer", ["", *(one.title for one in shown)])
-    for arm, own in list(found.arms.items())[:MOST_ROWS]:
-        arms.add_row(arm, *(one.show(own[one.name]) if one.name in own else "–" for one in shown))
-    parts.append(arms)
+    parts.append(Fitting("Each optimizer", *of_arms(found, MOST_ROWS)))
     if found.contrasts:
         parts.append(Text(statistics_title(found)))
         for c in found.contrasts[:MOST_ROWS]:
-            parts.append(table(c.name, ["statistic", "value", "p", "Holm p"], c.rows(), words=["value"]))
-    parts.extend(Text(f"Note: {note}") for note in (*found.notes, *_left_out(found)))
+            parts.append(Fitting(c.name, ["statistic", "value", "p", "Holm p"], c.rows(), words=["value"]))
+    parts.extend(Text(f"Note: {note}") for note in found.notes)
+    counts = {"optimizers": (MOST_COLUMNS, len(found.values)), "contrasts": (MOST_ROWS, len(found.contrasts))}
+    for what, (most, count) in counts.items():
+        if count > most:
+            parts.append(Text(f"Note: the first {most} of {count} {what} are shown; --json has all"))
     return Group(*parts)
+
+
+def of_arms(found: Comparison, most: int | None = None) -> tuple[list[str], list[list[str]]]:
+    """(head, rows): the statistics of each optimizer."""
+    shown = [one for one in OF_ARMS if any(one.name in own for own in found.arms.values())]
+    rows = [
+        [label(arm), *(one.show(own[one.name]) if one.name in own else "–" for one in shown)]
+        for arm, own in list(found.arms.items())[:most]
+    ]
+    return ["optimizer", *(one.title for one in shown)], rows
 
 
 def statistics_title(found: Comparison) -> str:
@@ -205,35 +196,17 @@ def statistics_title(found: Comparison) -> str:
     return f"{what} speak for the first named.{luck}{across}"
 
 
-def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()) -> RenderableType:
-    made = Fitting(title, head, words)
-    for row in rows:
-        made.add_row(*row)
-    return made
-
-
 def _every_seed(found: Comparison) -> RenderableType:
     """One row per seed; of many seeds as plain lines, since a console table takes long to lay out."""
     arms = list(found.values)[:MOST_COLUMNS]
+    head = [label(arm) for arm in arms]
     rows = [[str(seed), *(_cell(found, arm, seed) for arm in arms)] for seed in found.seeds]
     if len(rows) > MOST_ROWS:
-        return Text("\n".join("  ".join(row) for row in [["Every seed:", *arms], *rows]))
-    return table("Every seed", ["seed", *arms], rows)
+        return Text("\n".join("  ".join(row) for row in [["Every seed:", *head], *rows]))
+    return Fitting("Every seed", ["seed", *head], rows)
 
 
 def _cell(found: Comparison, arm: str, seed: Seed) -> str:
     if seed in found.failed.get(arm, ()):
         return "failed"
     return show(found.values[arm][seed], 6) if seed in found.values[arm] else "missing"
-
-
-def _left_out(found: Comparison) -> list[str]:
-    """What was not printed because there is so much of it."""
-    notes = []
-    if len(found.values) > MOST_COLUMNS:
-        notes.append(
-            f"every seed of the first {MOST_COLUMNS} of {len(found.values)} optimizers is shown; --json has all"
-        )
-    if len(found.contrasts) > MOST_ROWS:
-        notes.append(f"the first {MOST_ROWS} of {len(found.contrasts)} contrasts are shown; --json has all")
-    return notes

@@ -1,8 +1,8 @@
-"""Learning curves: all arms in one panel, its end enlarged, and one panel per arm with every seed.
+"""Learning curves: all optimizers in one panel, its end enlarged, and one panel for each with every seed.
 
-The line of an arm is the median over its seeds and the band their middle half, a diverged run counting as the worst
-from where it diverged. A run that has not finished is drawn as far as it has come, and is no part of the median while
-others have finished.
+A line is the median over the seeds and the band their middle half, a diverged run counting as the worst from where it
+diverged. A run that has not finished is drawn as far as it has come, and is no part of the median while others have
+finished.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
+from kourkoutas.lab.judging.intervals import quantile
 from kourkoutas.lab.judging.values import Seed
-from kourkoutas.lab.showing.drawing import Array, Drawing, Panel, band_path, element, line_path, log_suits
+from kourkoutas.lab.results.snapshot import Snapshot
+from kourkoutas.lab.results.store import StoredRun, StoreError
+from kourkoutas.lab.showing.drawing import Array, Drawing, Panel, cross, element, log_suits, series
 from kourkoutas.lab.specs.looks import Look
 
 MOST_POINTS = 160  # per drawn curve; longer ones are averaged in blocks
-MOST_PANELS = 24  # arms with a panel of their own
+MOST_PANELS = 24  # optimizers with a panel of their own
 MOST_GAPS = 6  # pairs in the picture of the paired gap
 END = 0.8  # where the enlarged part begins
 
@@ -51,15 +54,58 @@ class Summary:
     low: Array
     high: Array
 
+    def after(self, step: float) -> Summary:
+        keep = self.steps >= step
+        return Summary(self.steps[keep], self.median[keep], self.low[keep], self.high[keep])
+
 
 Courses = Mapping[str, Mapping[Seed, Course]]
 
 
+def courses(snapshot: Snapshot) -> dict[str, dict[Seed, Course]]:
+    """{arm: {seed: its training loss}}, of the runs that have recorded one.
+
+    NOTE: a testbed's curve holds means of blocks of steps, but for its last entry, the last batch's own loss, which is
+    an endpoint and no part of the curve. What a user's function logs is drawn as it is, by rising steps, where it has
+    logged a finite loss: a row may hold other metrics alone. That a run diverged is told by its status, not by a gap.
+    """
+    found: dict[str, dict[Seed, Course]] = {arm.label: {} for arm in snapshot.record.arms}
+    own = snapshot.record.code is not None
+    for number, run in enumerate(snapshot.runs):
+        if run.result is not None:
+            steps, losses = run.result.curve.get("step", []), run.result.curve.get("loss", [])
+            if not own and run.result.status == "ok" and len(steps) > 2:
+                steps, losses = steps[:-1], losses[:-1]
+            if own and not np.isfinite(losses).all():
+                logged = _so_far(run)
+                steps, losses = logged if logged[0] else (steps, losses)
+        else:
+            steps, losses = _so_far(run)
+        if steps and len(steps) == len(losses):
+            x, y = np.asarray(steps, float), np.asarray(losses, float)
+            order = np.argsort(x, kind="stable")
+            found.setdefault(run.spec.optimizer, {})[run.spec.seed] = Course(
+                x[order],
+                y[order],
+                diverged=run.result is not None and run.result.status == "diverged",
+                going=run.result is None,
+                anchor=f"run-{number}",
+            )
+    return {arm: by_seed for arm, by_seed in found.items() if by_seed}
+
+
+def _so_far(run: StoredRun) -> tuple[list[float], list[float]]:
+    try:
+        rows = [row for row in run.metrics() if "step" in row and isinstance(row.get("loss"), int | float)]
+    except StoreError:
+        return [], []
+    return [float(row["step"]) for row in rows], [float(row["loss"]) for row in rows]
+
+
 def thinned(course: Course) -> Course:
     """At most MOST_POINTS points, each the mean of neighbours, so that thinning neither picks nor hides spikes."""
-    fine = np.isfinite(
-        course.losses
-    )  # a gap is a step at which no loss was logged; that a run diverged, its status says
+    # a gap is a step at which no loss was logged; that a run diverged, its status says
+    fine = np.isfinite(course.losses)
     steps, losses = course.steps[fine], course.losses[fine]
     k = math.ceil(len(steps) / MOST_POINTS)
     if k > 1:
@@ -88,173 +134,134 @@ def summarise(courses: Sequence[Course]) -> Summary | None:
             rows.append(np.where(grid > c.steps[-1], math.inf, row) if c.diverged else row)
         else:
             rows.append(np.full(len(grid), math.inf))
-    ranked = np.sort(np.array(rows), axis=0)
-    low, median, high = (_quantile(ranked, q) for q in (0.25, 0.5, 0.75))
-    return Summary(grid, median, low, high)
-
-
-def _quantile(ranked: Array, q: float) -> Array:
-    """Between two neighbours by proportion, as `numpy.quantile`, but infinite beside an infinite one; then NaN."""
-    at = q * (len(ranked) - 1)
-    below, part = math.floor(at), at - math.floor(at)
-    a, b = ranked[below], ranked[min(below + 1, len(ranked) - 1)]
-    with np.errstate(invalid="ignore"):
-        found = a if part == 0 else np.where(np.isfinite(b), a + part * (b - a), math.inf)
-    return np.where(np.isfinite(found), found, math.nan)
+    low, median, high = (np.apply_along_axis(quantile, 0, np.array(rows), q) for q in (0.25, 0.5, 0.75))
+    return Summary(grid, *(np.where(np.isfinite(found), found, math.nan) for found in (median, low, high)))
 
 
 def panels(courses: Courses, looks: Mapping[str, Look], *, label: str = "training loss") -> list[Drawing]:
     """Every panel, in order; none where nothing was recorded."""
     thin = {arm: {seed: thinned(c) for seed, c in by_seed.items()} for arm, by_seed in courses.items()}
-    every = [c.losses for by_seed in thin.values() for c in by_seed.values() if len(c.losses)]
+    every = [c for by_seed in thin.values() for c in by_seed.values() if len(c.losses)]
     if not every:
         return []
-    losses = np.concatenate(every)
-    steps = np.concatenate([c.steps for by_seed in thin.values() for c in by_seed.values()])
+    steps, losses = np.concatenate([c.steps for c in every]), np.concatenate([c.losses for c in every])
     log = log_suits(losses)
+    if log:
+        losses = above_dips(losses, [c.losses[-1] for c in every])
     summaries = {arm: found for arm, by_seed in thin.items() if (found := summarise(list(by_seed.values())))}
     scale = f"{label}{', log scale' if log else ''}"
-    drawn = []
-    if summaries:
-        drawn.append(_together(summaries, looks, log, f"All optimizers: {scale}"))
-        end = _end(summaries, looks, log, scale)
-        drawn += [] if end is None else [end]
+    drawn = [_medians(summaries, looks, log, f"All optimizers: {scale}")]
+    last = max((s.steps[-1] for s in summaries.values()), default=0.0)
+    ends = {arm: s.after(END * last) for arm, s in summaries.items()}
+    drawn.append(_medians(ends, looks, log, f"The last fifth, enlarged: {label}", own_scale=True))
     for arm in list(thin)[:MOST_PANELS]:
         panel = Panel.over(steps, losses, log_y=log)
-        panel.parts += _own(panel, arm, thin, summaries, looks)
-        count = len(thin[arm])
-        runs = f"{count} run{'' if count == 1 else 's'}"
-        lost = sum(c.diverged for c in thin[arm].values())
-        told = runs + (f", {lost} diverged ×" if lost else "")
-        drawn.append(
-            panel.drawing(f"{arm}: {told}", f"{scale} of {arm} against step, every seed, median in bold: {told}")
-        )
-    return drawn
+        panel.parts += [panel.path(s.steps, s.median, class_="curve other") for o, s in summaries.items() if o != arm]
+        panel.parts.append(_seeds(panel, thin[arm], summaries.get(arm), looks[arm]))
+        count, lost = len(thin[arm]), sum(c.diverged for c in thin[arm].values())
+        runs = f"{count} run{'' if count == 1 else 's'}" + (f", {lost} diverged ×" if lost else "")
+        told = f"{scale} of {looks[arm].name} against step, every seed, median in bold: {runs}"
+        drawn.append(panel.drawing(f"{looks[arm].name}: {runs}", told))
+    return [one for one in drawn if one is not None]
+
+
+def above_dips(values: Array, lasts: Sequence[float]) -> Array:
+    """The values for a log axis, raised to where it ends: a few steps of a loss next to 0 would flatten all others.
+
+    What the lines end at is always on it.
+    """
+    fine = values[np.isfinite(values) & (values > 0)]
+    least = float(np.quantile(fine, 0.1)) / 100 if len(fine) else 0.0
+    return np.maximum(values, min([least, *(x for x in lasts if x > 0)]))
+
+
+def _medians(
+    summaries: Mapping[str, Summary], looks: Mapping[str, Look], log: bool, title: str, *, own_scale: bool = False
+) -> Drawing | None:
+    """The medians and bands of all optimizers in one panel; None where there is nothing to see."""
+    shown = {arm: s for arm, s in summaries.items() if len(s.steps) > 1 or not own_scale}
+    losses = np.concatenate([np.zeros(0), *(y for s in shown.values() for y in (s.low, s.median, s.high))])
+    if not np.isfinite(losses).any():
+        return None
+    log = log and (log_suits(losses) or not own_scale)
+    losses = above_dips(losses, [s.median[-1] for s in shown.values()]) if log else losses
+    panel = Panel.over(np.concatenate([s.steps for s in shown.values()]), losses, log_y=log)
+    for arm, s in shown.items():
+        panel.line(looks[arm], s.steps, s.median, band=(s.low, s.high))
+        panel.tell(looks[arm], s.steps, s.median)
+    return panel.drawing(title, f"{title} against step: median over the seeds and their middle half")
+
+
+def _seeds(panel: Panel, courses: Mapping[Seed, Course], summary: Summary | None, look: Look) -> Markup:
+    """Every seed of one optimizer, then its median."""
+    inside = []
+    for seed, c in courses.items():
+        end = "diverged" if c.diverged else "still running" if c.going else "finished"
+        drawn = [element("title", f"{look.name}, seed {seed}: {end}"), panel.path(c.steps, c.losses, class_="seed")]
+        if c.diverged and len(c.steps):
+            drawn.append(cross(panel.x.at(c.steps[-1]), panel.y.at(c.losses[-1])))
+        inside.append(element("a", *drawn, href=f"#{c.anchor}", tabindex=-1) if c.anchor else element("g", *drawn))
+    if summary is not None:
+        inside.append(panel.path(summary.steps, summary.median, look))
+    return series(look, *inside)
 
 
 def gaps(courses: Courses, pairs: Sequence[tuple[str, str]], looks: Mapping[str, Look]) -> Drawing | None:
     """The paired gap along training: treatment/baseline of each seed, median and middle half, on a log scale."""
-    found: dict[tuple[str, str], Summary] = {}
-    for a, b in pairs[:MOST_GAPS]:
-        rows = []
-        for seed in [s for s in courses.get(a, {}) if s in courses.get(b, {})]:
-            x, y = thinned(courses[a][seed]), thinned(courses[b][seed])
-            ended = not (x.going or y.going or x.diverged or y.diverged)
-            if ended and len(x.steps) > 1 and np.array_equal(x.steps, y.steps):
-                with np.errstate(all="ignore"):
-                    ratio = x.losses / y.losses
-                rows.append((x.steps, np.where(np.isfinite(ratio) & (ratio > 0), ratio, math.nan)))
-        if len(rows) > 1 and len({len(steps) for steps, _ in rows}) == 1:
-            with warnings.catch_warnings():  # a step at which no seed has a ratio is a gap in the line
-                warnings.simplefilter("ignore", RuntimeWarning)
-                low, median, high = np.nanquantile([ratio for _, ratio in rows], (0.25, 0.5, 0.75), axis=0)
-            found[a, b] = Summary(rows[0][0], median, low, high)
+    found = {(a, b): gap for a, b in pairs[:MOST_GAPS] if (gap := _gap(courses.get(a, {}), courses.get(b, {})))}
     if not found:
         return None
-    ends = np.concatenate([[1.0], *(y for s in found.values() for y in (s.low, s.high))])
-    panel = Panel.over(np.concatenate([s.steps for s in found.values()]), ends, log_y=True)
+    ends = np.concatenate([y for s in found.values() for y in (s.low, s.high)])
+    lasts = [s.median[-1] for s in found.values()]
+    ends = 1 / above_dips(1 / above_dips(ends, lasts), [1 / x for x in lasts])
+    panel = Panel.over(np.concatenate([s.steps for s in found.values()]), [1.0, *ends], log_y=True)
     zero = panel.y.at(1.0)
     panel.add("line", x1=panel.x.start, x2=panel.x.stop, y1=zero, y2=zero, class_="zero")
+    treatments = list(dict.fromkeys(a for a, _ in found))
     for (a, b), s in found.items():
         # one treatment: the colours of its baselines; else those of the treatments
-        of = b if len({pair[0] for pair in found}) == 1 else a
-        inside = [element("title", f"{a} against {b}: factor {s.median[-1]:.3g} at the end")]
-        inside.append(element("path", d=_band(panel, s), class_="band"))
-        inside.append(_line(panel, s.steps, s.median, class_="curve", stroke_dasharray=looks[of].dasharray))
-        panel.add("g", *inside, class_=f"arm c{looks[of].colour}", data_arm=list(looks).index(of))
-    treatments = list(dict.fromkeys(a for a, _ in found))
-    who = f"{treatments[0]}'s loss, by seed, as a multiple of the others'"
+        look = looks[b if len(treatments) == 1 else a]
+        hint = f"{looks[a].name} against {looks[b].name}: factor {s.median[-1]:.3g} at the end"
+        panel.line(look, s.steps, s.median, hint=hint, band=(s.low, s.high))
+    who = f"{looks[treatments[0]].name}'s loss, by seed, as a multiple of the others'"
     if len(treatments) > 1:
         who = "Each loss, by seed, as a multiple of its baseline's"
     title = f"{who}: below 1 is ahead"
     return panel.drawing(title, f"{title}; median over the seeds and their middle half, against step")
 
 
+def _gap(ours: Mapping[Seed, Course], theirs: Mapping[Seed, Course]) -> Summary | None:
+    """Over the seeds of which both runs have finished with a loss at the same steps; None for fewer than two."""
+    rows, steps = list[Array](), np.zeros(0)
+    for seed in [seed for seed in ours if seed in theirs]:
+        x, y = thinned(ours[seed]), thinned(theirs[seed])
+        ended = not (x.going or y.going or x.diverged or y.diverged)
+        steps = steps if rows else x.steps
+        if ended and len(steps) > 1 and np.array_equal(x.steps, y.steps) and len(x.steps) == len(steps):
+            with np.errstate(all="ignore"):
+                ratio = x.losses / y.losses
+            rows.append(np.where(np.isfinite(ratio) & (ratio > 0), ratio, math.nan))
+    if len(rows) < 2:
+        return None
+    with warnings.catch_warnings():  # a step at which no seed has a ratio is a gap in the line
+        warnings.simplefilter("ignore", RuntimeWarning)
+        low, median, high = np.nanquantile(rows, (0.25, 0.5, 0.75), axis=0)
+    return Summary(steps, median, low, high)
+
+
+def rate(runs: Sequence[StoredRun]) -> Drawing | None:
+    """The learning rate's schedule, unless it is constant: the one that all share, not a -warm optimizer's."""
+    for run in runs:
+        warm = run.spec.optimizer.partition("[")[0].endswith("-warm")
+        if run.result is not None and run.result.curve.get("lr") and not warm:
+            return rate_panel(*(np.asarray(run.result.curve[name], float) for name in ("step", "lr")))
+    return None
+
+
 def rate_panel(steps: Array, rates: Array) -> Drawing | None:
-    """The learning rate against step, unless it is constant."""
-    fine = np.isfinite(rates)
-    if not fine.any() or rates[fine].min() == rates[fine].max():
+    steps, rates = steps[np.isfinite(rates)], rates[np.isfinite(rates)]
+    if not len(rates) or rates.min() == rates.max():
         return None
     panel = Panel.over(steps, rates, log_y=log_suits(rates))
-    panel.line(steps, rates, class_="curve soft-line")
+    panel.parts.append(panel.path(steps, rates, class_="curve soft-line"))
     return panel.drawing("Learning rate", "Learning rate against step")
-
-
-def _series(panel: Panel, summaries: Mapping[str, Summary], looks: Mapping[str, Look]) -> None:
-    for place, (arm, look) in enumerate(looks.items()):
-        if arm not in summaries:
-            continue
-        s = summaries[arm]
-        inside = [element("path", d=shape, class_="band") for shape in [_band(panel, s)] if shape]
-        inside.append(_line(panel, s.steps, s.median, class_="curve", stroke_dasharray=look.dasharray))
-        panel.add("g", *inside, class_=f"arm c{look.colour}", data_arm=place)
-
-
-def _band(panel: Panel, s: Summary) -> str:
-    return band_path(panel.x(s.steps), panel.y(s.low), panel.y(s.high))
-
-
-def _line(panel: Panel, steps: Array, losses: Array, **attributes: str | None) -> Markup:
-    return element("path", d=line_path(panel.x(steps), panel.y(losses)), fill="none", **attributes)
-
-
-def _plot(panel: Panel, summaries: Mapping[str, Summary], looks: Mapping[str, Look]) -> dict[str, object]:
-    """What the script needs to show values: the x axis in pixels and values, and the lines."""
-    return {
-        "x": [panel.x.low, panel.x.high, panel.x.start, panel.x.stop],
-        "lines": [
-            {"arm": list(looks).index(arm), "name": arm, "x": _short(s.steps), "y": _short(s.median)}
-            for arm, s in summaries.items()
-        ],
-    }
-
-
-def _short(values: Array) -> list[float | None]:
-    return [float(f"{x:.4g}") if math.isfinite(x) else None for x in values]
-
-
-def _together(summaries: Mapping[str, Summary], looks: Mapping[str, Look], log: bool, title: str) -> Drawing:
-    steps = np.concatenate([s.steps for s in summaries.values()])
-    losses = np.concatenate([y for s in summaries.values() for y in (s.low, s.median, s.high)])
-    panel = Panel.over(steps, losses, log_y=log)
-    _series(panel, summaries, looks)
-    told = f"{title} against step: median over the seeds and their middle half"
-    return panel.drawing(title, told, plot=_plot(panel, summaries, looks))
-
-
-def _end(summaries: Mapping[str, Summary], looks: Mapping[str, Look], log: bool, scale: str) -> Drawing | None:
-    last = max(s.steps[-1] for s in summaries.values())
-    ends = {
-        arm: Summary(s.steps[keep], s.median[keep], s.low[keep], s.high[keep])
-        for arm, s in summaries.items()
-        if (keep := s.steps >= END * last).sum() > 1
-    }
-    losses = np.concatenate([y for s in ends.values() for y in (s.low, s.median, s.high)]) if ends else np.zeros(0)
-    if not np.isfinite(losses).any():
-        return None
-    panel = Panel.over(np.concatenate([s.steps for s in ends.values()]), losses, log_y=log and log_suits(losses))
-    _series(panel, ends, looks)
-    told = f"The last fifth, enlarged: {scale.removesuffix(', log scale')}"
-    return panel.drawing(told, f"{told}: median over the seeds and their middle half", plot=_plot(panel, ends, looks))
-
-
-def _own(
-    panel: Panel, arm: str, courses: Courses, summaries: Mapping[str, Summary], looks: Mapping[str, Look]
-) -> list[Markup]:
-    """Other arms' medians in grey, then the seeds of this one, then its median."""
-    out = [_line(panel, s.steps, s.median, class_="curve other") for other, s in summaries.items() if other != arm]
-    place, look = list(looks).index(arm), looks[arm]
-    inside = []
-    for seed, c in courses[arm].items():
-        end = "diverged" if c.diverged else "still running" if c.going else "finished"
-        hint = element("title", f"{arm}, seed {seed}: {end}")
-        drawn = [hint, _line(panel, c.steps, c.losses, class_="seed")]
-        if c.diverged and len(c.steps):
-            x, y = panel.x.at(c.steps[-1]), panel.y.at(c.losses[-1])
-            drawn.append(element("path", d=f"M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10", class_="cross"))
-        inside.append(element("a", *drawn, href=f"#{c.anchor}", tabindex=-1) if c.anchor else element("g", *drawn))
-    if arm in summaries:
-        s = summaries[arm]
-        inside.append(_line(panel, s.steps, s.median, class_="curve", stroke_dasharray=look.dasharray))
-    out.append(element("g", *inside, class_=f"arm c{look.colour}", data_arm=place))
-    return out

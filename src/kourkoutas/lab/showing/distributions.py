@@ -1,32 +1,37 @@
-"""Where runs end: one violin per arm with every seed on it, and one panel per contrast with every seed's pair."""
+"""Where runs end: one row per optimizer with every seed on it, one panel per contrast with every seed's pair, and
+the share of runs that end below every threshold, or have reached a target by every step.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from markupsafe import Markup
 
 from kourkoutas.lab.judging.comparing import Comparison, Contrast
 from kourkoutas.lab.judging.intervals import quantile
+from kourkoutas.lab.judging.statistics import show
+from kourkoutas.lab.judging.targets import Reached
 from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.showing.drawing import (
     CHARACTER,
     WIDTH,
-    Array,
     Drawing,
     Panel,
     Scale,
+    cross,
     element,
     label,
-    line_path,
     log_suits,
     picture,
     scale_of,
-    tick_text,
+    series,
+    x_axis,
 )
 from kourkoutas.lab.specs.looks import Look
+from kourkoutas.lab.specs.looks import label as name_of
 
 Anchor = Callable[[str, Seed], str]  # where the page tells about a run
 
@@ -34,173 +39,153 @@ ROW = 46.0
 MOST_PAIRS = 24  # contrasts with a panel of their own
 
 
-def _scale(judged: Comparison, start: float, stop: float) -> tuple[Scale, float | None]:
-    """The values' scale, and where diverged runs stand: beyond it on the worse side; None when there are none."""
+def _is_log(judged: Comparison) -> bool:
+    every = [x for by_seed in judged.values.values() for x in by_seed.values() if math.isfinite(x)]
+    return bool(every) and min(every) > 0 and (judged.log or log_suits(every))
+
+
+def _scale(judged: Comparison, start: float, stop: float) -> tuple[Scale, float]:
+    """The values' scale, and where diverged runs stand: beyond it on the worse side."""
     every = np.array([x for by_seed in judged.values.values() for x in by_seed.values()], float)
-    log = judged.log or (log_suits(every) and float(np.nanmin(every)) > 0)
-    if np.isfinite(every).all():
-        return scale_of(every, start, stop, log=log), None
-    room = 0.16 * (stop - start)
+    room = 0.0 if np.isfinite(every).all() else 0.16 * (stop - start)
     if judged.higher_is_better:
-        return scale_of(every, start + room, stop, log=log), start + 0.35 * room
-    return scale_of(every, start, stop - room, log=log), stop - 0.35 * room
+        return scale_of(every, start + room, stop, log=_is_log(judged)), start + 0.35 * room
+    return scale_of(every, start, stop - room, log=_is_log(judged)), stop - 0.35 * room
 
 
-def violins(judged: Comparison, looks: Mapping[str, Look], anchor: Anchor) -> Drawing | None:
-    """One row per arm: the density of its values, every seed as a dot, the median as a bar."""
+def _axis(scale: Scale, lost: float, top: float, bottom: float) -> list[Markup]:
+    """The axis of the values, and a line for those that have none."""
+    parts = x_axis(scale, bottom, top=top, most=4, title="log scale" if scale.log else "")
+    if lost not in (scale.start, scale.stop):
+        parts.append(element("line", x1=lost, x2=lost, y1=top, y2=bottom, class_="lost"))
+        side, shift = ("end", 8) if lost > scale.stop else ("start", -8)
+        parts.append(label("no value", lost + shift, bottom + 31, text_anchor=side, class_="soft"))
+    return parts
+
+
+def _value(value: float, judged: Comparison, arm: str, seed: Seed) -> str:
+    if math.isfinite(value):
+        return f"{value:.4g}"
+    return "failed" if seed in judged.failed.get(arm, ()) else "diverged"
+
+
+def rows(judged: Comparison, looks: Mapping[str, Look], anchor: Anchor) -> Drawing | None:
+    """One row per optimizer: every seed as a dot, the median as a bar."""
     arms = [arm for arm in looks if judged.values.get(arm)]
     if not arms:
         return None
-    left = 8 + CHARACTER * min(16, max(len(arm) for arm in arms))
+    left = 8 + CHARACTER * min(17, max(len(looks[arm].name) for arm in arms))
     scale, lost = _scale(judged, left + 8, WIDTH - 12)
     bottom = 8 + ROW * len(arms)
-    parts = _axis(scale, lost, 4.0, bottom, "log scale" if scale.log else "")
+    parts = _axis(scale, lost, 4.0, bottom)
     for at, arm in enumerate(arms):
-        middle = 8 + ROW * (at + 0.5)
-        parts.append(label(arm, left, middle + 4, text_anchor="end", room=left - 4))
-        look, by_seed = looks[arm], judged.values[arm]
-        parts.append(
-            element(
-                "g",
-                *_violin(by_seed, scale, lost, middle, judged, arm, anchor),
-                class_=f"arm c{look.colour}",
-                data_arm=list(looks).index(arm),
-            )
-        )
+        middle, name = 8 + ROW * (at + 0.5), looks[arm].name
+        parts.append(label(name, left, middle + 4, text_anchor="end", room=left - 4))
+        values = np.array(list(judged.values[arm].values()), float)
+        worst = -math.inf if judged.higher_is_better else math.inf
+        median = quantile(np.where(np.isfinite(values), values, worst), 0.5)
+        x = scale.at(median) if math.isfinite(median) else lost
+        bar = element("line", x1=x, x2=x, y1=middle - 15, y2=middle + 15, class_="median")
+        marks = [element("g", element("title", f"{name}: median {show(median)}"), bar)]
+        # spread over the seeds in order instead of at random: the picture is the same each time
+        offsets = np.linspace(-9, 9, len(values)) if len(values) > 1 else np.zeros(1)
+        for (seed, value), offset in zip(judged.values[arm].items(), offsets, strict=True):
+            y = middle + float(offset)
+            finite = math.isfinite(value)
+            dot = element("circle", cx=scale.at(value), cy=y, r=3.2, class_="point") if finite else cross(lost, y)
+            hint = element("title", f"{name}, seed {seed}: {_value(value, judged, arm, seed)}")
+            marks.append(element("a", hint, dot, href=f"#{anchor(arm, seed)}", tabindex=-1))
+        parts.append(series(looks[arm], *marks))
     better = "right" if judged.higher_is_better else "left"
     told = f"{judged.title}: every run of {len(arms)} optimizers with its median; further {better} is better"
     return picture(parts, WIDTH, bottom + 38, f"{judged.title} ({better} is better)", told)
 
 
-def _axis(scale: Scale, lost: float | None, top: float, bottom: float, text: str) -> list[Markup]:
-    parts = [element("line", x1=scale.start, x2=scale.stop, y1=bottom, y2=bottom, class_="axis")]
-    for tick in scale.ticks(4):
-        at = scale.at(tick)
-        parts.append(element("line", x1=at, x2=at, y1=top, y2=bottom + 4, class_="grid"))
-        parts.append(label(tick_text(tick), at, bottom + 16, text_anchor="middle", class_="soft"))
-    if lost is not None:
-        parts.append(element("line", x1=lost, x2=lost, y1=top, y2=bottom, class_="lost"))
-        side = "end" if lost > scale.stop else "start"
-        shown = lost + 8 if side == "end" else lost - 8
-        parts.append(label("diverged", shown, bottom + 31, text_anchor=side, class_="soft"))
-    if text:
-        parts.append(label(text, (scale.start + scale.stop) / 2, bottom + 31, text_anchor="middle", class_="soft"))
-    return parts
-
-
-def density(values: Array) -> tuple[Array, Array] | None:
-    """(places, heights up to 1) of a Gaussian kernel density with Silverman's width, from the least to the greatest
-    value; None without a spread.
-
-    width = 0.9·min(sd, IQR/1.34)·n^(-1/5)
-    """
-    x = values
-    if len(x) < 3 or float(np.ptp(x)) == 0:
-        return None
-    q1, q3 = np.quantile(x, [0.25, 0.75])
-    spread = min(s for s in (float(x.std(ddof=1)), float(q3 - q1) / 1.34) if s > 0)
-    width = 0.9 * spread * len(x) ** -0.2
-    places = np.linspace(x.min(), x.max(), 60)
-    heights = np.exp(-0.5 * ((places[:, None] - x) / width) ** 2).sum(axis=1)
-    return places, heights / heights.max()
-
-
-def _violin(
-    by_seed: Mapping[Seed, float],
-    scale: Scale,
-    lost: float | None,
-    middle: float,
-    judged: Comparison,
-    arm: str,
-    anchor: Anchor,
-) -> list[Markup]:
-    numbers = np.array(list(by_seed.values()), float)
-    fine = numbers[np.isfinite(numbers)]
-    parts = []
-    shape = density(np.log10(fine) if scale.log else fine)
-    if shape is not None:
-        places, heights = shape
-        x = scale(10**places if scale.log else places)
-        half = 17 * heights
-        d = line_path([*x, *x[::-1]], [*(middle - half), *(middle + half[::-1])])
-        parts.append(element("path", d=d + "Z", class_="violin"))
-    ranked = np.where(np.isfinite(numbers), numbers, -math.inf if judged.higher_is_better else math.inf)
-    median = quantile(ranked, 0.5)
-    at = scale.at(median) if math.isfinite(median) else lost
-    if at is not None:
-        told = f"{median:.4g}" if math.isfinite(median) else "diverged"
-        bar = element("line", x1=at, x2=at, y1=middle - 15, y2=middle + 15, class_="median")
-        parts.append(element("g", element("title", f"{arm}: median {told}"), bar))
-    n = len(numbers)
-    # spread over the seeds in order instead of at random: the picture is the same each time
-    offsets = np.linspace(-9, 9, n) if n > 1 else np.zeros(n)
-    for (seed, value), offset in zip(by_seed.items(), offsets, strict=True):
-        finite = math.isfinite(value)
-        hint = element("title", f"{arm}, seed {seed}: {f'{value:.4g}' if finite else 'diverged'}")
-        y = middle + float(offset)
-        if finite:
-            mark = element("circle", cx=scale.at(value), cy=y, r=3.2, class_="point")
-        else:
-            x0 = scale.stop if lost is None else lost
-            mark = element("path", d=f"M{x0 - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8", class_="cross")
-        parts.append(element("a", hint, mark, href=f"#{anchor(arm, seed)}", tabindex=-1))
-    return parts
-
-
-def pairs(judged: Comparison, places: Mapping[str, int], anchor: Anchor) -> list[Drawing]:
+def pairs(judged: Comparison, looks: Mapping[str, Look], anchor: Anchor) -> list[Drawing]:
     """One panel per contrast: a line per seed from the baseline's value to the treatment's."""
-    return [_pairs(c, judged, places, anchor) for c in judged.contrasts[:MOST_PAIRS]]
+    return [_pairs(c, judged, looks, anchor) for c in judged.contrasts[:MOST_PAIRS]]
 
 
-def _pairs(c: Contrast, judged: Comparison, places: Mapping[str, int], anchor: Anchor) -> Drawing:
+def _pairs(c: Contrast, judged: Comparison, looks: Mapping[str, Look], anchor: Anchor) -> Drawing:
     scale, lost = _scale(judged, 20.0, WIDTH - 20)
     top, bottom = 22.0, 122.0
-    parts = _axis(scale, lost, top, bottom + 18, "log scale" if scale.log else "")
-    parts.append(label(c.baseline, 4, top - 8, class_="soft", room=WIDTH - 8))
-    parts.append(label(c.treatment, 4, bottom + 13, class_="soft", room=WIDTH - 8))
+    treatment, baseline = name_of(c.treatment), name_of(c.baseline)
+    parts = _axis(scale, lost, top, bottom + 18)
+    parts.append(label(baseline, 4, top - 8, class_="soft", room=WIDTH - 8))
+    parts.append(label(treatment, 4, bottom + 13, class_="soft", room=WIDTH - 8))
     for pair in c.pairs:
-        ends = [scale.at(x) if math.isfinite(x) else (lost or scale.stop) for x in (pair.baseline, pair.treatment)]
-        kind = "good" if pair.difference > 0 else "bad" if pair.difference < 0 else "open"
-        told = {"good": "better", "bad": "worse", "open": "equal"}[kind]
-        numbers = [f"{x:.4g}" if math.isfinite(x) else "diverged" for x in (pair.baseline, pair.treatment)]
-        hint = f"seed {pair.seed}: {c.baseline} {numbers[0]}, {c.treatment} {numbers[1]}: {told}"
+        a, b = (scale.at(x) if math.isfinite(x) else lost for x in (pair.baseline, pair.treatment))
+        kind, word = ("good", "better") if pair.difference > 0 else ("bad", "worse")
+        kind, word = (kind, word) if pair.difference else ("open", "equal")
+        ends = ((c.baseline, pair.baseline), (c.treatment, pair.treatment))
+        numbers = ", ".join(f"{name_of(arm)} {_value(value, judged, arm, pair.seed)}" for arm, value in ends)
+        hint = f"seed {pair.seed}: {numbers}: {word}"
         parts.append(
             element(
                 "a",
                 element("title", hint),
-                element("line", x1=ends[0], x2=ends[1], y1=top, y2=bottom, class_="pair"),
-                element("circle", cx=ends[0], cy=top, r=3.2, class_="point"),
-                element("circle", cx=ends[1], cy=bottom, r=3.2, class_="point"),
+                element("line", x1=a, x2=b, y1=top, y2=bottom, class_="pair"),
+                element("circle", cx=a, cy=top, r=3.2, class_="point"),
+                element("circle", cx=b, cy=bottom, r=3.2, class_="point"),
                 href=f"#{anchor(c.treatment, pair.seed)}",
                 tabindex=-1,
                 class_=f"effect {kind}",
             )
         )
-    told = f"better on {c.wins} of {c.n} seeds"
-    title = f"{c.treatment} {told}"
-    group = element("g", *parts, data_arm=places.get(c.baseline, 0))
-    words = f"{judged.title}: each seed's pair, {c.baseline} above and {c.treatment} below; {c.treatment} {told}"
-    return picture([group], WIDTH, bottom + 18 + 38, title, words)
+    title = f"{treatment} better on {c.wins} of {c.n} seeds"
+    told = f"{judged.title}: each seed's pair, {baseline} above and {treatment} below; {title}"
+    group = element("g", *parts, data_arm=looks[c.baseline].place)
+    return picture([group], WIDTH, bottom + 18 + 38, title, told)
+
+
+def stairs(steps: Sequence[tuple[float, float]], first: float, last: float) -> tuple[list[float], list[float]]:
+    """(xs, percent) of the corners of a line from nothing at `first`, up at every step, to `last`.
+
+    >>> stairs([(10, 0.5), (30, 1.0)], 0, 40)
+    ([0, 10, 10, 30, 30, 40], [0.0, 0.0, 50.0, 50.0, 100.0, 100.0])
+    """
+    xs, ys = [first], [0.0]
+    for x, share in steps:
+        xs += [x, x]
+        ys += [ys[-1], 100 * share]
+    return [*xs, last], [*ys, ys[-1]]
 
 
 def profile(judged: Comparison, looks: Mapping[str, Look]) -> Drawing | None:
-    """The share of each arm's runs that end at least as good as every threshold; lost runs never do."""
-    arms = [arm for arm in looks if judged.values.get(arm)]
-    fine = [x for arm in arms for x in judged.values[arm].values() if math.isfinite(x)]
-    if len(set(fine)) < 2:
+    """The share of each optimizer's runs that end at least as good as every threshold; lost runs never do."""
+    ends = {
+        arm: sorted((x for x in by_seed.values() if math.isfinite(x)), reverse=judged.higher_is_better)
+        for arm in looks
+        if (by_seed := judged.values.get(arm))
+    }
+    every = [x for own in ends.values() for x in own]
+    if len(set(every)) < 2:
         return None
-    log = min(fine) > 0 and (judged.log or log_suits(fine))
-    panel = Panel.over(fine, [0.0, 100.0], log_x=log, x_label=f"threshold{', log scale' if log else ''}", edge=0.03)
-    for arm in arms:
-        ends = sorted((x for x in judged.values[arm].values() if math.isfinite(x)), reverse=judged.higher_is_better)
-        n, look = len(judged.values[arm]), looks[arm]
-        first, last = (panel.x.high, panel.x.low) if judged.higher_is_better else (panel.x.low, panel.x.high)
-        xs = [first, *(x for end in ends for x in (end, end)), last]
-        ys = [100 * ((k + 1) // 2) / n for k in range(len(ends) * 2)]
-        line = line_path(panel.x(xs), panel.y([0.0, *ys, 100 * len(ends) / n]))
-        hint = element("title", f"{arm}: {len(ends)} of {n} runs have a value")
-        path = element("path", d=line, class_="curve", fill="none", stroke_dasharray=look.dasharray)
-        panel.add("g", hint, path, class_=f"arm c{look.colour}", data_arm=list(looks).index(arm))
+    log = _is_log(judged)
+    panel = Panel.over(every, [0.0, 100.0], log_x=log, x_label=f"threshold{', log scale' if log else ''}", edge=0.03)
+    first, last = panel.x.low, panel.x.high
+    for arm, own in ends.items():
+        n = len(judged.values[arm])
+        steps = [(x, (k + 1) / n) for k, x in enumerate(own)]
+        xs, ys = stairs(steps, *((last, first) if judged.higher_is_better else (first, last)))
+        panel.line(looks[arm], xs, ys, hint=f"{looks[arm].name}: {len(own)} of {n} runs have a value")
     side = "above" if judged.higher_is_better else "below"
     title = f"Percent of the runs that end {side} a threshold"
     return panel.drawing(title, f"{title} of {judged.title}, for every threshold")
+
+
+def reaching(found: Mapping[str, Reached], last_step: float, looks: Mapping[str, Look], target: str) -> Drawing:
+    """The share of each optimizer's runs that have reached a target, against step.
+
+    A run that never got there keeps its line below 100 %; a diverged one counts by what it logged before.
+    """
+    panel = Panel.over([0.0, last_step], [0.0, 100.0])
+    told = []
+    for arm, one in found.items():
+        xs, ys = stairs(one.share, 0.0, last_step)
+        ended = f"{looks[arm].name} {one.reached} of {one.runs}"
+        panel.line(looks[arm], xs, ys, hint=f"{ended} runs reached {target}")
+        panel.tell(looks[arm], xs, ys, unit=" %")
+        told.append(ended)
+    title = f"Percent of the runs that have reached {target}"
+    return panel.drawing(title, f"{title}, against step; in the end {'; '.join(told)}")

@@ -3,7 +3,7 @@
 A panel is drawn in CSS pixels at the width of a phone, `WIDTH`, and is shown there at its own size, so that its text is
 as large as it says. Colours are classes that the page's style sheet gives a light and a dark meaning.
 
-    c0 … c6          the colours of arms (`looks`)
+    c0 … c6          the colours of optimizers (`looks`)
     ink, soft, line  text, secondary text, grid
 
 NOTE: every text and attribute is escaped here, and nowhere else is SVG put together from strings.
@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import ArrayLike, NDArray
+
+from kourkoutas.lab.specs.looks import Look
 
 Array = NDArray[np.float64]
 
@@ -50,7 +52,7 @@ def element(tag: str, *children: str | Markup, **attributes: Any) -> Markup:
         if value is not None
     )
     inside = "".join(str(escape(child)) for child in children)
-    return Markup(f"<{tag}{text}>{inside}</{tag}>")
+    return Markup(f"<{tag}{text}>" if tag == "img" else f"<{tag}{text}>{inside}</{tag}>")
 
 
 def _number(value: Any) -> str:
@@ -131,8 +133,8 @@ class Scale:
         x = np.asarray(value, float)
         low, high = self.low, self.high
         if self.log:
-            # 0, and what is below the range, stands at its lower end
-            x, low, high = np.log10(np.maximum(x, low)), math.log10(low), math.log10(high)
+            # 0, and what else is beyond the range, stands at its end
+            x, low, high = np.log10(np.clip(x, low, high)), math.log10(low), math.log10(high)
         return self.start + (x - low) / (high - low) * (self.stop - self.start)
 
     def at(self, value: float) -> float:
@@ -207,15 +209,53 @@ def tick_text(value: float) -> str:
     return f"{value:.4g}"
 
 
+def x_axis(
+    scale: Scale,
+    y: float,
+    *,
+    top: float | None = None,
+    most: int = 5,
+    title: str = "",
+    show: Callable[[float], str] = tick_text,
+) -> list[Markup]:
+    """A horizontal axis at the height `y` with round ticks, grid lines up to `top` and a title below."""
+    parts = [element("line", x1=scale.start, x2=scale.stop, y1=y, y2=y, class_="axis")]
+    for tick in scale.ticks(most):
+        at = scale.at(tick)
+        high, kind = (y, "axis") if top is None else (top, "grid")
+        parts.append(element("line", x1=at, x2=at, y1=high, y2=y + 4, class_=kind))
+        end = "end" if at > scale.stop - 12 else "middle"
+        parts.append(label(show(tick), at, y + 16, text_anchor=end, class_="soft"))
+    if title:
+        parts.append(label(title, (scale.start + scale.stop) / 2, y + 31, text_anchor="middle", class_="soft"))
+    return parts
+
+
+def series(look: Look, *parts: Markup, hint: str = "") -> Markup:
+    """What belongs to one optimizer: in its colour, and found by the script that highlights it."""
+    title = [element("title", hint)] if hint else []
+    return element("g", *title, *parts, class_=f"arm c{look.colour}", data_arm=look.place)
+
+
+def cross(x: float, y: float) -> Markup:
+    """The mark of a run that diverged."""
+    return element("path", d=f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8", class_="cross")
+
+
 @dataclass
 class Panel:
-    """A picture with axes. Margins fit the labels; `parts` are drawn in order, above the grid."""
+    """A picture with axes. Margins fit the labels; `parts` are drawn in order, above the grid.
+
+    Attributes:
+      lines: the lines whose values the page's script shows under the pointer.
+    """
 
     x: Scale
     y: Scale
     width: float
     height: float
     parts: list[Markup] = field(default_factory=list)
+    lines: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def over(
@@ -225,44 +265,43 @@ class Panel:
         *,
         log_x: bool = False,
         log_y: bool = False,
-        width: float = WIDTH,
         height: float = 210.0,
         x_label: str = "step",
         edge: float = 0.0,
     ) -> Panel:
         """Axes around the values; `edge` is the room at the sides of x, as a part of its range."""
-        bottom = height - 36
-        y = scale_of(ys, bottom, 10, log=log_y)
+        y = scale_of(ys, height - 36, 10, log=log_y)
         left = 10 + CHARACTER * max((len(tick_text(t)) for t in y.ticks()), default=1)
-        x = scale_of(xs, left, width - 14, log=log_x, edge=edge)
-        panel = cls(x, y, width, height)
-        panel.grid(x_label)
+        x = scale_of(xs, left, WIDTH - 14, log=log_x, edge=edge)
+        panel = cls(x, y, WIDTH, height)
+        for tick in y.ticks():
+            at = y.at(tick)
+            panel.add("line", x1=x.start, x2=x.stop, y1=at, y2=at, class_="grid")
+            panel.parts.append(label(tick_text(tick), left - 6, at + 4, text_anchor="end", class_="soft"))
+        panel.parts += x_axis(x, y.start, title=x_label)
         return panel
-
-    def grid(self, x_label: str) -> None:
-        left, right, bottom = self.x.start, self.x.stop, self.y.start
-        for tick in self.y.ticks():
-            at = self.y.at(tick)
-            self.add("line", x1=left, x2=right, y1=at, y2=at, class_="grid")
-            self.text(tick_text(tick), left - 6, at + 4, text_anchor="end", class_="soft")
-        for tick in self.x.ticks():
-            at = self.x.at(tick)
-            self.add("line", x1=at, x2=at, y1=bottom, y2=bottom + 4, class_="axis")
-            end = "end" if at > right - 12 else "middle"
-            self.text(tick_text(tick), at, bottom + 16, text_anchor=end, class_="soft")
-        self.add("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="axis")
-        self.text(x_label, (left + right) / 2, bottom + 31, text_anchor="middle", class_="soft")
 
     def add(self, tag: str, *children: str | Markup, **attributes: Any) -> None:
         self.parts.append(element(tag, *children, **attributes))
 
-    def text(self, text: str, x: float, y: float, **attributes: Any) -> None:
-        self.parts.append(label(text, x, y, **attributes))
+    def path(self, xs: ArrayLike, ys: ArrayLike, look: Look | None = None, class_: str = "curve") -> Markup:
+        """A line through values, with the dash of an optimizer."""
+        dash = None if look is None else look.dasharray
+        line = line_path(self.x(xs), self.y(ys))
+        return element("path", d=line, class_=class_, fill="none", stroke_dasharray=dash)
 
-    def line(self, xs: ArrayLike, ys: ArrayLike, **attributes: Any) -> None:
-        self.add("path", d=line_path(self.x(xs), self.y(ys)), fill="none", **attributes)
+    def line(self, look: Look, xs: ArrayLike, ys: ArrayLike, *, hint: str = "", band: Sequence[Array] = ()) -> None:
+        """The line of one optimizer, above the band between its lowest and highest values."""
+        area = band_path(self.x(xs), *(self.y(ends) for ends in band)) if band else ""
+        parts = [element("path", d=area, class_="band")] if area else []
+        self.parts.append(series(look, *parts, self.path(xs, ys, look), hint=hint))
 
-    def drawing(self, title: str, description: str, **data: Any) -> Drawing:
-        """The picture; `data` are kept as JSON in data- attributes, for the script that shows values."""
-        kept = {f"data_{name}": json.dumps(value, separators=(",", ":")) for name, value in data.items()}
-        return picture(self.parts, self.width, self.height, title, description, **kept)
+    def tell(self, look: Look, xs: ArrayLike, ys: ArrayLike, unit: str = "") -> None:
+        """Show the last of these values before the pointer."""
+        rounded = [[float(f"{v:.4g}") if math.isfinite(v) else None for v in np.asarray(z, float)] for z in (xs, ys)]
+        self.lines.append({"arm": look.place, "name": look.name, "x": rounded[0], "y": rounded[1], "unit": unit})
+
+    def drawing(self, title: str, description: str) -> Drawing:
+        told = {"x": [self.x.low, self.x.high, self.x.start, self.x.stop], "lines": self.lines}
+        data = json.dumps(told, separators=(",", ":")) if self.lines else None
+        return picture(self.parts, self.width, self.height, title, description, data_plot=data)

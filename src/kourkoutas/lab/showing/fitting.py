@@ -7,11 +7,11 @@ width of a table = Σ widths + 3·(columns - 1) + 2
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.table import Table
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
 
 BETWEEN, EDGES = 3, 2  # characters between columns, and at both ends
 NAME, WORDS = 26, 14  # to which a name or words may be folded
@@ -20,9 +20,13 @@ NAME, WORDS = 26, 14  # to which a name or words may be folded
 class Fitting:
     """A table of text: names to the left, numbers to the right; columns in `words` hold sentences, to the left too."""
 
-    def __init__(self, title: str, head: Sequence[str], words: Sequence[str] = ()) -> None:
+    def __init__(
+        self, title: str, head: Sequence[str], rows: Sequence[Sequence[str]] = (), words: Sequence[str] = ()
+    ) -> None:
         self.title, self.head, self.rows = title, tuple(head), list[tuple[str, ...]]()
         self._words = {at for at, name in enumerate(head) if name in words}
+        for row in rows:
+            self.add_row(*row)
 
     def add_row(self, *cells: str) -> None:
         if len(cells) != len(self.head):
@@ -58,28 +62,17 @@ class Fitting:
         return part
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for number, part in enumerate(self.parts(options.max_width)):
-            yield self._table(part, self.title if number == 0 else None)
-
-    def _table(self, part: dict[int, int], title: str | None) -> Table:
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        made = Table(
-            title=None if title is None else Text(title),
-            box=box.SIMPLE_HEAD,
-            title_justify="left",
-            title_style="bold",
-            pad_edge=False,
-        )
-        for at, width in part.items():
-            made.add_column(
-                Text(self.head[at]),
-                justify="left" if at == 0 or at in self._words else "right",
-                overflow="fold",
-                width=width,
-            )
-        for row in self.rows:
-            made.add_row(*(Text(row[at]) for at in part))
-        return made
+        title = Text(self.title) if self.title else None
+        for part in self.parts(options.max_width):
+            made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+            title = None
+            for at, width in part.items():
+                made.add_column(
+                    Text(self.head[at]),
+                    justify="left" if at == 0 or at in self._words else "right",
+                    overflow="fold",
+                    width=width,
+                )
+            for row in self.rows:
+                made.add_row(*(Text(row[at]) for at in part))
+            yield made

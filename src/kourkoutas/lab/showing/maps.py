@@ -7,6 +7,7 @@ spike of one step is not averaged away. The density is of all buckets, runs and 
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import math
@@ -18,6 +19,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import ArrayLike, NDArray
 
+from kourkoutas.lab.results.store import StoredRun, StoreError
 from kourkoutas.lab.showing.drawing import (
     CHARACTER,
     WIDTH,
@@ -27,9 +29,8 @@ from kourkoutas.lab.showing.drawing import (
     element,
     label,
     picture,
-    scale_of,
-    shorten,
     tick_text,
+    x_axis,
 )
 
 COLUMNS = 80
@@ -51,14 +52,32 @@ class TraceData:
     limits: tuple[float, float] | None = None  # β2_min and β2_max
 
 
+def recorded(runs: Sequence[StoredRun], arm: str) -> list[TraceData]:
+    """sun and β2 of the runs of one arm that recorded them."""
+    found = []
+    for run in runs:
+        trace = None
+        if run.spec.optimizer == arm:
+            with contextlib.suppress(StoreError):  # a damaged trace costs its own part of the picture, not the page
+                trace = run.trace()
+        if trace is not None and len(trace["steps"]):
+            names = [str(name) for name in trace["names"]]
+            found.append(TraceData(trace["steps"], trace["sun"], trace["beta2"], names, _limits(run)))
+    return found
+
+
+def _limits(run: StoredRun) -> tuple[float, float] | None:
+    """β2_min and β2_max of a run that has said which it used."""
+    options = None if run.result is None else run.result.settings.get("optimizer")
+    if not isinstance(options, dict) or not {"beta2_min", "beta2_max"} <= options.keys():
+        return None
+    return float(options["beta2_min"]), float(options["beta2_max"])
+
+
 def drawings(traces: Sequence[TraceData], arm: str) -> list[Drawing]:
     """Two maps and two densities of one arm; none where nothing was recorded."""
-    drawn = []
-    for key, title in QUANTITIES:
-        for one in (buckets(traces, key, title, arm), pooled(traces, key, title, arm)):
-            if one is not None:
-                drawn.append(one)
-    return drawn
+    drawn = [draw(traces, key, title, arm) for key, title in QUANTITIES for draw in (buckets, pooled)]
+    return [one for one in drawn if one is not None]
 
 
 def _edges(traces: Sequence[TraceData]) -> Array:
@@ -109,13 +128,10 @@ def buckets(traces: Sequence[TraceData], key: str, title: str, arm: str) -> Draw
     low, high = _range(key, traces, grid)
     parts = [_raster((grid - low) / (high - low), x.start, 4.0, x.stop - x.start, height * len(names))]
     for k, name in enumerate(names):
-        shown = shorten(name, 17)
-        hint = [] if shown == name else [element("title", name)]
-        y = 4 + height * (k + 0.5) + 4
-        parts.append(element("text", shown, *hint, x=room + 2, y=y, text_anchor="end"))
-    parts += _foot(x, bottom, low, high, "largest" if key == "sun" else "smallest", title)
-    runs = f"{len(traces)} run{'' if len(traces) == 1 else 's'}"
+        parts.append(label(name, room + 2, 8 + height * (k + 0.5), text_anchor="end", room=17 * CHARACTER))
     which = "largest" if key == "sun" else "smallest"
+    parts += _foot(x, bottom, low, high, f"{which} {title}")
+    runs = f"{len(traces)} run{'' if len(traces) == 1 else 's'}"
     told = f"{title} of each bucket against step, {arm}: the {which} of each stretch, mean of {runs}{left_out}"
     data = {
         "x": [edges[0], edges[-1], x.start, x.stop],
@@ -169,30 +185,22 @@ def pooled(traces: Sequence[TraceData], key: str, title: str, arm: str) -> Drawi
     parts = [_raster(np.sqrt(share.T[::-1] / share.max()), x.start, 4.0, x.stop - x.start, bottom - 4)]
     for tick in y.ticks():
         parts.append(label(tick_text(tick), left - 6, y.at(tick) + 4, text_anchor="end", class_="soft"))
-    parts += _foot(x, bottom, 0, float(share.max()), "share of buckets and runs", "", root=True)
+    parts += _foot(x, bottom, 0, float(share.max()), "share of buckets and runs", root=True)
     told = f"Density of {title} against step, all buckets and runs of {arm}"
     return picture(parts, WIDTH, bottom + 62, f"{arm}: {title}, all buckets pooled", told)
 
 
-def _foot(
-    x: Scale, bottom: float, low: float, high: float, word: str, title: str, *, root: bool = False
-) -> list[Markup]:
+def _foot(x: Scale, bottom: float, low: float, high: float, word: str, *, root: bool = False) -> list[Markup]:
     """The step axis, and the colour bar below it."""
-    parts = []
-    for tick in x.ticks(4):
-        at = x.at(tick)
-        end = "end" if at > x.stop - 12 else "middle"
-        parts.append(element("line", x1=at, x2=at, y1=bottom, y2=bottom + 4, class_="axis"))
-        parts.append(label(tick_text(tick), at, bottom + 16, text_anchor=end, class_="soft"))
-    parts.append(label("step", x.start - 6, bottom + 16, text_anchor="end", class_="soft"))
-    bar = scale_of([0, 1], x.start, x.stop, edge=0)
     ramp = np.sqrt(np.linspace(0, 1, 64)) if root else np.linspace(0, 1, 64)
-    parts.append(_raster(ramp[None, :], bar.start, bottom + 26, bar.stop - bar.start, 10))
-    parts.append(label(f"{low:.3g}", bar.start, bottom + 51, class_="soft"))
-    parts.append(label(f"{high:.3g}", bar.stop, bottom + 51, text_anchor="end", class_="soft"))
-    middle = f"{word} {title}".strip()
-    parts.append(label(middle, (bar.start + bar.stop) / 2, bottom + 51, text_anchor="middle", class_="soft"))
-    return parts
+    return [
+        *x_axis(x, bottom, most=4),
+        label("step", x.start - 6, bottom + 16, text_anchor="end", class_="soft"),
+        _raster(ramp[None, :], x.start, bottom + 26, x.stop - x.start, 10),
+        label(f"{low:.3g}", x.start, bottom + 51, class_="soft"),
+        label(f"{high:.3g}", x.stop, bottom + 51, text_anchor="end", class_="soft"),
+        label(word, (x.start + x.stop) / 2, bottom + 51, text_anchor="middle", class_="soft"),
+    ]
 
 
 @cache

@@ -12,6 +12,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kourkoutas.lab import testbeds
+from kourkoutas.lab.results.snapshot import Snapshot
+from kourkoutas.lab.specs.looks import label
+
 if TYPE_CHECKING:  # matplotlib takes a second to import, and most reports need none of it
     from matplotlib.figure import Figure
 
@@ -33,28 +37,34 @@ class Picture:
     description: str
 
 
-def svg(figure: Figure) -> bytes:
-    """The figure as SVG, the same bytes for the same figure."""
-    import matplotlib as mpl
-
-    out = io.BytesIO()
-    with mpl.rc_context(SETTINGS):
-        figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()
-
-
-def png(figure: Figure, dpi: int = 150) -> bytes:
-    import matplotlib as mpl
-
-    out = io.BytesIO()
-    with mpl.rc_context(SETTINGS):
-        figure.savefig(out, format="png", dpi=dpi)
-    return out.getvalue()
+def own(snapshot: Snapshot) -> list[tuple[Figure, str]]:
+    """What the testbed draws of final parameters: those of the first seed that most arms finished, by arm."""
+    record, runs = snapshot.record, snapshot.runs
+    draw = None if record.code else getattr(testbeds.get(record.testbed), "figures", None)
+    done = [run for run in runs if run.result and run.result.status == "ok" and (run.folder / "params.npz").exists()]
+    if draw is None or not done:
+        return []
+    seeds = [run.spec.seed for run in done]
+    chosen = [run for run in done if run.spec.seed == max(record.seeds, key=seeds.count)]
+    # One picture shows one model: arms whose settings differ, as in a grid over settings, are left out.
+    shared = chosen[0].spec.settings
+    params = {}
+    for run in chosen:
+        if run.spec.settings == shared:
+            params[label(run.spec.optimizer)] = run.params() or {}
+    settings = testbeds.settings_of(testbeds.get(record.testbed), record.preset, shared)
+    title = f"seed {chosen[0].spec.seed}"
+    return [(figure, f"{description} ({title})") for figure, description in draw(settings, params)]
 
 
 def embed(figure: Figure, description: str) -> Picture:
     """The figure as an image that is part of the page."""
-    text = svg(figure).decode("utf-8")
+    import matplotlib as mpl
+
+    out = io.BytesIO()
+    with mpl.rc_context(SETTINGS):  # the same bytes for the same figure
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    text = out.getvalue().decode("utf-8")
     for colour, name in NAMES.items():
         text = text.replace(f": {colour}", f": {name}")
     text = re.sub(r"(<svg [^>]*>)", lambda found: found[1] + STYLE, text, count=1)

@@ -6,73 +6,31 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.text import Text
 
 from kourkoutas.lab.judging.values import seed_ranges
 from kourkoutas.lab.planning.plan import Plan
 from kourkoutas.lab.running.executor import Observer
 from kourkoutas.lab.showing.drawing import shorten
-from kourkoutas.lab.showing.fitting import NAME, Fitting
-from kourkoutas.lab.showing.status import Status, words
-from kourkoutas.lab.showing.status import name_of as status_name
-from kourkoutas.lab.specs.search_space import SearchSpace
+from kourkoutas.lab.showing.status import outcome
+from kourkoutas.lab.specs.looks import label
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 if TYPE_CHECKING:
     from kourkoutas.lab.judging.targets import Target
 
+ENGINES = {"jax": "JAX", "torch": "PyTorch", "mlx": "MLX"}
+NAME = 30  # characters of a bar's name at 80 columns
+
 
 @contextlib.contextmanager
 def showing(console: Console, plan: Plan) -> Iterator[Observer]:
     """An observer that writes to `console`: what is studied, each phase by its name, and every run."""
-    if not console.is_terminal:
-        lines = Lines(console, plan)
-        yield lines
-        lines.done()
-        return
-    bars = Bars(console, plan)
-    with bars.bars:
-        yield bars
-    bars.done()
-
-
-def name_of(spec: RunSpec, tuning: SearchSpace | None) -> str:
-    """A run in a few words: "kbeta lr=0.001 seed 100"."""
-    values = {} if tuning is None else tuning.values(spec)
-    return " ".join([spec.optimizer, *(f"{name}={value:g}" for name, value in values.items()), f"seed {spec.seed}"])
-
-
-def outcome(result: RunResult) -> str:
-    """A result in a few words."""
-    if result.status == "failed":
-        return f"failed: {last_line(result.error)}"
-    if result.status == "diverged":
-        at = result.metrics.get("diverged_at")
-        return "diverged" + ("" if at is None else f" at step {at:.0f}")
-    return "ok" if result.endpoint is None else f"{result.endpoint:.6g}"
-
-
-def render_status(status: Status) -> RenderableType:
-    """How far a study is, for a console: no number of it is broken across lines at 80 columns."""
-    ends = ("finished", "diverged", "failed", "running", "waiting")
-    rows = Fitting("", ["optimizer", *ends])
-    for arm in status.arms:
-        rows.add_row(shorten(arm.label, NAME), *(str(getattr(arm, end)) for end in ends))
-    lines = []
-    for run in status.going:
-        step = "" if run.step is None else f": step {run.step}" + ("" if run.steps is None else f" of {run.steps}")
-        lines.append(f"{status_name(run)}{step}" + ("" if run.loss is None else f", loss {run.loss:.4g}"))
-    return Group(Text(words(status)), rows, *(Text(line) for line in lines))
-
-
-def last_line(error: str | None) -> str:
-    """The line of an error that says most: the last of a traceback, the first of anything else."""
-    lines = [line for line in (error or "").splitlines() if line.strip()]
-    if not lines:
-        return "no reason recorded"
-    return lines[-1].strip() if lines[0].startswith("Traceback") else lines[0].strip()
+    shown = Bars(console, plan) if console.is_terminal else Lines(console, plan)
+    with shown.bars if isinstance(shown, Bars) else contextlib.nullcontext():
+        yield shown
+    shown.done()
 
 
 class Aiming:
@@ -92,56 +50,38 @@ class Aiming:
             check_logged(aim, [result])
 
 
-class Phases:
-    """Tells what is studied, once, and names each phase with runs to make when its first run starts."""
+class Lines:
+    """Tells what is studied, names each phase with runs to make when its first run starts, and then every run."""
 
     def __init__(self, console: Console, plan: Plan) -> None:
         self.console, self.tuning = console, plan.tuning
-        self._title: str | None = title_of(plan)
+        self._title = title_of(plan)
         self._rounds = 0
-        self._waiting: tuple[int, int, int, int] | None = None
-        self._told = False
+        self._planned: tuple[int, int, int, int] | None = None  # of a phase that has not begun
+        self._done = self._total = 0
 
     def planned(self, total: int, kept: int, failed: int, workers: int, threads: int) -> None:
         self._rounds += 1
-        self._waiting = (total, kept, failed, workers)
-
-    def begins(self, spec: RunSpec) -> tuple[str, int, int] | None:
-        """(phase, runs, runs that were there) if this is the first run of a phase, which is told."""
-        if self._waiting is None:
-            return None
-        (total, kept, failed, workers), self._waiting = self._waiting, None
-        phase = "runs" if self.tuning is None else "confirming"
-        if self.tuning is not None and spec.seed in self.tuning.seeds:
-            # A round after the first widens the range, where one option is tuned; else it is Optuna's next trial.
-            phase = "widening" if self._rounds > 1 and len(self.tuning.axes) == 1 else "tuning"
-        self._tell(phase_line("" if phase == "runs" else phase, total, kept, failed, workers))
-        return phase, total, kept
-
-    def done(self) -> None:
-        """Nothing was to be made: say so."""
-        if not self._told and self._waiting is not None:
-            self._tell(phase_line("", *self._waiting))
-
-    def say(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def _tell(self, line: str) -> None:
-        self.say(" · ".join(part for part in (self._title, line) if part))
-        self._title, self._told = None, True
-
-    def name(self, spec: RunSpec) -> str:
-        return name_of(spec, self.tuning)
-
-
-class Lines(Phases):
-    """One line per finished run."""
-
-    _done = _total = 0
+        self._planned = (total, kept, failed, workers)
 
     def started(self, spec: RunSpec) -> None:
-        if (phase := self.begins(spec)) is not None:
-            _, self._total, self._done = phase
+        if self._planned is not None:
+            (self._total, self._done, *_), planned, self._planned = self._planned, self._planned, None
+            phase = self._phase(spec)
+            self.begin(phase, phase_line("" if phase == "runs" else phase, *planned))
+
+    def _phase(self, spec: RunSpec) -> str:
+        if self.tuning is None:
+            return "runs"
+        if spec.seed not in self.tuning.seeds:
+            return "confirming"
+        # A round after the first widens the range, where one option is tuned; else it is Optuna's next trial.
+        return "widening" if self._rounds > 1 and len(self.tuning.axes) == 1 else "tuning"
+
+    def begin(self, phase: str, line: str) -> None:
+        """Announce a phase; the first one after what is studied."""
+        self.say(" · ".join(part for part in (self._title, line) if part))
+        self._title = ""
 
     def progress(self, spec: RunSpec, step: int, steps: int | None, loss: float | None) -> None:
         pass
@@ -150,28 +90,46 @@ class Lines(Phases):
         self._done += 1
         self.say(f"[{self._done}/{self._total}] {self.name(spec)}: {outcome(result)} ({result.seconds:.1f} s)")
 
+    def done(self) -> None:
+        """Where nothing was to be made, say so."""
+        if self._title and self._planned is not None:
+            self.say(f"{self._title} · {phase_line('', *self._planned)}")
 
-class Bars(Phases):
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def name(self, spec: RunSpec) -> str:
+        """A run in a few words: "K-β lr=0.001 seed 100"."""
+        values = {} if self.tuning is None else self.tuning.values(spec)
+        options = (f"{name}={value:.3g}" for name, value in values.items())
+        return " ".join([label(spec.optimizer), *options, f"seed {spec.seed}"])
+
+
+class Bars(Lines):
     """A bar for each phase and one for each run under way."""
 
     def __init__(self, console: Console, plan: Plan) -> None:
         super().__init__(console, plan)
         self.bars = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=30),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TextColumn("{task.fields[loss]}", markup=False),
             TimeElapsedColumn(),
             console=console,
         )
-        self._phase: TaskID | None = None
+        self._bar: TaskID | None = None
         self._runs: dict[str, TaskID] = {}
 
+    def begin(self, phase: str, line: str) -> None:
+        if self._title:  # later phases are told by their bars
+            super().begin(phase, line)
+        self._bar = self.bars.add_task(phase, total=self._total, completed=self._done, loss="")
+
     def started(self, spec: RunSpec) -> None:
-        if (phase := self.begins(spec)) is not None:
-            name, total, kept = phase
-            self._phase = self.bars.add_task(name, total=total, completed=kept, loss="")
-        self._runs[spec.id] = self.bars.add_task(f"  {self.name(spec)}", total=None, loss="")
+        super().started(spec)
+        name = f"  {shorten(self.name(spec), NAME)}"
+        self._runs[spec.id] = self.bars.add_task(name, total=None, loss="")
 
     def progress(self, spec: RunSpec, step: int, steps: int | None, loss: float | None) -> None:
         text = "" if loss is None else f"loss {loss:.4g}"
@@ -181,14 +139,13 @@ class Bars(Phases):
         self.bars.remove_task(self._runs.pop(spec.id))
         if result.status != "ok":
             self.say(f"{self.name(spec)}: {outcome(result)}")
-        if self._phase is not None:
-            self.bars.advance(self._phase)
+        if self._bar is not None:
+            self.bars.advance(self._bar)
 
 
 def title_of(plan: Plan) -> str:
     """What is studied: "rare_trigger · paper preset · JAX · seeds 0-9"."""
-    engine = {"jax": "JAX", "torch": "PyTorch", "mlx": "MLX"}.get(plan.engine, plan.engine)
-    made = [] if plan.code is not None else [f"{plan.preset} preset", engine]
+    made = [] if plan.code is not None else [f"{plan.preset} preset", ENGINES.get(plan.engine, plan.engine)]
     return " · ".join([plan.testbed, *made, f"seed{'s' if len(plan.seeds) > 1 else ''} {seed_ranges(plan.seeds)}"])
 
 

@@ -1,10 +1,11 @@
 """One HTML page about a study: the answer first, figures, and everything else folded below.
 
-    write(analysis)                 report.html in the results folder
-    render(page_of(analysis))       the page as text
+    write(analysis)      report.html in the results folder
+    render(analysis)     the page as text
 
 The page is one file. It holds its style, its script and its pictures, its content policy forbids the browser to fetch
-or run anything else, and it can be read with scripts off.
+or run anything else, and it can be read with scripts off. The template has the first screen; what is folded below it
+is made here, a function per section.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import csv
 import hashlib
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -25,107 +26,83 @@ import jinja2
 from markupsafe import Markup
 
 from kourkoutas.lab.judging import headline
-from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, ToTarget
-from kourkoutas.lab.judging.statistics import OF_ARMS, show
+from kourkoutas.lab.judging.analysis import Analysis, ArmSummary
+from kourkoutas.lab.judging.comparing import Comparison
+from kourkoutas.lab.judging.statistics import show
 from kourkoutas.lab.judging.values import Seed, seed_ranges
 from kourkoutas.lab.results import export, files
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun
-from kourkoutas.lab.showing import (
-    console,
-    curves,
-    distributions,
-    effects,
-    maps,
-    reaching,
-    recorded,
-    sensitivity,
-)
+from kourkoutas.lab.showing import console, curves, distributions, effects, maps, pictures, sensitivity
 from kourkoutas.lab.showing.drawing import Drawing, element
-from kourkoutas.lab.showing.failures import Failure, failures
-from kourkoutas.lab.showing.pictures import embed
-from kourkoutas.lab.showing.status import Status, duration, name_of, status_of, words
+from kourkoutas.lab.showing.status import duration, failures, status_of
 from kourkoutas.lab.specs import looks
+
+CURVES = (
+    "Line: median over the seeds; band: their middle half. In an optimizer's own panel thin lines are its seeds, grey "
+    "ones the medians of the others, and a cross marks where a run diverged."
+)
+CONTROLS = (
+    "Between Adam and K-β stand controls, each of which changes one thing: Adam mid β2 has K-β's mean β2, a warmed "
+    "optimizer its hidden warmup, K-β static a β2 that does not move, K-β exact no hidden warmup. Along such a path "
+    "the differences add up to the whole; a share is the part of one step, negative where it acts the other way."
+)
+TUNING = (
+    "Each optimizer on the tuning seeds, against {}; a ring marks the chosen value. Sensitivity is what a value loses "
+    "against the best one, as a mean over the values tried. Beside it: the best value that so many trials find, as a "
+    "mean over all orders of the values."
+)
+TARGET = (
+    "Steps are those that were logged. A run that never got there counts behind all that did, and two that never did "
+    "are equal. Seconds are training alone, without set-up, compiling and evaluation."
+)
+TRACES = (
+    "A bucket is a group of parameters with one β2 of its own, such as a layer. Its sun, from 0 to 1, tells how large "
+    "its gradient is beside its moving average: ½ when both are equal, near 1 in a spike. The larger the sun, the "
+    "smaller β2, down to β2_min. Each column of a map is a stretch of steps; a cell shows the largest sun, or the "
+    "smallest β2, of its bucket there, averaged over the runs."
+)
+NOT_ON_THE_PAGE = "mean [BCa]"  # `kbeta stats` has the bootstrap
+
+Looks = Mapping[str, looks.Look]
 
 
 @dataclass(frozen=True)
 class Section:
-    """One foldable part of the page.
-
-    Attributes:
-      template: page/<template>.html.j2, which is given `data`.
-      open: unfolded from the start: figures are, tables are not.
-      short: the title in the table of contents; `title` itself unless given.
-    """
+    """One foldable part of the page: `short` is its title in the table of contents, unless that is `title` itself."""
 
     id: str
     title: str
-    template: str
-    data: Any
+    content: Sequence[Markup]
     open: bool = False
     short: str = ""
 
 
-@dataclass(frozen=True)
-class FigureSection:
-    """What a section of sentences, drawings and one table of (head, rows) shows."""
-
-    notes: Sequence[str]
-    drawings: Sequence[Drawing]
-    table: tuple[Sequence[str], Sequence[Sequence[str]]]
-    by_arm: bool = True  # whether the drawings are in the colours of arms
-
-
-@dataclass(frozen=True)
-class Page:
-    """A study as the page shows it.
-
-    Attributes:
-      caveats: what a reader must know beside the headline, such as that the arms were not tuned.
-      effects: the effect plot, for a wide page and for a phone.
-      ranked: the arms, the best median first.
-      by_ranks: whether ranks decide a contrast of the effect plot, because a run diverged or failed.
-      seeds: how many each arm is to be run on.
-      live: reloads itself.
-    """
-
-    title: str
-    facts: Mapping[str, str]
-    caveats: Sequence[str]
-    effects: Sequence[Drawing]
-    by_ranks: bool
-    seeds: int
-    analysis: Analysis
-    ranked: Sequence[ArmSummary]
-    looks: Mapping[str, looks.Look]
-    failures: Sequence[Failure]
-    downloads: Mapping[str, str]
-    sections: Sequence[Section]
-    status: Status
-    live: bool
+def write(analysis: Analysis, out: str | Path | None = None, *, live: bool = False) -> Path:
+    """Write the page and return its path; report.html in the results folder unless `out` is given."""
+    out = Path(out) if out is not None else analysis.snapshot.path / "report.html"
+    text = render(analysis, live=live)
+    files.make_folder(out.parent)
+    files.write_text(out, text)
+    return out
 
 
-def page_of(analysis: Analysis, *, live: bool = False) -> Page:
-    """What the page of a study shows; a `live` one reloads itself."""
+def render(analysis: Analysis, *, live: bool = False) -> str:
+    """The page as text; a `live` one reloads itself."""
     snapshot = analysis.snapshot
     arms = looks.looks_of([arm.label for arm in snapshot.record.arms])
-    places = {arm: place for place, arm in enumerate(arms)}
-    courses = recorded.courses(snapshot)
-    return Page(
-        title=f"Study: {snapshot.record.testbed}",
-        facts=_facts(snapshot),
-        caveats=[*analysis.fairness, *analysis.notes],
-        effects=effects.plots(analysis.endpoints, places),
-        by_ranks=any(c.lost for one in analysis.endpoints for c in one.contrasts),
-        seeds=len(snapshot.record.seeds),
+    return _template().render(
         analysis=analysis,
+        live=live,
+        facts=_facts(snapshot),
+        effects=effects.plot(analysis.endpoints, arms),
+        by_ranks=any(c.lost for one in analysis.endpoints for c in one.contrasts),
         ranked=_ranked(analysis),
         looks=arms,
         failures=failures(snapshot.runs),
-        downloads={"runs.csv": _csv(export.rows(snapshot)), "curves.csv": _csv(recorded.drawn(courses))},
-        sections=_sections(analysis, arms, courses),
+        runs_csv=_csv(export.rows(snapshot)),
+        sections=_sections(analysis, arms),
         status=status_of(snapshot),
-        live=live,
     )
 
 
@@ -157,102 +134,248 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return "data:text/csv;charset=utf-8;base64," + base64.b64encode(out.getvalue().encode()).decode("ascii")
 
 
-def _sections(analysis: Analysis, arms: Mapping[str, looks.Look], courses: curves.Courses) -> list[Section]:
+def _sections(analysis: Analysis, arms: Looks) -> list[Section]:
     snapshot, runs = analysis.snapshot, analysis.snapshot.runs
     numbers = {(run.spec.optimizer, run.spec.seed): f"run-{k}" for k, run in enumerate(runs)}
-    places = {arm: place for place, arm in enumerate(arms)}
 
     def anchor(arm: str, seed: Seed) -> str:
         return numbers.get((arm, int(seed)), "runs")
 
+    found = [_curves(analysis, arms), _ends(analysis, arms, anchor)]
+    found += [_endpoint(k, one, analysis, arms, anchor) for k, one in enumerate(analysis.endpoints)]
+    found += [_causes(analysis), _sensitivity(analysis, arms), _target(analysis, arms)]
+    found += [_traces(runs, arms), _learnt(snapshot), _runs(analysis), _failures(runs), _settings(snapshot)]
+    return [section for section in found if section.content]
+
+
+def _curves(analysis: Analysis, arms: Looks) -> Section:
+    courses = curves.courses(analysis.snapshot)
     pairs = [(c.treatment, c.baseline) for c in analysis.primary.contrasts]
-    drawn = [*curves.panels(courses, arms), curves.gaps(courses, pairs, arms), recorded.rate(runs)]
-    found = [Section("curves", "Learning curves", "curves", [one for one in drawn if one is not None], open=True)]
-    ends = [violins for one in analysis.endpoints if (violins := distributions.violins(one, arms, anchor))]
-    ends += [one for one in [distributions.profile(analysis.primary, arms)] if one is not None]
-    if ends:
-        found.append(Section("ends", "Where the runs end", "ends", ends, open=True))
-    by_run = {(run.spec.optimizer, run.spec.seed): run for run in runs}
-    for at, one in enumerate(analysis.endpoints):
-        data = {
-            "endpoint": one,
-            "runs": by_run,
-            "arms": [arm.label for arm in analysis.arms],
-            "pairs": distributions.pairs(one, places, anchor),
-            "effects": [] if one.primary else effects.plots([one], places),
-            "statistics": [s for s in OF_ARMS if any(s.name in own for own in one.arms.values())],
-            "anchor": anchor,
-        }
-        title = f"{one.title} ({one.standing}): every seed and every statistic"
-        found.append(Section(f"endpoint-{at}", title, "endpoint", data, short=one.title))
-    causes = [(one.title, [a.sentence for a in one.attribution]) for one in analysis.endpoints if one.attribution]
-    if causes:
-        title = "What does the work? Dynamics, mean β2 or hidden warmup"
-        found.append(Section("causes", title, "causes", causes, short="What does the work?"))
-    if analysis.sensitivity:
-        found.append(_sensitivity(analysis, arms))
-    if analysis.target is not None:
-        found.append(_target(analysis.target, runs, arms))
-    traces = {arm: maps.drawings(own, arm) for arm in arms if (own := recorded.traces(runs, arm))}
-    if traces:
-        found.append(Section("traces", "sun and β2 over training", "traces", traces, open=True))
-    pictures = [embed(figure, text) for figure, text in recorded.own_pictures(snapshot)]
-    if pictures:
-        found.append(Section("learnt", "What was learnt", "learnt", pictures, open=True))
-    values = {j.title: j.values for j in analysis.endpoints}
-    found.append(Section("runs", f"Every run ({len(runs)})", "runs", {"runs": runs, "values": values}))
-    failed = failures(runs)
-    if failed:
-        count = sum(len(one.runs) for one in failed)
-        title = f"{count} run{'' if count == 1 else 's'} failed"
-        found.append(Section("failures", title, "failures", failed))
-    found.append(Section("settings", "Settings and commands", "settings", _settings(snapshot)))
-    return found
+    drawn = [*curves.panels(courses, arms), curves.gaps(courses, pairs, arms), curves.rate(analysis.snapshot.runs)]
+    shown = [note(CURVES), legend(arms), panels(drawn)] if any(drawn) else [text("No run has logged a loss.")]
+    return Section("curves", "Learning curves", shown, open=True)
 
 
-def _sensitivity(analysis: Analysis, arms: Mapping[str, looks.Look]) -> Section:
-    """How much each arm depends on the option that was tuned."""
-    first = analysis.primary
-    side = first.higher_is_better
+def _ends(analysis: Analysis, arms: Looks, anchor: distributions.Anchor) -> Section:
+    drawn = [distributions.rows(one, arms, anchor) for one in analysis.endpoints]
+    drawn.append(distributions.profile(analysis.primary, arms))
+    said = note("Every dot is a run and leads to it; the bar is the median.")
+    shown = [said, legend(arms), panels(drawn)] if any(drawn) else []
+    return Section("ends", "Where the runs end", shown, open=True)
+
+
+def _endpoint(number: int, one: Comparison, analysis: Analysis, arms: Looks, anchor: distributions.Anchor) -> Section:
+    """Every seed and every statistic of one endpoint."""
+    side = ("Higher" if one.higher_is_better else "Lower") + " is better" + (", analysed as log10" if one.log else "")
+    if one.threshold is not None:
+        side += f"; success: {'at least' if one.higher_is_better else 'at most'} {show(one.threshold)}"
+    shown = [note(f"{side}. {analysis.rule if one.primary else ''}")]
+    shown += [text(headline.answer(c), c.verdict) for c in one.contrasts]
+    if not one.primary and (plot := effects.plot([one], arms)) is not None:
+        shown.append(element("figure", plot.svg, class_="effects"))
+    if one.notes:
+        shown.append(element("ul", *(element("li", line) for line in one.notes), class_="soft"))
+    runs = {(run.spec.optimizer, run.spec.seed): run for run in analysis.snapshot.runs}
+    shown.append(heading("Every seed"))
+    cells = [[str(seed), *(_seed(runs.get((arm, int(seed))), one, anchor) for arm in arms)] for seed in analysis.seeds]
+    shown.append(table(f"Every seed, {one.title}", ["seed", *(look.name for look in arms.values())], cells))
+    if one.arms:
+        shown += [heading("Each optimizer"), table(f"Each optimizer, {one.title}", *console.of_arms(one))]
+    if one.contrasts:
+        shown += [heading("Each comparison"), panels(distributions.pairs(one, arms, anchor))]
+        shown.append(note(console.statistics_title(one)))
+        rows = []
+        for c in one.contrasts:
+            own = [row for row in c.rows() if row[0] != NOT_ON_THE_PAGE]
+            names = [c.name, *[""] * (len(own) - 1)]
+            rows += [[name, *row] for name, row in zip(names, own, strict=True)]
+        head = ["comparison", "statistic", "value", "p", "p, Holm"]
+        shown.append(table(f"Statistics, {one.title}", head, rows, words=(1, 2)))
+    title = f"{one.title} ({one.standing}): every seed and every statistic"
+    return Section(f"endpoint-{number}", title, shown, short=one.title)
+
+
+def _seed(run: StoredRun | None, one: Comparison, anchor: distributions.Anchor) -> Markup:
+    """The cell of one run, which leads to it."""
+    if run is None:
+        return element("span", "no run", class_="missing")
+    arm, seed, value = run.spec.optimizer, run.spec.seed, one.values.get(run.spec.optimizer, {}).get(run.spec.seed)
+    end = run.result.status if run.result else "unfinished"
+    shown = end if end != "ok" else "no value" if value is None else show(value, 6)
+    return element("a", shown, href=f"#{anchor(arm, seed)}", class_=None if end == "ok" else "bad")
+
+
+def _causes(analysis: Analysis) -> Section:
+    shown = []
+    for one in analysis.endpoints:
+        if one.attribution:
+            shown += [heading(one.title), *(text(cause.sentence) for cause in one.attribution)]
+    title = "What does the work? Dynamics, mean β2 or hidden warmup"
+    return Section("causes", title, [*shown, note(CONTROLS)] if shown else [], short="What does the work?")
+
+
+def _sensitivity(analysis: Analysis, arms: Looks) -> Section:
+    """How much each optimizer depends on the option that was tuned."""
+    found, first = analysis.sensitivity, analysis.primary
+    if not found:
+        return Section("sensitivity", "", [])
     drawn = [
-        draw(analysis.sensitivity, arms, first.title, maximize=side)
+        draw(found, arms, first.title, maximize=first.higher_is_better)
         for draw in (sensitivity.draw, sensitivity.best_so_far)
     ]
-    note = (
-        f"Each optimizer on the tuning seeds, against {analysis.sensitivity[0].option}; a ring marks the chosen value. "
-        "Sensitivity is what a value loses against the best one, as a mean over the values tried. Beside it: the best "
-        "value that so many trials find, as a mean over all orders of the values."
-    )
-    figures = FigureSection((note,), drawn, sensitivity.table(analysis.sensitivity))
-    title = f"Sensitivity to {analysis.sensitivity[0].option}"
-    return Section("sensitivity", title, "figures", figures, open=True)
+    title = f"Sensitivity to {found[0].option}"
+    shown = [text(TUNING.format(found[0].option)), legend(arms), panels(drawn), table(title, *sensitivity.table(found))]
+    return Section("sensitivity", title, shown, open=True)
 
 
-def _target(found: ToTarget, runs: Sequence[StoredRun], arms: Mapping[str, looks.Look]) -> Section:
-    """How soon each arm reached a target."""
-    figures = FigureSection(
-        (*(race.sentence for race in found.contrasts), reaching.NOTE),
-        (reaching.draw(found.arms, reaching.last_step(runs), arms, found.target),) if found.arms else (),
-        reaching.table(found.arms),
-    )
-    return Section("target", f"Time to {found.target}", "figures", figures, short="Time to target")
+def _target(analysis: Analysis, arms: Looks) -> Section:
+    """How soon each optimizer reached a target."""
+    found = analysis.target
+    if found is None:
+        return Section("target", "", [])
+    steps = [max(run.result.curve.get("step", ()), default=0.0) for run in analysis.snapshot.runs if run.result]
+    title = f"Time to {found.target}"
+    shown = [*(text(race.sentence) for race in found.contrasts), text(TARGET)]
+    if found.arms:
+        last = max(steps, default=0.0)
+        shown += [legend(arms), panels([distributions.reaching(found.arms, last, arms, found.target)])]
+    shown.append(table(title, *console.reached(found.arms)))
+    return Section("target", title, shown, short="Time to target")
 
 
-def _settings(snapshot: Snapshot) -> dict[str, Any]:
+def _traces(runs: Sequence[StoredRun], arms: Looks) -> Section:
+    """sun and β2; all optimizers but the first are folded once more."""
+    shown: list[Markup] = []
+    for arm, look in arms.items():
+        if recorded := maps.recorded(runs, arm):
+            drawn = panels(maps.drawings(recorded, look.name), "two")
+            fold = element("details", element("summary", look.name), drawn, id=f"traces-{look.place}")
+            shown.append(fold if shown else drawn)
+    return Section("traces", "sun and β2 over training", [note(TRACES), *shown] if shown else [], open=True)
+
+
+def _learnt(snapshot: Snapshot) -> Section:
+    shown = []
+    for one in (pictures.embed(figure, description) for figure, description in pictures.own(snapshot)):
+        image = element("img", src=one.source, alt=one.description, width=one.width)
+        shown.append(element("figure", scroll(one.description, image), element("figcaption", one.description)))
+    return Section("learnt", "What was learnt", shown, open=True)
+
+
+def _runs(analysis: Analysis) -> Section:
+    runs, rows = analysis.snapshot.runs, []
+    for run in runs:
+        end = run.result.status if run.result else "unfinished"
+        arm, seed = run.spec.optimizer, run.spec.seed
+        values = (one.values.get(arm, {}).get(seed) if end == "ok" else None for one in analysis.endpoints)
+        ended: str | Markup = end if end == "ok" else element("span", end, class_="bad")
+        seconds = show(run.result.seconds if run.result else None, 3)
+        rows.append([looks.label(arm), str(seed), ended, *(show(x, 6) for x in values), seconds, f"runs/{run.id}"])
+    head = ["optimizer", "seed", "end", *(one.title for one in analysis.endpoints), "seconds", "folder"]
+    shown = table("Every run", head, rows, words=(len(head) - 1,), ids="run")
+    return Section("runs", f"Every run ({len(runs)})", [shown])
+
+
+def _failures(runs: Sequence[StoredRun]) -> Section:
+    shown, count = [], 0
+    for failure in failures(runs):
+        n = len(failure.runs)
+        count += n
+        shown.append(heading(f"{n} run{'' if n == 1 else 's'}: {failure.who}"))
+        shown.append(element("pre", failure.error, tabindex=0))
+    said = note("A failed run counts as the worst. The study's command with --retry-failed makes failed runs again.")
+    return Section("failures", f"{count} run{'' if count == 1 else 's'} failed", [said, *shown] if shown else [])
+
+
+def _settings(snapshot: Snapshot) -> Section:
     record = snapshot.record
     finished = {run.spec.optimizer: run.result.settings for run in snapshot.runs if run.result and run.result.settings}
     resolved = next(iter(finished.values()), record.settings)
-    return {
-        "commands": list(dict.fromkeys(call.command for call in record.calls)),
-        "testbed": {name: value for name, value in resolved.items() if name != "optimizer"},
-        "optimizers": {
-            arm.label: finished[arm.label]["optimizer"]
-            for arm in record.arms
-            if finished.get(arm.label, {}).get("optimizer")
-        },
-        "machine": record.environment,
-        "versions": record.versions,
+    commands = list(dict.fromkeys(call.command for call in record.calls))
+    options = {
+        f"{looks.label(arm)} ({arm})": ", ".join(f"{name} = {value}" for name, value in own["optimizer"].items())
+        for arm in (one.label for one in record.arms)
+        if (own := finished.get(arm, {})).get("optimizer")
     }
+    shown = [heading("Command" if len(commands) == 1 else "Commands")]
+    shown += [element("pre", command, tabindex=0) for command in commands]
+    for title, facts in (
+        ("Testbed", {name: value for name, value in resolved.items() if name != "optimizer"}),
+        ("Optimizers", options),
+        ("Machine", record.environment),
+        ("Versions", record.versions),
+    ):
+        if facts:
+            rows = [element("tr", element("th", k, scope="row"), element("td", str(v))) for k, v in facts.items()]
+            shown += [heading(title), element("table", *rows, class_="facts")]
+    return Section("settings", "Settings and commands", shown)
+
+
+def text(words: str, kind: str | None = None) -> Markup:
+    return element("p", unbroken(words), class_=kind)
+
+
+def note(words: str) -> Markup:
+    return text(words, "soft")
+
+
+def heading(words: str) -> Markup:
+    return element("h3", words)
+
+
+def panels(drawings: Iterable[Drawing | None], kind: str = "") -> Markup:
+    """Pictures beside and below each other."""
+    shown = [
+        element("figure", *([element("figcaption", one.title)] if one.title else []), one.svg, class_="panel")
+        for one in drawings
+        if one is not None
+    ]
+    return element("div", *shown, class_=f"panels {kind}".strip())
+
+
+def legend(arms: Looks) -> Markup:
+    items = (
+        element("li", swatch(look), element("span", look.name, class_="pick"), data_arm=look.place)
+        for look in arms.values()
+    )
+    return element("ul", *items, class_="legend", aria_label="Optimizers")
+
+
+def swatch(look: looks.Look) -> Markup:
+    """A short line in an optimizer's colour and dash, for legends."""
+    line = element("line", x1=1, x2=25, y1=6, y2=6, class_="curve", stroke_dasharray=look.dasharray)
+    size = {"viewBox": "0 0 26 12", "width": 26, "height": 12}
+    return element("svg", line, **size, class_=f"swatch c{look.colour}", aria_hidden="true")
+
+
+def scroll(name: str, *content: Markup) -> Markup:
+    """What may be wider than a phone."""
+    return element("div", *content, class_="scroll", role="region", aria_label=name, tabindex=0)
+
+
+def table(
+    name: str, head: Sequence[str], rows: Iterable[Sequence[str | Markup]], words: Sequence[int] = (), ids: str = ""
+) -> Markup:
+    """Names to the left and numbers to the right; the columns at `words` hold text. Rows are `ids`-0, `ids`-1, …"""
+    kinds = ["name" if at in words else None for at in range(len(head))]
+    top = element("tr", *(element("th", cell, scope="col", class_=k) for cell, k in zip(head, kinds, strict=True)))
+    body = []
+    for number, (first, *rest) in enumerate(rows):
+        cells = [element("td", cell, class_=kind) for cell, kind in zip(rest, kinds[1:], strict=True)]
+        place = {"id": f"{ids}-{number}", "tabindex": -1} if ids else {}
+        body.append(element("tr", element("th", first, scope="row"), *cells, **place))
+    return scroll(name, element("table", element("thead", top), element("tbody", *body)))
+
+
+def unbroken(words: str) -> str:
+    """A sentence in which no line ends inside 1e-12 or before a percent sign."""
+    percent = re.sub(r"(?<=\d) %", "\u00a0%", words)
+    return re.sub(r"\b\d[\d.]*e-\d+", lambda number: _whole(number[0]), percent)
+
+
+def _whole(words: str) -> str:
+    """The same, joined where a browser would end a line after a hyphen."""
+    return words.replace("-", "-\u2060")
 
 
 @cache
@@ -260,84 +383,26 @@ def _file(name: str) -> str:
     return (resources.files("kourkoutas.lab.showing") / "page" / name).read_text(encoding="utf-8")
 
 
-def _hash(text: str) -> str:
-    return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii") + "'"
-
-
 @cache
-def style() -> str:
-    """The style sheet, with the colours of arms."""
+def _template() -> jinja2.Template:
+    """The page with its style, its script and the policy that allows no other."""
 
     def palette(colours: Sequence[str]) -> str:
         return " ".join(f"--c{k}: {colour};" for k, colour in enumerate(colours))
 
-    classes = "\n".join(f".c{k} {{ --c: var(--c{k}); }}" for k in range(len(looks.LIGHT)))
+    def digest(of: str) -> str:
+        return "'sha256-" + base64.b64encode(hashlib.sha256(of.encode("utf-8")).digest()).decode("ascii") + "'"
+
     sheet = _file("report.css").replace("/* light */", palette(looks.LIGHT)).replace("/* dark */", palette(looks.DARK))
-    return f"\n{sheet}{classes}\n"
-
-
-@cache
-def script() -> str:
-    return f"\n{_file('report.js')}"
-
-
-def policy() -> str:
-    """What the browser may do: show what is in the page, and run its one script."""
-    parts = ["default-src 'none'", "img-src data:", f"style-src {_hash(style())}", f"script-src {_hash(script())}"]
-    return "; ".join([*parts, "base-uri 'none'", "form-action 'none'"])
-
-
-def unbroken(text: str) -> str:
-    """A sentence in which no line ends inside 1e-12 or before a percent sign."""
-    percent = re.sub(r"(?<=\d) %", "\u00a0%", text)
-    return re.sub(r"\b\d[\d.]*e-\d+", lambda number: _whole(number[0]), percent)
-
-
-def _whole(text: str) -> str:
-    """The same, joined where a browser would end a line after a hyphen."""
-    return text.replace("-", "-\u2060")
-
-
-def swatch(look: looks.Look) -> Markup:
-    """A short line in an arm's colour and dash, for legends."""
-    line = element("line", x1=1, x2=25, y1=6, y2=6, class_="curve", stroke_dasharray=look.dasharray)
-    return element(
-        "svg", line, viewBox="0 0 26 12", width=26, height=12, class_=f"swatch c{look.colour}", aria_hidden="true"
+    style = sheet + "\n".join(f".c{k} {{ --c: var(--c{k}); }}" for k in range(len(looks.LIGHT)))
+    script = _file("report.js")
+    policy = (
+        f"default-src 'none'; img-src data:; style-src {digest(style)}; script-src {digest(script)}; "
+        "base-uri 'none'; form-action 'none'"
     )
-
-
-def render(page: Page) -> str:
-    """The page as text."""
-    return _environment().get_template("report.html.j2").render(page=page, policy=policy())
-
-
-@cache
-def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("kourkoutas.lab.showing", "page"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals.update(
-        show=show,
-        answer=headline.answer,
-        statistics_title=console.statistics_title,
-        swatch=swatch,
-        words=words,
-        name_of=name_of,
-        unbroken=unbroken,
-        style=Markup(style()),
-        script=Markup(script()),
-    )
-    return environment
-
-
-def write(analysis: Analysis, out: str | Path | None = None, *, live: bool = False) -> Path:
-    """Write the page and return its path; report.html in the results folder unless `out` is given."""
-    out = Path(out) if out is not None else analysis.snapshot.path / "report.html"
-    text = render(page_of(analysis, live=live))
-    files.make_folder(out.parent)
-    files.write_text(out, text)
-    return out
+    environment.globals.update(show=show, swatch=swatch, unbroken=unbroken, policy=policy)
+    environment.globals.update(style=Markup(style), script=Markup(script))
+    return environment.from_string(_file("report.html.j2"))

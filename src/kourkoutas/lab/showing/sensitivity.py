@@ -1,4 +1,4 @@
-"""The figure of a tuning: the endpoint against the tuned option, one line per optimizer.
+"""The figures of a tuning: the endpoint against the tuned option, and the best value against the number of trials.
 
 A point is the mean of the tuning seeds, its bar goes from their best to their worst, and a ring marks the value that
 was chosen. Where the mean run diverged a cross stands at the edge on the worse side.
@@ -9,16 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
+from markupsafe import Markup
 
-from kourkoutas.lab.judging.sensitivity import Sensitivity
+from kourkoutas.lab.judging.sensitivity import Point, Sensitivity
 from kourkoutas.lab.judging.statistics import show
-from kourkoutas.lab.showing.drawing import Drawing, Panel, element, line_path
-from kourkoutas.lab.specs.looks import Look
+from kourkoutas.lab.showing.drawing import Drawing, Panel, cross, element, series
+from kourkoutas.lab.specs.looks import Look, label
+
+HEIGHT = 260.0
 
 
 def draw(found: Sequence[Sensitivity], looks: Mapping[str, Look], title: str, *, maximize: bool = False) -> Drawing:
-    """One panel for all arms, on a log scale where the values allow it.
+    """One panel for all optimizers, on a log scale where the values allow it.
 
     Raises:
       ValueError: nothing was tried.
@@ -28,41 +30,34 @@ def draw(found: Sequence[Sensitivity], looks: Mapping[str, Look], title: str, *,
     option = found[0].option
     values = [float(point.value) for one in found for point in one.points]
     ends = [x for one in found for p in one.points for x in (p.mean, p.low, p.high) if math.isfinite(x)]
-    panel = Panel.over(
-        values,
-        ends,
-        log_x=min(values) > 0,
-        log_y=_positive(ends),
-        height=260.0,
-        x_label=option,
-        edge=0.06,
-    )
-    worst = panel.y.start if maximize else panel.y.stop
+    log_y = _positive(ends)
+    panel = Panel.over(values, ends, log_x=min(values) > 0, log_y=log_y, height=HEIGHT, x_label=option, edge=0.06)
     for one in found:
         look = looks[one.arm]
         fine = [point for point in one.points if math.isfinite(point.mean)]
-        line = line_path(panel.x([p.value for p in fine]), panel.y([p.mean for p in fine]))
-        parts = [element("path", d=line, class_="curve", fill="none", stroke_dasharray=look.dasharray)]
-        for point in one.points:
-            x = panel.x.at(float(point.value))
-            told = f"{one.arm}, {option} {point.value:g}: mean {show(point.mean, 3)} of {point.runs} runs"
-            told += f", {point.diverged} diverged" if point.diverged else ""
-            marks = [element("title", told)]
-            if math.isfinite(point.mean):
-                ys = panel.y(np.array([y if math.isfinite(y) else point.mean for y in (point.low, point.high)]))
-                marks.append(element("line", x1=x, x2=x, y1=float(ys[0]), y2=float(ys[1]), class_="bar"))
-                marks.append(element("circle", cx=x, cy=panel.y.at(point.mean), r=3.5, class_="point"))
-                if point.value == one.best:
-                    marks.append(element("circle", cx=x, cy=panel.y.at(point.mean), r=7, class_="chosen"))
-            else:
-                marks.append(element("path", d=f"M{x - 4:.1f} {worst - 4:.1f}l8 8m0 -8l-8 8", class_="cross"))
-            parts.append(element("g", *marks))
-        panel.add("g", *parts, class_=f"arm c{look.colour}", data_arm=list(looks).index(one.arm))
-    log_words = ", log scale" if panel.y.log else ""
-    words = "; ".join(f"{one.arm} best at {one.best:g}" for one in found)
+        line = panel.path([p.value for p in fine], [p.mean for p in fine], look)
+        marks = [_mark(panel, point, one, look, maximize) for point in one.points]
+        panel.parts.append(series(look, line, *marks))
+    words = "; ".join(f"{looks[one.arm].name} best at {one.best:g}" for one in found)
     return panel.drawing(
-        f"{title}{log_words}, against {option}", f"{title} against {option} on the tuning seeds: {words}"
+        f"{title}{', log scale' if log_y else ''}, against {option}",
+        f"{title} against {option} on the tuning seeds: {words}",
     )
+
+
+def _mark(panel: Panel, point: Point, of: Sensitivity, look: Look, maximize: bool) -> Markup:
+    x = panel.x.at(float(point.value))
+    told = f"{look.name}, {of.option} {point.value:g}: mean {show(point.mean, 3)} of {point.runs} runs"
+    marks = [element("title", told + (f", {point.diverged} diverged" if point.diverged else ""))]
+    if not math.isfinite(point.mean):
+        return element("g", *marks, cross(x, panel.y.start if maximize else panel.y.stop))
+    y = panel.y.at(point.mean)
+    low, high = (panel.y.at(end) if math.isfinite(end) else y for end in (point.low, point.high))
+    marks.append(element("line", x1=x, x2=x, y1=low, y2=high, class_="bar"))
+    marks.append(element("circle", cx=x, cy=y, r=3.5, class_="point"))
+    if point.value == of.best:
+        marks.append(element("circle", cx=x, cy=y, r=7, class_="chosen"))
+    return element("g", *marks)
 
 
 def _positive(values: Sequence[float]) -> bool:
@@ -89,16 +84,11 @@ def best_so_far(found: Sequence[Sensitivity], looks: Mapping[str, Look], title: 
             sum(x * math.comb(n - i, k - 1) for i, x in enumerate(means, 1)) / math.comb(n, k) for k in range(1, n + 1)
         ]
     ends = [x for own in lines.values() for x in own]
-    most = max(map(len, lines.values()))
-    log_y = _positive(ends)
-    panel = Panel.over([1, most], ends, log_y=log_y, height=260.0, x_label="trials", edge=0.03)
+    trials, log_y = [1, max(map(len, lines.values()))], _positive(ends)
+    panel = Panel.over(trials, ends, log_y=log_y, height=HEIGHT, x_label="trials", edge=0.03)
     for arm, own in lines.items():
-        steps = list(range(1, len(own) + 1))
-        look = looks[arm]
-        path = line_path(panel.x(steps), panel.y(own))
-        hint = element("title", f"{arm}: {own[0]:.3g} with one trial, {own[-1]:.3g} with {len(own)}")
-        line = element("path", d=path, class_="curve", fill="none", stroke_dasharray=look.dasharray)
-        panel.add("g", hint, line, class_=f"arm c{look.colour}", data_arm=list(looks).index(arm))
+        hint = f"{looks[arm].name}: {own[0]:.3g} with one trial, {own[-1]:.3g} with {len(own)}"
+        panel.line(looks[arm], range(1, len(own) + 1), own, hint=hint)
     told = f"Best {title} against number of trials{', log scale' if log_y else ''}"
     return panel.drawing(told, f"{told}, as a mean over all orders of the values tried")
 
@@ -111,5 +101,6 @@ def table(found: Sequence[Sensitivity]) -> tuple[tuple[str, ...], list[tuple[str
     for one in found:
         low = f"{'below ' if one.open_below else ''}{show(one.low, 3)}"
         high = f"{show(one.high, 3)}{' and above' if one.open_above else ''}"
-        rows.append((one.arm, show(one.best, 4), f"{low} to {high}", show(one.ratio, 3), show(one.sensitivity, 3)))
+        numbers = show(one.best, 4), f"{low} to {high}", show(one.ratio, 3), show(one.sensitivity, 3)
+        rows.append((label(one.arm), *numbers))
     return head, rows

@@ -1,29 +1,34 @@
-"""How far a study is: which runs have finished, which are under way, and how long the rest may take.
+"""How far a study is: which runs have finished, which are under way, how long the rest may take, and what failed.
 
 Everything is read from the results folder, so that any process can ask, at any time, without the study noticing.
 
-    seconds left = (Σ waiting s + Σ running s·(1 - step/steps)) / runs under way
+    seconds left = Σ s of all runs that have not ended / runs under way
     s = median seconds of the arm's finished runs, or of all
 """
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kourkoutas.lab import testbeds
 from kourkoutas.lab.judging import planned
 from kourkoutas.lab.judging.values import to_json
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
+from kourkoutas.lab.specs.looks import label
+from kourkoutas.lab.specs.spec import RunResult
+
+ENDED = {"ok": "finished", "diverged": "diverged", "failed": "failed"}
+STATES = (*ENDED.values(), "running", "waiting")
 
 
 @dataclass(frozen=True)
 class Going:
-    """One run under way; `step`, `steps` and `loss` are None before the first is logged, or where they are not.
+    """One run under way; `step` and `loss` are None before the first is logged, or where they are not.
 
     Attributes:
       values: {option: value} that a run of a tuning tries; empty for any other.
@@ -34,24 +39,14 @@ class Going:
     seed: int
     values: Mapping[str, float | int]
     step: int | None
-    steps: int | None
     loss: float | None
 
-    @property
-    def share(self) -> float:
-        return min(1.0, self.step / self.steps) if self.step and self.steps else 0.0
-
-
-@dataclass(frozen=True)
-class ArmStatus:
-    """The runs of one arm, by what they are doing."""
-
-    label: str
-    finished: int
-    diverged: int
-    failed: int
-    running: int
-    waiting: int
+    def __str__(self) -> str:
+        """In a few words: "K-β, lr 0.001, seed 100: step 20, loss 0.31"."""
+        values = [f"{name} {value:g}" for name, value in self.values.items()]
+        text = ", ".join([label(self.optimizer), *values, f"seed {self.seed}"])
+        text += "" if self.step is None else f": step {self.step}"
+        return text if self.loss is None else f"{text}, loss {self.loss:.4g}"
 
 
 @dataclass(frozen=True)
@@ -60,87 +55,90 @@ class Status:
 
     Attributes:
       writer: the process that is making runs; None when nobody is.
-      total: of a tuned study, the runs that its tuning has asked for so far and all that will be compared.
-      tuning, tuned: how many of them are the tuning's, and how many of those have ended.
-      finished: runs that gave a value; diverged and failed ones are counted apart.
+      tuning, tuned: how many of the runs are the tuning's, and how many of those have ended.
+      arms: {optimizer: {state: runs}}, of a tuned study with the runs that its tuning has asked for so far.
       seconds_left: an estimate; None before a run has finished, and when nobody is making runs.
     """
 
     testbed: str
     writer: str | None
-    total: int
     tuning: int
     tuned: int
-    finished: int
-    diverged: int
-    failed: int
-    running: int
-    waiting: int
-    seconds_left: float | None
-    arms: tuple[ArmStatus, ...]
+    arms: Mapping[str, Mapping[str, int]]
     going: tuple[Going, ...]
+    seconds_left: float | None
+
+    def count(self, *states: str) -> int:
+        """The runs in these states, or all."""
+        return sum(own[state] for own in self.arms.values() for state in states or STATES)
 
     @property
     def done(self) -> int:
-        return self.finished + self.diverged + self.failed
+        return self.count(*ENDED.values())
+
+    @property
+    def state(self) -> str:
+        if self.done == self.count():
+            return "finished"
+        return "stopped" if self.writer is None else "running"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; a loss that is not finite becomes the string "nan", "inf" or "-inf"."""
         found: dict[str, Any] = to_json(self)
-        return found
+        return found | {"total": self.count(), "done": self.done} | {state: self.count(state) for state in STATES}
+
+    def __str__(self) -> str:
+        counts = [f"{n} {state}" for state in STATES if (n := self.count(state)) or state == "finished"]
+        of_tuning = f", {self.tuning} of them to tune ({self.tuned} done)" if self.tuning else ""
+        text = f"{self.count()} runs{of_tuning}: {', '.join(counts)}."
+        if self.state == "stopped":
+            return f"{text} Nobody is making the rest: repeat the study's command to go on."
+        if self.state == "running" and self.seconds_left is not None:
+            return f"{text} About {duration(self.seconds_left)} left."
+        return text
 
 
 def status_of(snapshot: Snapshot) -> Status:
     """What the folder of a study showed when it was read, the runs of a tuning among them."""
-    record, tuning, compared = snapshot.record, snapshot.tuning_runs, snapshot.runs
-    every, later, missing = [*tuning, *compared], _later(record, compared), _missing_tuning_runs(record, tuning)
-    holder = snapshot.holder
+    record, holder = snapshot.record, snapshot.holder
+    every = [*snapshot.tuning_runs, *snapshot.runs]
     going = [] if holder is None else [_going(record, run) for run in every if _under_way(run, holder.since)]
     under_way = {run.id for run in going}
-    labels = list(dict.fromkeys([*(arm.label for arm in record.arms), *(r.spec.optimizer for r in every)]))
-    arms = []
-    for label in labels:
-        own = [run for run in every if run.spec.optimizer == label]
-        ends = [run.result.status if run.result else "" for run in own]
-        running = sum(run.id in under_way for run in own)
-        waiting = ends.count("") - running + later.get(label, 0) + missing.get(label, 0)
-        arms.append(ArmStatus(label, ends.count("ok"), ends.count("diverged"), ends.count("failed"), running, waiting))
+    missing_tuning = _missing_tuning_runs(record, snapshot.tuning_runs)
+    to_come = missing_tuning + _missing_runs(record, snapshot.runs)
+    arms = {arm: Counter(dict.fromkeys(STATES, 0)) for arm in (one.label for one in record.arms)}
+    for run in every:
+        state = ENDED[run.result.status] if run.result else "running" if run.id in under_way else "waiting"
+        arms.setdefault(run.spec.optimizer, Counter(dict.fromkeys(STATES, 0)))[state] += 1
+    for arm, count in to_come.items():
+        arms[arm]["waiting"] += count
     return Status(
         testbed=record.testbed,
         writer=None if holder is None else holder.text,
-        total=len(every) + sum(later.values()) + sum(missing.values()),
-        tuning=len(tuning) + sum(missing.values()),
-        tuned=sum(run.result is not None for run in tuning),
-        finished=sum(arm.finished for arm in arms),
-        diverged=sum(arm.diverged for arm in arms),
-        failed=sum(arm.failed for arm in arms),
-        running=len(going),
-        waiting=sum(arm.waiting for arm in arms),
-        seconds_left=None if holder is None else _seconds_left(every, going, Counter(later) + Counter(missing)),
-        arms=tuple(arms),
+        tuning=len(snapshot.tuning_runs) + missing_tuning.total(),
+        tuned=sum(run.result is not None for run in snapshot.tuning_runs),
+        arms=arms,
         going=tuple(going),
+        seconds_left=None if holder is None else _seconds_left(every, len(going), to_come),
     )
 
 
-def _later(record: StudyRecord, compared: Sequence[StoredRun]) -> dict[str, int]:
-    """{arm: runs to be compared that are not in the folder}: lost ones, and those that a tuning study plans only when
-    the arm's values have been chosen."""
-    gone = planned.missing_seeds(record, compared)
-    to_come = [arm.label for arm in record.arms if record.tuning is not None and arm.label not in record.chosen]
-    return {label: len(seeds) for label, seeds in gone.items()} | dict.fromkeys(to_come, len(record.seeds))
+def _missing_runs(record: StudyRecord, compared: Sequence[StoredRun]) -> Counter[str]:
+    """Runs to be compared that are not in the folder: lost ones, and those that a tuning study plans only when the
+    arm's values have been chosen."""
+    found = Counter({arm: len(seeds) for arm, seeds in planned.missing_seeds(record, compared).items()})
+    unchosen = [arm.label for arm in record.arms if record.tuning is not None and arm.label not in record.chosen]
+    found.update(dict.fromkeys(unchosen, len(record.seeds)))
+    return found
 
 
-def _missing_tuning_runs(record: StudyRecord, tuning: Sequence[StoredRun]) -> dict[str, int]:
-    """{arm: tuning runs that are not in the folder, of values that were tried on other seeds}."""
-    question = record.tuning
-    if question is None:
-        return {}
-    seeds: dict[tuple[str, str], set[int]] = {}
-    for run in tuning:
-        seeds.setdefault((run.spec.optimizer, repr(question.values(run.spec))), set()).add(run.spec.seed)
+def _missing_tuning_runs(record: StudyRecord, tuning: Sequence[StoredRun]) -> Counter[str]:
+    """Tuning runs that are not in the folder, of values that were tried on other seeds."""
     found = Counter[str]()
-    for (label, _), there in seeds.items():
-        found[label] += len(set(question.seeds) - there)
+    if record.tuning is not None:
+        tried = Counter((run.spec.optimizer, repr(record.tuning.values(run.spec))) for run in tuning)
+        for (arm, _), there in tried.items():
+            found[arm] += len(record.tuning.seeds) - there
     return found
 
 
@@ -160,32 +158,18 @@ def _under_way(run: StoredRun, since: float) -> bool:
 
 def _going(record: StudyRecord, run: StoredRun) -> Going:
     rows = [row for row in run.metrics() if "step" in row]
-    last = rows[-1] if rows else {}
     losses = [row["loss"] for row in rows if isinstance(row.get("loss"), int | float)]
     return Going(
         run.id,
         run.spec.optimizer,
         run.spec.seed,
         {} if record.tuning is None or run.spec.seed in record.seeds else record.tuning.values(run.spec),
-        int(last["step"]) if last else None,
-        _steps(record, run),
+        int(rows[-1]["step"]) if rows else None,
         float(losses[-1]) if losses else None,
     )
 
 
-def _steps(record: StudyRecord, run: StoredRun) -> int | None:
-    """The updates of a whole run of a testbed that names them among its settings."""
-    if record.code is not None:
-        return None
-    try:
-        settings = testbeds.settings_of(testbeds.get(record.testbed), run.spec.preset, run.spec.settings)
-    except ValueError:
-        return None
-    steps = getattr(settings, "steps", None)
-    return steps if isinstance(steps, int) else None
-
-
-def _seconds_left(runs: Sequence[StoredRun], going: Sequence[Going], later: Mapping[str, int]) -> float | None:
+def _seconds_left(runs: Sequence[StoredRun], going: int, to_come: Mapping[str, int]) -> float | None:
     took: dict[str, list[float]] = {}
     for run in runs:
         if run.result is not None and run.result.status == "ok":
@@ -193,19 +177,9 @@ def _seconds_left(runs: Sequence[StoredRun], going: Sequence[Going], later: Mapp
     every = [x for own in took.values() for x in own]
     if not every:
         return None
-    shares = {one.id: one.share for one in going}
-    work = sum(
-        statistics.median(took.get(run.spec.optimizer, every)) * (1 - shares.get(run.id, 0.0))
-        for run in runs
-        if run.result is None
-    )
-    work += sum(count * statistics.median(took.get(arm, every)) for arm, count in later.items())
-    return work / max(1, len(going))
-
-
-def name_of(run: Going) -> str:
-    """A run in a few words: "kbeta, lr 0.001, seed 100"."""
-    return ", ".join([run.optimizer, *(f"{name} {value:g}" for name, value in run.values.items()), f"seed {run.seed}"])
+    work = Counter(run.spec.optimizer for run in runs if run.result is None) + Counter(to_come)
+    left = sum(count * statistics.median(took.get(arm, every)) for arm, count in work.items())
+    return left / max(1, going)
 
 
 def duration(seconds: float) -> str:
@@ -222,23 +196,50 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
-def words(status: Status) -> str:
-    """The whole in one sentence."""
-    counts = [
-        f"{count} {name}"
-        for name, count in (
-            ("finished", status.finished),
-            ("diverged", status.diverged),
-            ("failed", status.failed),
-            ("running", status.running),
-            ("waiting", status.waiting),
-        )
-        if count or name == "finished"
+def outcome(result: RunResult) -> str:
+    """A result in a few words."""
+    if result.status == "failed":
+        return f"failed: {last_line(result.error)}"
+    if result.status == "diverged":
+        at = result.metrics.get("diverged_at")
+        return "diverged" + ("" if at is None else f" at step {at:.0f}")
+    return "ok" if result.endpoint is None else f"{result.endpoint:.6g}"
+
+
+def last_line(error: str | None) -> str:
+    """The line of an error that says most: the last of a traceback, the first of anything else."""
+    lines = [line.strip() for line in (error or "no error was recorded").splitlines() if line.strip()]
+    return lines[-1 if lines[0].startswith("Traceback") else 0]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One error and the runs that ended with it."""
+
+    error: str
+    runs: tuple[StoredRun, ...]
+
+    @property
+    def summary(self) -> str:
+        return last_line(self.error)
+
+    @property
+    def who(self) -> str:
+        """The runs in a few words: "Lion, seeds 4, 5; Adam 0.95, seed 2"."""
+        by_arm: dict[str, list[str]] = {}
+        for run in self.runs:
+            by_arm.setdefault(label(run.spec.optimizer), []).append(str(run.spec.seed))
+        return "; ".join(f"{arm}, seed{'s' if len(s) > 1 else ''} {', '.join(s)}" for arm, s in by_arm.items())
+
+
+def failures(runs: Sequence[StoredRun]) -> list[Failure]:
+    """The most frequent first. Errors that differ only in addresses of memory are the same."""
+    groups: dict[str, list[StoredRun]] = {}
+    for run in runs:
+        if run.result is not None and run.result.status == "failed":
+            groups.setdefault(re.sub(r"0x[0-9a-fA-F]+", "0x…", run.result.error or ""), []).append(run)
+    made = [
+        Failure((same[0].result and same[0].result.error) or "no error was recorded", tuple(same))
+        for same in groups.values()
     ]
-    of_tuning = f", {status.tuning} of them to tune ({status.tuned} done)" if status.tuning else ""
-    text = f"{status.total} runs{of_tuning}: {', '.join(counts)}."
-    if status.seconds_left is not None and status.done < status.total:
-        return f"{text} About {duration(status.seconds_left)} left."
-    if status.writer is None and status.done < status.total:
-        return f"{text} Nobody is making the rest: repeat the study's command to go on."
-    return text
+    return sorted(made, key=lambda one: -len(one.runs))

@@ -1,28 +1,88 @@
-"""The look of each arm: one colour and one dash in every figure, by name for the page and as hex for matplotlib.
+"""How people see an optimizer: one name, one colour and one dash in every figure, table and sentence.
 
-The paper's three arms keep theirs in every study. Colours are Okabe and Ito's, told apart with every common kind of
-colour blindness, darkened or lightened until they stand out from a white and from a dark page alike; the dash tells
-arms apart in print and in grey.
+JSON, CSV and the command line keep the id: "adam95" is "Adam 0.95" here. The paper's three optimizers look the same in
+every study. Colours are Okabe and Ito's, told apart with every common kind of colour blindness, darkened or lightened
+until they stand out from a white and from a dark page alike; the dash tells optimizers apart in print and in grey.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 LIGHT = ("#0072B2", "#B97100", "#00805C", "#C94F00", "#A8467F", "#2783B8", "#666666")
 DARK = ("#58B4F2", "#F0B03F", "#35C795", "#FF8B50", "#E79CC8", "#9ADBFF", "#B5B5B5")
-KNOWN = {"kbeta": 0, "adam95": 1, "adam999": 2}
+KNOWN = {"K-β": 0, "Adam 0.95": 1, "Adam 0.999": 2}
 OTHERS = (3, 4, 5, 6)
 DASHES = {"-": None, "--": "7 3", ":": "2 3", "-.": "8 3 2 3"}
+
+NAMES = {
+    "kbeta": "K-β",
+    "kbeta-static": "K-β static",
+    "kbeta-exact": "K-β exact",
+    "kbeta-fixed": "K-β fixed",
+    "kbeta-lbfgs": "K-β, then L-BFGS",
+    "adam90": "Adam 0.9",
+    "adam95": "Adam 0.95",
+    "adam99": "Adam 0.99",
+    "adam999": "Adam 0.999",
+    "adam-mid": "Adam mid β2",
+    "adam-equal": "Adam 0.95/0.95",
+    "adafactor-beta2": "Adafactor's β2",
+    "radam": "RAdam",
+    "adabelief": "AdaBelief",
+    "yogi": "Yogi",
+    "rmsprop": "RMSprop",
+    "nadam": "NAdam",
+    "amsgrad": "AMSGrad",
+    "lion": "Lion",
+    "adamw": "AdamW",
+    "muon": "Muon",
+    "schedulefree": "schedule-free",
+    "soap": "SOAP",
+    "adagc": "AdaGC",
+    "stable-spam": "Stable-SPAM",
+    "stableadamw": "StableAdamW",
+    "laprop": "LaProp",
+    "lbfgs": "L-BFGS",
+}
+ENDINGS = {"-warm": "warmed", "-nobc": "uncorrected"}
+
+
+def label(arm: str) -> str:
+    """What people call an optimizer; a name that is not ours stays as it is.
+
+    >>> label("kbeta"), label("adam95[lr=0.1]"), label("adam999-warm"), label("mine-warm[x]")
+    ('K-β', 'Adam 0.95 [lr=0.1]', 'Adam 0.999 warmed', 'mine-warm[x]')
+    """
+    name, bracket, rest = arm.partition("[")
+    for ending, word in ENDINGS.items():
+        if (base := name.removesuffix(ending)) != name and base in NAMES:
+            known = f"{NAMES[base]} {word}"
+            break
+    else:
+        known = NAMES.get(name, name)
+    return arm if known == name else f"{known} {bracket}{rest}".rstrip()
+
+
+def versus(treatment: str, baseline: str) -> str:
+    """A contrast for people: "K-β vs Adam 0.95"."""
+    return f"{label(treatment)} vs {label(baseline)}"
 
 
 @dataclass(frozen=True)
 class Look:
-    """A colour, which is a place in `LIGHT` and `DARK`, and a dash as matplotlib names it."""
+    """A colour, which is a place in `LIGHT` and `DARK`, and a dash as matplotlib names it.
+
+    Attributes:
+      name: the optimizer's name for people.
+      place: its place among those of the study, which the page's script knows it by.
+    """
 
     colour: int
     dash: str
+    name: str = field(compare=False)
+    place: int = field(compare=False)
 
     @property
     def dasharray(self) -> str | None:
@@ -31,20 +91,21 @@ class Look:
 
 
 def looks_of(arms: Sequence[str]) -> dict[str, Look]:
-    """One look per arm, by its name and its place among those that the paper does not have."""
+    """One look per arm, given by id or by name, and by its place among those that the paper does not have."""
     out: dict[str, Look] = {}
     dashes, spare = tuple(DASHES), 0
-    for name in arms:
+    for place, arm in enumerate(arms):
+        name = label(arm)
         if name in KNOWN:
-            out[name] = Look(KNOWN[name], "-")
+            out[arm] = Look(KNOWN[name], "-", name, place)
         else:
             # a new dash with each new colour too, and another one when the colours come round again
             dash = dashes[(1 + spare + spare // len(OTHERS)) % len(dashes)]
-            out[name] = Look(OTHERS[spare % len(OTHERS)], dash)
+            out[arm] = Look(OTHERS[spare % len(OTHERS)], dash, name, place)
             spare += 1
     return out
 
 
 def looks(arms: Sequence[str]) -> dict[str, dict[str, str]]:
     """Colour and line style per arm, as keywords for matplotlib."""
-    return {name: {"color": LIGHT[look.colour], "linestyle": look.dash} for name, look in looks_of(arms).items()}
+    return {arm: {"color": LIGHT[look.colour], "linestyle": look.dash} for arm, look in looks_of(arms).items()}

@@ -17,8 +17,8 @@ function digits(value) {
 }
 
 // A picture's titles become hints that open at once and by keyboard; the browser's own would open beside them.
-function takeTitles(root) {
-  for (const title of root.querySelectorAll("svg title")) {
+function takeTitles() {
+  for (const title of document.querySelectorAll("svg title")) {
     const owner = title.parentNode;
     owner.dataset.tip = title.textContent;
     if (owner.localName === "a") owner.setAttribute("aria-label", title.textContent);
@@ -26,8 +26,8 @@ function takeTitles(root) {
   }
 }
 
-function makePicks(root) {
-  for (const name of root.querySelectorAll("span.pick")) {
+function makePicks() {
+  for (const name of document.querySelectorAll("span.pick")) {
     const button = document.createElement("button");
     button.type = "button";
     button.className = "pick";
@@ -58,13 +58,11 @@ function overPlot(svg, event) {
   const [low, high, start, stop] = plot.x, [x] = within(svg, event);
   if (x < start || x > stop) return null;
   const step = low + (x - start) / (stop - start) * (high - low);
-  const lines = plot.lines.filter(line => line.x.length && (picked === null || String(line.arm) === picked));
-  const rows = lines.map(line => {
-    let k = line.x.findIndex(value => value >= step);
-    if (k < 0) k = line.x.length - 1;
-    return [line.name, line.y[k], line.x[k]];
-  }).filter(row => row[1] !== null).sort((a, b) => a[1] - b[1]);
-  return rows.length ? ["step " + rows[0][2], ...rows.slice(0, 12).map(([name, y]) => name + ": " + digits(y))].join("\n") : null;
+  const lines = plot.lines.filter(line => picked === null || String(line.arm) === picked);
+  const rows = lines.map(line => [line, line.y[line.x.findLastIndex(value => value <= step)] ?? null])
+    .filter(row => row[1] !== null).sort((a, b) => a[1] - b[1]).slice(0, 12);
+  const told = rows.map(([line, y]) => line.name + ": " + digits(y) + line.unit);
+  return rows.length ? ["step " + Math.round(step), ...told].join("\n") : null;
 }
 
 function overMap(svg, event) {
@@ -122,11 +120,8 @@ addEventListener("beforeprint", () => {
 });
 addEventListener("afterprint", () => { for (const one of folded) one.open = false; });
 
-function prepare(root) {
-  takeTitles(root);
-  makePicks(root);
-}
-prepare(document);
+takeTitles();
+makePicks();
 if (location.hash) unfold(location.hash.slice(1));
 
 // A page that reloads itself keeps what the reader has unfolded, also in the last one, which no longer reloads.
