@@ -106,7 +106,8 @@ def study(
         typer.Option(min=1, help="Processes; they share the cores. [default: one per core]", show_default=False),
     ] = None,
     out_: Annotated[
-        Path | None, typer.Option("--out", help="Results folder. [default: results/TESTBED]", show_default=False)
+        Path | None,
+        typer.Option("--out", help="Results folder. [default: results/TESTBED or /FILE]", show_default=False),
     ] = None,
     set_: Set = None,
     text: Text = None,
@@ -206,7 +207,7 @@ def study(
     )
     for line in plan.doubts():
         say(line)
-    folder = out_ or Path("results") / plan.testbed
+    folder = out_ or api.results_folder(plan)
     with (
         resumable(True),
         contextlib.redirect_stdout(sys.stderr),  # where Ray tells of nodes it has lost

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kourkoutas.lab.judging.comparing import CONFIDENCE, Comparison, Contrast
-from kourkoutas.lab.judging.labels import label
+from kourkoutas.lab.judging.comparing import Comparison, Contrast
+from kourkoutas.lab.judging.intervals import CONFIDENCE
 from kourkoutas.lab.judging.statistics import UNDEFINED
+from kourkoutas.lab.specs.looks import label
 
 MOST_TREATMENTS = 2  # with more, as in a grid, the headline counts
 MOST_SECONDARY = 3

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from kourkoutas.lab.judging import endpoints
 from kourkoutas.lab.judging.deciding import Lost, lost_by_tuning
-from kourkoutas.lab.judging.labels import label
 from kourkoutas.lab.judging.sensitivity import Sensitivity, sensitivities
 from kourkoutas.lab.planning.search import Tried, edge
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StudyRecord
+from kourkoutas.lab.specs.looks import label
 from kourkoutas.lab.specs.search_space import Value
 from kourkoutas.lab.specs.spec import Endpoint
 

@@ -13,13 +13,13 @@ from kourkoutas.lab.judging import headline
 from kourkoutas.lab.judging.analysis import Analysis
 from kourkoutas.lab.judging.comparing import Comparison, Contrast
 from kourkoutas.lab.judging.headline import digits
-from kourkoutas.lab.judging.labels import label
 from kourkoutas.lab.judging.statistics import OF_ARMS, show
 from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.showing import reaching, sensitivity
 from kourkoutas.lab.showing.drawing import shorten
 from kourkoutas.lab.showing.failures import failures
 from kourkoutas.lab.showing.fitting import Fitting
+from kourkoutas.lab.specs.looks import label
 
 MOST_ROWS = 200
 MOST_COLUMNS = 30

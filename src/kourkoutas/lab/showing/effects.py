@@ -15,8 +15,8 @@ from markupsafe import Markup
 
 from kourkoutas.lab.judging.comparing import Comparison, Contrast
 from kourkoutas.lab.judging.headline import digits, percent_text, times_between
-from kourkoutas.lab.judging.labels import label as label_of
 from kourkoutas.lab.showing.drawing import CHARACTER, TYPICAL, WIDTH, Drawing, Scale, element, label, picture, tick_text
+from kourkoutas.lab.specs.looks import label as label_of
 
 WIDE = 580.0
 MOST_ROWS = 9  # of a first screen; beyond, it shows the deciding endpoint only

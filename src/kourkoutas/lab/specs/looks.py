@@ -13,6 +13,7 @@ from dataclasses import dataclass
 LIGHT = ("#0072B2", "#B97100", "#00805C", "#C94F00", "#A8467F", "#2783B8", "#666666")
 DARK = ("#58B4F2", "#F0B03F", "#35C795", "#FF8B50", "#E79CC8", "#9ADBFF", "#B5B5B5")
 KNOWN = {"kbeta": 0, "adam95": 1, "adam999": 2}
+NAMES = {"kbeta": "K-β", "adam95": "Adam 0.95", "adam999": "Adam 0.999"}
 OTHERS = (3, 4, 5, 6)
 DASHES = {"-": None, "--": "7 3", ":": "2 3", "-.": "8 3 2 3"}
 
@@ -48,3 +49,13 @@ def looks_of(arms: Sequence[str]) -> dict[str, Look]:
 def looks(arms: Sequence[str]) -> dict[str, dict[str, str]]:
     """Colour and line style per arm, as keywords for matplotlib."""
     return {name: {"color": LIGHT[look.colour], "linestyle": look.dash} for name, look in looks_of(arms).items()}
+
+
+def label(arm: str) -> str:
+    """What people call an optimizer; tables and JSON keep its id.
+
+    >>> label("kbeta"), label("adam95[lr=0.1]"), label("lion")
+    ('K-β', 'Adam 0.95 [lr=0.1]', 'lion')
+    """
+    name, bracket, rest = arm.partition("[")
+    return NAMES.get(name, name) + (f" [{rest}" if bracket and name in NAMES else bracket + rest)
