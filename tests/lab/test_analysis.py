@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -213,7 +214,8 @@ def test_an_arm_of_which_every_run_failed_is_not_compared(tmp_path: Path) -> Non
 
 def endpoint(name: str, a: Sequence[float], b: Sequence[float], *, primary: bool = False) -> comparing.Comparison:
     values = {"kbeta": dict(enumerate(a)), "adam999": dict(enumerate(b))}
-    return comparing.compare_pairs(values, [("kbeta", "adam999")], resamples=0, title=name, primary=primary)
+    found = comparing.compare_pairs(values, [("kbeta", "adam999")], resamples=0)
+    return replace(found, title=name, primary=primary)
 
 
 def test_a_secondary_endpoint_that_leans_the_other_way_is_in_the_headline() -> None:

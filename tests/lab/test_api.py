@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import json
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kourkoutas.lab as lab
+from kourkoutas.lab import api
+from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.planning import shipping
 
 ARMS = ["kbeta", "adam95"]
@@ -24,14 +29,16 @@ def train(trial):
     for step in range(1, 4):
         trial.log(step, loss=len(trial.arm) / step)
     return 1 + abs(math.log10(lr) + 2) + trial.seed + 0.01 * len(trial.arm) * (1 + trial.seed % 2)
+
+def other(trial):
+    return 1.0
 """
 
 
-@pytest.fixture
-def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A module with a file."""
-    monkeypatch.setenv("KBETA_CACHE", str(tmp_path / "cache"))
-    file = tmp_path / "a_task_of_mine.py"
+    monkeypatch.setenv("KBETA_CACHE", str(folder / "cache"))
+    file = folder / "a_task_of_mine.py"
     file.write_text(TASK)
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
@@ -42,12 +49,24 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def test_a_tuned_study_of_a_function_gives_frames_a_comparison_a_display_and_a_report(
-    task: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    made = {"optimizers": ARMS, "seeds": range(3), "tune": {"lr": (1e-3, 1e-1)}, "trials": 3, "tune_seeds": [9]}
-    result = lab.study(task.train, **made, out=tmp_path / "out", workers=2)
-    assert "kbeta lr=0.01 seed 9" in capfd.readouterr().err
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    return imported(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[lab.Result, str]]:
+    """A tuned study of a module's function, and what it said on standard error."""
+    folder = tmp_path_factory.mktemp("tuned")
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
+        task = imported(folder, patch)
+        made = {"optimizers": ARMS, "seeds": range(3), "tune": {"lr": (1e-3, 1e-1)}, "trials": 3, "tune_seeds": [9]}
+        yield lab.study(task.train, **made, out=folder / "out", workers=1), said.getvalue()
+
+
+def test_a_tuned_study_gives_frames_of_its_runs_and_curves(tuned: tuple[lab.Result, str]) -> None:
+    result, said = tuned
+    assert "kbeta lr=0.01 seed 9" in said
     assert result.chosen == {"kbeta": {"lr": 0.01}, "adam95": {"lr": 0.01}}
     frame = result.frame()
     assert list(frame["optimizer"]) == ["kbeta"] * 3 + ["adam95"] * 3
@@ -59,29 +78,79 @@ def test_a_tuned_study_of_a_function_gives_frames_a_comparison_a_display_and_a_r
     assert len(curves) == 6 * 3
     assert list(curves.columns[:4]) == ["optimizer", "seed", "lr", "step"]
     assert curves["loss"].iloc[0] == 5
-    assert [(one.baseline, one.wins) for one in result.compare().primary.contrasts] == [("adam95", 3)]
-    assert result.sensitivity()["kbeta"].best == 0.01
-    assert result.to_target("loss<=3").arms["kbeta"].steps == {0: 2, 1: 2, 2: 2}
-    assert "Tuned alike" in result._repr_html_()
-    assert "<td>kbeta</td>" in result._repr_html_()
+
+
+def test_what_a_study_shows_comes_as_frames(tuned: tuple[lab.Result, str]) -> None:
+    result, _ = tuned
+    (row,) = result.compare().to_dict("records")
+    (contrast,) = result.analysis.primary.contrasts
+    assert (row["treatment"], row["baseline"], row["wins"], row["decides"]) == ("kbeta", "adam95", 3, True)
+    assert (row["verdict"], row["effect_p"]) == (contrast.verdict, contrast.p)
+    # losses of 1.05, 2.10, 3.05 against 1.06, 2.12, 3.06
+    assert row["effect"] == row["mean"] == pytest.approx((0.01 + 0.02 + 0.01) / 3)
+    assert row["mean_low"] < row["mean"] < row["mean_high"]
+    assert row["sign_p"] == pytest.approx(2 / 2**3)
+    asked = result.compare("loss:best")
+    assert list(asked["decides"]) == [True, False]
+    assert result.sensitivity().loc["kbeta", "best"] == 0.01
+    # len(arm)/step: 5/2 ≤ 3 at step 2, and 6/2 ≤ 3 as well
+    reached = result.to_target("loss<=3")
+    assert list(reached["median_steps"]) == [2, 2]
+    assert reached.loc["adam95", ["treatment", "treatment_first", "treatment_later"]].tolist() == ["kbeta", 0, 0]
+
+
+def test_a_notebook_shows_the_answer_then_the_effect_plot_then_the_table(tuned: tuple[lab.Result, str]) -> None:
+    result, _ = tuned
+    shown = result._repr_html_()
+    places = [shown.index(part) for part in (result.analysis.headline, "data:image/png;base64,", "<td>kbeta</td>")]
+    assert places == sorted(places)
+    assert "Tuned alike" in shown
     assert "Study of a_task_of_mine.train" in repr(result)
     assert result.report().read_text(encoding="utf-8").startswith("<!")
-    assert repr(lab.load(tmp_path / "out")) == repr(result)
+    assert repr(lab.load(result.path)) == repr(result)
 
 
-def test_the_same_call_again_makes_nothing_twice(task: Any, tmp_path: Path) -> None:
-    def made() -> list[int]:
-        lab.study(task.train, optimizers=ARMS, seeds=[0, 1], out=tmp_path / "out", progress=False)
-        return [file.stat().st_mtime_ns for file in sorted(tmp_path.glob("out/runs/*/result.json"))]
+def test_the_effect_plot_has_each_contrast_with_its_interval(tuned: tuple[lab.Result, str]) -> None:
+    result, _ = tuned
+    (axes,) = result.plot().axes
+    (contrast,) = result.analysis.primary.contrasts
+    effect = contrast.effect  # three seeds with losses from 1 to 3 have no percentage with an interval
+    assert contrast.percent is None
+    assert effect is not None
+    assert effect.interval is not None
+    bar, mark = axes.lines[0].get_xdata(), axes.lines[1].get_xdata()
+    assert list(bar) == [effect.interval.low, effect.interval.high]
+    assert list(mark) == [effect.value]
+    assert axes.get_xlabel() == "worse  ◂  difference  ▸  better"
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["K-β – Adam 0.95"]
 
-    assert made() == made()
 
-
-def test_names_in_the_display_stay_text(task: Any, tmp_path: Path) -> None:
+def test_a_study_without_a_contrast_has_no_plot_but_a_display(task: Any, tmp_path: Path) -> None:
     result = lab.study(task.train, optimizers=["kbeta"], seeds=[0], out=tmp_path / "out", progress=False)
+    with pytest.raises(ValueError, match="there is nothing to plot: There is nothing to compare"):
+        result.plot()
+    assert "<img" not in result._repr_html_()
+    assert result.compare().empty
+    assert result.sensitivity().empty
     arm = result.snapshot.record.arms[0]
     result.snapshot.record.arms[0] = arm.model_copy(update={"label": "<script>alert(1)</script>"})
-    assert "<script>" not in result._repr_html_()
+    assert "<script>" not in lab.Result(result.snapshot)._repr_html_()
+
+
+def test_the_same_call_again_makes_nothing_twice_in_a_folder_named_after_the_file(
+    task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def made() -> list[int]:
+        result = lab.study(task.train, optimizers=ARMS, seeds=[0], workers=1, progress=False)
+        assert result.path == Path("results/a_task_of_mine")
+        return [file.stat().st_mtime_ns for file in sorted(result.path.glob("runs/*/result.json"))]
+
+    assert made() == made()
+    other = planning.plan_study(f"{tmp_path}/a_task_of_mine.py:other", optimizers=ARMS, seeds=[0])
+    assert api.results_folder(other) == Path("results/a_task_of_mine.other")
+    assert api.results_folder(planning.plan_study("rare_trigger", seeds=[0])) == Path("results/rare_trigger")
 
 
 SCRIPT = """
@@ -94,7 +163,8 @@ def train(trial):
     trial.log(1, loss=len(trial.arm))
     return trial.seed + len(trial.arm) + SHIFT
 
-result = study(train, optimizers=["kbeta", "adam95"], seeds=[0, 1], out=sys.argv[1], progress=False)
+result = study(train, optimizers=["kbeta", "adam95"], seeds=[0, 1], workers=1, progress=False)
+print(result.path, file=sys.stderr)
 print(result.frame().to_json(orient="records"))
 """
 
@@ -105,11 +175,11 @@ def test_a_function_of_the_running_script_needs_no_guard_and_brings_what_it_refe
     monkeypatch.setenv("KBETA_CACHE", str(tmp_path / "cache"))
     file = tmp_path / "script.py"
     file.write_text(SCRIPT)
-    call = [sys.executable, str(file), str(tmp_path / "out")]
     rows = []
     for _ in range(2):
-        done = subprocess.run(call, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=120, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
+        assert done.stderr.split() == [str(Path("results/script"))]
         rows.append(json.loads(done.stdout))
     assert [row["endpoint"] for row in rows[0]] == [5.25, 6.25, 6.25, 7.25]
     assert rows[1] == rows[0]
@@ -126,7 +196,10 @@ def test_an_edited_function_is_another_study(tmp_path: Path, monkeypatch: pytest
 
     assert shipping.target_of(one) == shipping.target_of(one)
     assert shipping.target_of(one) != shipping.target_of(two)
-    assert shipping.target_of(lambda trial: 1.0).endswith("notebook.py:train")
+    assert shipping.target_of(lambda trial: 1.0).endswith("test_api.py:train")
+    typed: dict[str, Any] = {"__name__": "no_module"}
+    exec("def mine(trial): return 1.0", typed)
+    assert shipping.target_of(typed["mine"]).endswith("notebook.py:mine")
 
 
 def test_a_testbed_is_studied_by_name(tmp_path: Path) -> None:
@@ -143,15 +216,29 @@ def test_a_testbed_is_studied_by_name(tmp_path: Path) -> None:
     [
         (3, {}, TypeError, "`train` must be a function"),
         ("no_such_bed", {}, ValueError, "unknown testbed 'no_such_bed'"),
-        ("rare_trigger", {"log": True}, ValueError, "--log is for functions of your own"),
-        (len, {"preset": "paper"}, ValueError, "--preset paper is for testbeds"),
-        ("rare_trigger", {"tune": {"lr": (1, 0.1)}}, ValueError, "the range must rise"),
-        ("rare_trigger", {"tune": {"lr": (0.1, 1)}, "tune_seeds": [3]}, ValueError, "share 3"),
+        ("rare_trigger", {"log": True}, ValueError, "`log` is for functions of your own"),
+        (len, {"preset": "paper"}, ValueError, "`preset` paper is for testbeds"),
+        ("rare_trigger", {"seeds": [-1]}, ValueError, "`seeds` must be whole numbers"),
+        ("rare_trigger", {"optimizers": " "}, ValueError, "`optimizers` must name at least one"),
+        ("rare_trigger", {"settings": {"lr": object()}}, ValueError, r"settings=\{'lr': <object"),
+        ("rare_trigger", {"grid": {"lr": 3}}, ValueError, "`grid` lr must be a list of values"),
+        ("rare_trigger", {"tune": {"lr": 0.1}}, ValueError, "`tune` must give lr a range"),
+        ("rare_trigger", {"tune": {"lr": (1, 0.1)}}, ValueError, r"tune=\{'lr': \(1, 0.1\)\}: the range must rise"),
+        ("rare_trigger", {"tune": {"lr": (0.1, 1)}, "trials": 1}, ValueError, "`trials` must be at least 2"),
+        (
+            "rare_trigger",
+            {"tune": {"lr": (0.1, 1)}, "tune_seeds": [3]},
+            ValueError,
+            "`tune_seeds` and `seeds` share 3: .* for example `tune_seeds` 100-102",
+        ),
     ],
 )
-def test_what_cannot_be_meant_is_refused(train: Any, more: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_what_cannot_be_meant_is_refused_by_the_name_of_its_argument(
+    train: Any, more: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as raised:
         lab.study(train, **more)
+    assert "--" not in str(raised.value)
 
 
 def test_importing_the_laboratory_imports_nothing_else() -> None:

@@ -91,21 +91,6 @@ def test_the_stretches_hold_every_step_once_and_excess_is_never_negative():
     assert found.to_json()["best"][0][2] is None
 
 
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"steps": [1, 2, 4]}, "consecutive"),
-        ({"steps": [1]}, "consecutive"),
-        ({"betas": [0.9, 1.0]}, "betas"),
-        ({"stretches": 0}, "stretches"),
-        ({"stretches": 3}, "stretches"),
-    ],
-)
-def test_what_cannot_be_examined_is_said(options, word):
-    with pytest.raises(ValueError, match=word):
-        forecast.examine(**{"names": ["a"], "steps": [1, 2, 3], "norms": np.ones((3, 1)), **options})
-
-
 def test_the_command_tells_of_a_real_run_what_a_plain_computation_tells(tmp_path):
     import json
     import subprocess

@@ -135,7 +135,7 @@ def test_many_pairs_fall_back_to_the_normal_approximation_and_say_so() -> None:
     ("wins", "losses", "p"), [(10, 0, 2 / 1024), (9, 1, 22 / 1024), (8, 2, 112 / 1024), (1, 1, 1.0), (0, 0, None)]
 )
 def test_sign_test_matches_binomial_sums(wins: int, losses: int, p: float | None) -> None:
-    assert judged.sign_test(wins, losses).p == (None if p is None else pytest.approx(p, rel=1e-12))
+    assert judged.sign_test(wins, losses) == (None if p is None else pytest.approx(p, rel=1e-12))
 
 
 def test_mcnemar_matches_its_binomial_sum_and_counts_diverged_runs_as_failures() -> None:
@@ -143,7 +143,7 @@ def test_mcnemar_matches_its_binomial_sum_and_counts_diverged_runs_as_failures()
     new = np.array([1.0, 1, 1, 1, 1, 1, 9, 9, nan, 1])
     old = np.array([9.0, 9, 9, 9, 9, nan, 1, 9, nan, 1])
     found = judged.mcnemar(new, old, threshold=2.0)
-    assert (found.both, found.only_treatment, found.only_baseline, found.neither) == (1, 6, 1, 2)
+    assert (found.only_treatment, found.only_baseline) == (6, 1)
     assert found.p == pytest.approx(2 * (1 + 7) / 2**7)  # 2·P(X ≤ 1), X ~ Binomial(7, ½)
     assert found.rate_difference == pytest.approx(0.5)
 
@@ -323,7 +323,7 @@ def test_identical_arms_are_called_identical() -> None:
 
 @pytest.mark.parametrize("value", [0.0, -1.0])
 def test_log_refuses_values_that_have_none(value: float) -> None:
-    with pytest.raises(ValueError, match=rf"'b' has {value} for seed 4: leave out --log"):
+    with pytest.raises(ValueError, match=rf"`log` needs values > 0; 'b' has {value} for seed 4"):
         comparing.compare({"a": {3: 1.0, 4: 1.0}, "b": {3: 1.0, 4: value}}, baseline="a", log=True)
 
 
@@ -336,13 +336,13 @@ def test_unmatched_seeds_are_listed_and_only_common_ones_paired() -> None:
 
 
 def test_an_unknown_baseline_names_the_near_one() -> None:
-    with pytest.raises(ValueError, match=r"got 'adam59' \(did you mean 'adam95'\?\)"):
+    with pytest.raises(ValueError, match=r"unknown baseline 'adam59': did you mean 'adam95'"):
         comparing.compare(table_file.read_table(TABLE), baseline="adam59")
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [({"a": {0: 1.0}}, "only 'a'"), ({"a": {0: 1.0}, "b": {}}, "no value for 'b'"), ({}, "got 'a'")],
+    [({"a": {0: 1.0}}, "only 'a'"), ({"a": {0: 1.0}, "b": {}}, "no value for 'b'"), ({}, "unknown baseline 'a'")],
 )
 def test_too_little_to_compare_is_an_error(values: values.Values, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -380,9 +380,9 @@ def test_a_broken_table_names_file_line_column_and_remedy(tmp_path: Path, text: 
 
 
 def test_a_missing_folder_or_binary_table_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"gone\.csv: no such file"):
+    with pytest.raises(ValueError, match=r"gone\.csv: No such file or directory; give a table"):
         table_file.read_table(tmp_path / "gone.csv")
-    with pytest.raises(ValueError, match="is a folder"):
+    with pytest.raises(ValueError, match="Is a directory; give a table"):
         table_file.read_table(tmp_path)
     (tmp_path / "b.csv").write_bytes(b"seed\xff")
     with pytest.raises(ValueError, match="byte 4 is not UTF-8"):
@@ -413,7 +413,7 @@ def test_differences_have_variance_when_they_spread_by_more_than_their_rounding(
     assert judged.paired_t(np.array([0.0, 2.0]), rounding).t is None
     # mean 1.25, sd 2.5/√2, so t = 1.25/(2.5/2) = 1
     found = judged.paired_t(np.array([0.0, 2.5]), rounding)
-    assert (found.t, found.left_out, found.df) == (pytest.approx(1.0), 0, 1)
+    assert (found.t, found.df) == (pytest.approx(1.0), 1)
     assert judged.paired_t(np.array([1.0]), np.zeros(1)).df == 0
     assert judged.paired_t(np.array([]), np.zeros(0)).df == 0
 
@@ -424,20 +424,17 @@ def test_sizes_share_a_rank_up_to_the_sum_of_their_roundings() -> None:
 
 
 def test_the_smallest_exact_p_is_that_of_all_signs_alike() -> None:
-    found = judged.wilcoxon(np.arange(1.0, 6.0), np.zeros(5))
-    assert found.p == found.floor == 2 / 2**5
-    assert judged.wilcoxon(np.zeros(3), np.zeros(3)).floor is None
+    assert judged.wilcoxon(np.arange(1.0, 6.0), np.zeros(5)).p == 2 / 2**5
     assert judged.wilcoxon(np.array([1.0, -1.0]), np.zeros(2)).p == 1.0
-    many = judged.wilcoxon(np.arange(1.0, judged.EXACT_UP_TO + 2), np.zeros(judged.EXACT_UP_TO + 1))
-    assert many.floor is None
 
 
 def test_a_threshold_is_met_by_a_value_on_it_and_lower_is_better_unless_told() -> None:
     found = judged.mcnemar(np.array([1.0, 2.0, 1.0]), np.array([1.5, 1.0, 2.0]), 1.0)
-    assert (found.both, found.only_treatment, found.only_baseline, found.neither) == (0, 2, 1, 0)
+    assert (found.only_treatment, found.only_baseline) == (2, 1)
     assert found.rate_difference == pytest.approx(1 / 3)
     found = judged.mcnemar(np.array([2.0, math.inf]), np.array([1.5, 3.0]), 2.0, higher_is_better=True)
-    assert (found.both, found.only_treatment, found.only_baseline, found.neither) == (0, 1, 1, 0)
+    assert (found.only_treatment, found.only_baseline, found.p) == (1, 1, 1.0)
+    assert judged.mcnemar(np.array([1.0]), np.array([1.0]), 1.0).p == 1.0  # nobody disagrees
 
 
 def test_intervals_are_of_95_percent_unless_told() -> None:
@@ -528,11 +525,8 @@ def test_lists_in_sentences_stop_after_twenty() -> None:
 
 
 def test_zero_has_no_logarithm_and_what_is_not_finite_is_no_value() -> None:
-    with pytest.raises(ValueError, match=r"`log` needs values > 0; 'a' has 0.0 for seed 1"):
-        values.check_positive({"a": {0: 1.0, 1: 0.0}})
-    values.check_positive({"a": {0: 1e-300, 1: math.nan, 2: -math.inf}})
-    assert values.all_positive({"a": {0: 1.0, 1: math.nan, 2: -math.inf}})
-    assert not values.all_positive({"a": {0: 1.0}, "b": {0: 0.0}})
+    assert values.without_logarithm({"a": {0: 1e-300, 1: math.nan, 2: -math.inf}}) is None
+    assert values.without_logarithm({"a": {0: 1.0}, "b": {0: 1.0, 1: 0.0}}) == ("b", 1)
     assert values.to_json({"x": [math.nan, (math.inf, -math.inf, 1.5)], 3: None}) == {
         "x": ["nan", ["inf", "-inf", 1.5]],
         "3": None,

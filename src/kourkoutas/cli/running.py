@@ -171,7 +171,7 @@ def study(
             help="A folder that all nodes of --ray share, or an fsspec address: runs of a lost node go on from there.",
         ),
     ] = None,
-    out_: Annotated[Path | None, of_output("--out", help="Results folder.", show_default="results/TESTBED")] = None,
+    out_: Annotated[Path | None, of_output("--out", help="Results folder.", show_default="results/TESTBED or results/FILE")] = None,
     target_: Aimed = None,
     no_report: Annotated[bool, of_output("--no-report", help="Do not write report.html.")] = False,
     as_json: AsJson = False,
@@ -212,7 +212,7 @@ def study(
     )
     for line in plan.doubts():
         say(line)
-    folder = out_ or Path("results") / plan.testbed
+    folder = out_ or api.results_folder(plan)
     with (
         resumable(True),
         contextlib.redirect_stdout(sys.stderr),  # where Ray tells of nodes it has lost

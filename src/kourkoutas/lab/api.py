@@ -5,16 +5,19 @@
 from kourkoutas.lab import study
 
 result = study(train, optimizers=["kbeta", "adam95"], seeds=range(10), tune={"lr": (1e-4, 1e-1)})
-result                       # in a notebook: what came out
+result                       # in a notebook: the answer and the effect plot
+result.compare()             # one row per contrast
 result.frame()               # one row per run
-result.curves()              # one row per logged point
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import functools
 import html
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,14 +39,53 @@ from kourkoutas.lab.specs.spec import Endpoint, RunResult, RunSpec
 
 if TYPE_CHECKING:  # scipy takes a second, which the workers need not wait for
     import pandas as pd
+    from matplotlib.figure import Figure
 
-    from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, ToTarget
-    from kourkoutas.lab.judging.sensitivity import Sensitivity
+    from kourkoutas.lab.judging.analysis import Analysis, ArmSummary
+    from kourkoutas.lab.judging.comparing import Comparison, Contrast
 
 Make = Callable[[Sequence[RunSpec]], None]
 Range = tuple[float, float] | tuple[float, float, Literal["log", "linear"]]
 
 
+def in_python(text: str) -> str:
+    """A message with the arguments of `study` in place of the command line's options.
+
+    >>> in_python("--tune-seeds and --seeds share 3; add --tune lr=1e-4:1e-1, --set steps=9 or --retry-failed")
+    "`tune_seeds` and `seeds` share 3; add tune={'lr': (1e-4, 1e-1)}, settings={'steps': 9} or `retry_failed`"
+    """
+
+    def argument(found: re.Match[str]) -> str:
+        option, name, value = found.groups()
+        word = "settings" if option == "set" else option.replace("-", "_")
+        if name is None:
+            return f"`{word}`"
+        shown = {"tune": f"({value.replace(':', ', ')})", "grid": f"[{value.replace(',', ', ')}]"}.get(option, value)
+        return f"{word}={{{name!r}: {shown}}}"
+
+    # an option, and with it NAME=VALUE as far as the punctuation of the sentence
+    return re.sub(r"(?<![\w-])--([a-z][a-z-]+)(?: ([\w.-]+)=(\S+?)(?=[,;:.)]*(?:\s|$)))?", argument, text)
+
+
+@contextlib.contextmanager
+def _naming_arguments() -> Iterator[None]:
+    """Errors of a call from Python name its arguments."""
+    try:
+        yield
+    except (ValueError, TypeError, ImportError) as error:
+        error.args = (in_python(str(error)),)
+        raise
+
+
+def results_folder(plan: Plan) -> Path:
+    """Where a study is kept unless told: results/TESTBED, or results/FILE for the function `train` of FILE.py."""
+    if plan.code is None:
+        return Path("results") / plan.testbed
+    stem, function = Path(plan.code.file).stem, plan.code.function
+    return Path("results") / (stem if function == "train" else f"{stem}.{function}")
+
+
+@_naming_arguments()
 def study(
     train: str | Callable[..., Any],
     *,
@@ -79,7 +121,7 @@ def study(
       preset, engine: of a testbed.
       endpoint: the logged metric that decides, instead of what the function returns or the testbed's first endpoint.
       log, higher_is_better: how the endpoint of a function of your own is compared.
-      out: results folder; results/NAME by default.
+      out: results folder; by default results/TESTBED, or results/FILE for the function `train` of FILE.py.
       workers: processes; one per core by default.
       retry_failed: make failed runs again.
       progress: show it, on standard error.
@@ -109,7 +151,7 @@ def study(
         higher_is_better=higher_is_better,
         tuning=question,
     )
-    folder = Path(out) if out is not None else Path("results") / plan.testbed
+    folder = results_folder(plan) if out is None else Path(out)
     return Result(_executed(plan, folder, workers, retry_failed, progress))
 
 
@@ -224,7 +266,7 @@ def _executed(plan: Plan, folder: Path, workers: int | None, retry_failed: bool,
 
     console = Console(stderr=True, quiet=not progress)
     for line in plan.doubts():
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(in_python(line), markup=False, highlight=False, soft_wrap=True)
     with showing(console, plan) as observer:
         return execute(plan, folder, command=command, workers=workers, retry_failed=retry_failed, observer=observer)
 
@@ -250,8 +292,15 @@ class Result:
 
     @functools.cached_property
     def analysis(self) -> Analysis:
-        """What the study shows by its declared endpoints."""
-        return self.compare()
+        """What the study shows by its declared endpoints: the object that every view here is made from."""
+        return self._analysed()
+
+    def _analysed(self, endpoints: Sequence[str] = (), target: str | None = None) -> Analysis:
+        from kourkoutas.lab.judging import targets
+        from kourkoutas.lab.judging.analysis import analyse
+
+        aim = None if target is None else targets.parse_target(target)
+        return analyse(self.snapshot, endpoints=endpoints, target=aim)
 
     def frame(self, *, tuning: bool = False) -> pd.DataFrame:
         """One row per run that is compared, or of the tuning: arm, seed, tuned values, status, endpoint, metrics."""
@@ -278,33 +327,53 @@ class Result:
 
         return pd.DataFrame([_arm_row(arm) for arm in self.analysis.arms]).set_index("optimizer")
 
-    def compare(self, *endpoints: str, target: str | None = None) -> Analysis:
-        """What the study shows by its primary endpoint, and by others: METRIC[:last|best|tail][:min|max][:log].
+    @_naming_arguments()
+    def compare(self, *endpoints: str) -> pd.DataFrame:
+        """One row per endpoint and contrast: the effect and p that decide, the verdict, then every other statistic.
 
-        A `target`, "val_loss<=0.5" for example, adds how soon each arm reached it.
+        By the declared endpoints, or by the primary one and those named: METRIC[:last|best|tail][:min|max][:log].
         """
-        from kourkoutas.lab.judging import targets
-        from kourkoutas.lab.judging.analysis import analyse
+        import pandas as pd
 
-        aim = None if target is None else targets.parse_target(target)
-        return analyse(self.snapshot, endpoints=endpoints, target=aim)
+        found = (self._analysed(endpoints) if endpoints else self.analysis).endpoints
+        return pd.DataFrame([_contrast_row(endpoint, c) for endpoint in found for c in endpoint.contrasts])
 
-    def sensitivity(self) -> dict[str, Sensitivity]:
-        """{arm: how much it depends on the tuned option}."""
-        return {one.arm: one for one in self.analysis.sensitivity}
+    def sensitivity(self) -> pd.DataFrame:
+        """One row per arm: how much it depends on the tuned option; empty unless one option was tuned."""
+        import pandas as pd
 
-    def to_target(self, target: str) -> ToTarget:
-        """Steps and seconds until, for example, "val_loss<=0.5", and who was first."""
-        found = self.compare(target=target).target
-        if found is None:
-            raise ValueError(f"`target` must look like METRIC<=VALUE, for example 'val_loss<=0.5'; got {target!r}")
-        return found
+        names = ("arm", "option", "best", "low", "high", "ratio", "open_below", "open_above", "sensitivity")
+        rows = [[getattr(one, name) for name in names] for one in self.analysis.sensitivity]
+        return pd.DataFrame(rows, columns=["optimizer", *names[1:]]).set_index("optimizer")
 
+    @_naming_arguments()
+    def to_target(self, target: str) -> pd.DataFrame:
+        """One row per arm: how many runs reached, for example, "val_loss<=0.5", and how soon.
+
+        The row of a baseline also says on how many seeds the treatment was there before it, and later.
+        """
+        import pandas as pd
+
+        found = self._analysed(target=target).target
+        names = ("runs", "reached", "median_steps", "median_seconds")
+        rows = {arm: {name: getattr(one, name) for name in names} for arm, one in found.arms.items()} if found else {}
+        for race in found.contrasts if found else ():
+            first = {"treatment": race.treatment, "treatment_first": race.wins, "treatment_later": race.losses}
+            rows[race.baseline] |= {**first, "p_holm": race.p_holm}
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("optimizer")
+
+    def plot(self) -> Figure:
+        """The effect plot, a matplotlib figure: every contrast with its interval, right of the line where better."""
+        from kourkoutas.lab.showing import effect_figure
+
+        return effect_figure.figure(self.analysis)
+
+    @_naming_arguments()
     def report(self, *, target: str | None = None) -> Path:
         """Write report.html into the folder, and say where; with how soon a `target` as of `to_target` was reached."""
         from kourkoutas.lab.showing import report
 
-        return report.write(self.analysis if target is None else self.compare(target=target))
+        return report.write(self.analysis if target is None else self._analysed(target=target))
 
     def _name(self, run: StoredRun) -> dict[str, Any]:
         question = self.snapshot.record.tuning
@@ -322,15 +391,35 @@ class Result:
     def __repr__(self) -> str:
         found = self.analysis
         rows = [", ".join(f"{name} {_shown(cell)}" for name, cell in _arm_row(arm).items()) for arm in found.arms]
-        lines = [found.headline, *rows, *found.answers, *found.fairness]
+        lines = [found.headline, *rows, *found.answers, *map(in_python, found.fairness)]
         return "\n".join([f"Study of {self.snapshot.record.testbed} in {self.path}", *lines])
 
     def _repr_html_(self) -> str:
-        """For notebooks: the answer, one row per arm, the numbers, how the arms came by their values."""
+        """For notebooks: the answer, the effect plot, one row per arm, and the numbers."""
+        from kourkoutas.lab.showing import effect_figure
+
         found = self.analysis
-        table = self.summary().reset_index().map(_shown).to_html(index=False, border=0)
-        lines = [f"<p>{html.escape(line)}</p>" for line in (*found.answers, *found.fairness)]
-        return f"<div><p><b>{html.escape(found.headline)}</b></p>{table}{''.join(lines)}</div>"
+        parts = [f"<p><b>{html.escape(found.headline)}</b></p>"]
+        if any(endpoint.contrasts for endpoint in found.endpoints):
+            data = base64.b64encode(effect_figure.png(found)).decode()
+            parts.append(f'<img alt="Effect of each contrast with its interval" src="data:image/png;base64,{data}">')
+        parts.append(self.summary().reset_index().map(_shown).to_html(index=False, border=0))
+        parts += [f"<p>{html.escape(line)}</p>" for line in (*found.answers, *map(in_python, found.fairness))]
+        return f"<div>{''.join(parts)}</div>"
+
+
+def _contrast_row(endpoint: Comparison, c: Contrast) -> dict[str, Any]:
+    """What decides, then every statistic of the list: its value, its interval and its p."""
+    row: dict[str, Any] = {"endpoint": endpoint.title, "decides": endpoint.primary}
+    row |= {name: getattr(c, name) for name in ("treatment", "baseline", "verdict", "n", "wins", "ties", "losses")}
+    deciding = {} if c.effect is None else {"effect": replace(c.effect, p=c.p, p_holm=c.p_holm)}
+    for name, found in {**({"percent": c.percent} if c.percent else {}), **deciding, **c.statistics}.items():
+        row[name] = found.value
+        if found.interval is not None:
+            row |= {f"{name}_low": found.interval.low, f"{name}_high": found.interval.high}
+        if found.p is not None:
+            row |= {f"{name}_p": found.p, f"{name}_p_holm": found.p_holm}
+    return row
 
 
 def _arm_row(arm: ArmSummary) -> dict[str, Any]:

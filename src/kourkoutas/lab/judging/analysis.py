@@ -5,26 +5,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kourkoutas.lab.errors import unknown
 from kourkoutas.lab.judging import endpoints as judged_by
 from kourkoutas.lab.judging import headline as words
 from kourkoutas.lab.judging import planned, tuned
 from kourkoutas.lab.judging.attribution import summary
 from kourkoutas.lab.judging.comparing import Comparison, compare_pairs
-from kourkoutas.lab.judging.deciding import Lost
-from kourkoutas.lab.judging.endpoints import Measure
-from kourkoutas.lab.judging.intervals import RESAMPLES
+from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES
 from kourkoutas.lab.judging.sensitivity import Sensitivity
-from kourkoutas.lab.judging.suspects import suspects
-from kourkoutas.lab.judging.targets import Race, Reached, Target, races, reached
-from kourkoutas.lab.judging.values import Seed, check_known, listed, to_json
+from kourkoutas.lab.judging.statistics import Result
+from kourkoutas.lab.judging.targets import Target, ToTarget, to_target
+from kourkoutas.lab.judging.values import Seed, listed, to_json
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.results.store import StoredRun
+from kourkoutas.lab.results.store import StoredRun, StudyRecord
 from kourkoutas.lab.specs import optimizers as recipes
-from kourkoutas.lab.specs.spec import RunResult
 
 ENDS = ("ok", "diverged", "failed", "unfinished")
 
@@ -37,7 +35,6 @@ class ArmSummary:
       role: "treatment", "baseline" or "control".
       seconds: median of a run.
       seconds_per_step: median over the runs that recorded it; None when none did.
-      times: medians of what the time was spent on: setup, data, compile, train, evaluate.
       chosen: {option: value} that the tuning gave it.
     """
 
@@ -55,17 +52,7 @@ class ArmSummary:
     mean: float | None
     seconds: float | None
     seconds_per_step: float | None
-    times: Mapping[str, float]
     chosen: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class ToTarget:
-    """How soon each arm reached a target, and who was first."""
-
-    target: str
-    arms: Mapping[str, Reached]
-    contrasts: tuple[Race, ...]
 
 
 @dataclass(frozen=True)
@@ -134,36 +121,64 @@ def analyse(
     labels, seeds = [arm.label for arm in record.arms], set(record.seeds)
     own = [run for run in snapshot.runs if run.spec.optimizer in labels and run.spec.seed in seeds]
     tried = tuned.tried(snapshot)
-    if baseline is not None:
-        check_known(dict.fromkeys(labels), baseline, "baseline")
-        planned_pairs = [(label, baseline) for label in labels if label != baseline]
+    if baseline is None:
+        pairs = planned.contrasts(record, labels)
+    elif baseline in labels:
+        pairs = [(label, baseline) for label in labels if label != baseline]
     else:
-        planned_pairs = planned.contrasts(record, labels)
-    suspected = suspects(snapshot, own, planned_pairs)
+        raise unknown("baseline", baseline, labels)
+    family = len(pairs)
+    pairs, suspected = planned.comparable(snapshot, own, pairs)
     gone = planned.missing_seeds(record, own)
     to_come = sum(run.result is None for run in own) + sum(map(len, gone.values()))
     waiting = [arm for arm in labels if record.tuning is not None and arm not in record.chosen]
     finished = not to_come and not waiting
-    pairs = [pair for pair in planned_pairs if suspected.allow(*pair)] if finished else []
-    lost = tuned.lost(record, tried)
-    judged = tuple(
-        _compared(measure, own, pairs, resamples, len(planned_pairs), lost if measure.primary else {})
-        for measure in judged_by.measures(record, endpoints)
-    )
+    if not finished:
+        pairs = []
+    failed: dict[str, set[Seed]] = {}
+    for run in own:
+        if run.result is not None and run.result.status == "failed":
+            failed.setdefault(run.spec.optimizer, set()).add(run.spec.seed)
+    judged = []
+    for measure in judged_by.measures(record, endpoints):
+        endpoint = measure.endpoint
+        values = judged_by.values(own, endpoint, measure.reduction)
+        notes = judged_by.without_value(measure, values, own)
+        found = compare_pairs(
+            values,
+            pairs,
+            log=endpoint.log,
+            higher_is_better=endpoint.maximize,
+            threshold=endpoint.threshold,
+            resamples=resamples,
+            family=family,
+            lost=tuned.lost(record, tried) if measure.primary else {},
+            failed=failed,
+        )
+        judged.append(
+            dataclasses.replace(
+                found,
+                name=measure.name,
+                title=endpoint.title,
+                primary=measure.primary,
+                declared=measure.declared,
+                notes=(*notes, *found.notes),
+            )
+        )
     return Analysis(
         testbed=record.testbed,
-        confidence=0.95,
+        confidence=CONFIDENCE,
         seeds=tuple(record.seeds),
         finished=finished,
         rule=words.rule(tuned=bool(tried)),
-        fairness=(*tuned.fairness(snapshot, tried), *suspected.notes),
+        fairness=(*tuned.fairness(snapshot, tried), *suspected),
         headline=_headline(snapshot, own, judged, to_come, waiting),
         answers=tuple(words.answer(c) for c in judged[0].contrasts),
         causes=tuple(summary(judged[0].attribution)),
         arms=tuple(_arms(record, own, gone, judged[0])),
-        endpoints=judged,
+        endpoints=tuple(judged),
         sensitivity=tuned.sensitivity(record, tried),
-        target=None if target is None else _to_target(own, target, pairs, len(planned_pairs)),
+        target=None if target is None else to_target(own, target, pairs, family),
         notes=(*snapshot.damage, *_missing(gone)),
         snapshot=snapshot,
     )
@@ -198,90 +213,44 @@ def _missing(gone: Mapping[str, Sequence[int]]) -> list[str]:
     return [f"{count} {are} not in the folder ({whose}); a study of all its optimizers and seeds makes what is missing"]
 
 
-def _compared(
-    measure: Measure,
-    runs: Sequence[StoredRun],
-    pairs: Sequence[tuple[str, str]],
-    resamples: int,
-    family: int,
-    lost: Mapping[str, Lost | None],
-) -> Comparison:
-    endpoint = measure.endpoint
-    values = judged_by.values(runs, endpoint, measure.reduction)
-    judged_by.check_logged(measure, values, runs)
-    failed: dict[str, set[Seed]] = {}
-    for run in runs:
-        if run.result is not None and run.result.status == "failed":
-            failed.setdefault(run.spec.optimizer, set()).add(run.spec.seed)
-    return compare_pairs(
-        values,
-        pairs,
-        log=endpoint.log,
-        higher_is_better=endpoint.maximize,
-        threshold=endpoint.threshold,
-        resamples=resamples,
-        family=family,
-        lost=lost,
-        failed=failed,
-        name=measure.name,
-        title=endpoint.title,
-        primary=measure.primary,
-        declared=measure.declared,
-        notes=judged_by.without_value(measure, values, runs),
-    )
-
-
-def _to_target(runs: Sequence[StoredRun], target: Target, pairs: Sequence[tuple[str, str]], family: int) -> ToTarget:
-    found = reached(runs, target)
-    return ToTarget(str(target), found, tuple(races(found, pairs, family)))
-
-
 def _arms(
-    record: Any, runs: Sequence[StoredRun], gone: Mapping[str, Sequence[int]], primary: Comparison
+    record: StudyRecord, runs: Sequence[StoredRun], gone: Mapping[str, Sequence[int]], primary: Comparison
 ) -> list[ArmSummary]:
     """One row per arm, in the order of the study."""
-    by_arm: dict[str, list[StoredRun]] = {}
+    by_arm: dict[str, list[StoredRun]] = {arm.label: [] for arm in record.arms}
     for run in runs:
-        by_arm.setdefault(run.spec.optimizer, []).append(run)
-    first = record.arms[0].optimizer if record.arms else ""
+        by_arm[run.spec.optimizer].append(run)
     rows = []
     for arm in record.arms:
-        own = by_arm.get(arm.label, [])
+        own = by_arm[arm.label]
         ends = [run.result.status if run.result else "unfinished" for run in own]
         ends += ["unfinished" for _ in gone.get(arm.label, ())]
         found = primary.arms.get(arm.label, {})
-        median, mean = found.get("median"), found.get("mean")
-        quartiles = None if median is None else median.interval
+        median, mean = (found.get(name, Result(None)) for name in ("median", "mean"))
         done = [run.result for run in own if run.result is not None and run.result.status == "ok"]
-        paces = [pace for result in done if (pace := result.seconds_per_step) is not None]
-        role = "treatment" if arm.optimizer == first else "control" if arm.optimizer in recipes.CONTROLS else "baseline"
+        role = "control" if arm.optimizer in recipes.CONTROLS else "baseline"
         rows.append(
             ArmSummary(
                 label=arm.label,
                 optimizer=arm.optimizer,
-                role=role,
+                role="treatment" if arm.optimizer == record.arms[0].optimizer else role,
                 runs=len(ends),
                 **{end: ends.count(end) for end in ENDS},
-                median=None if median is None else median.value,
-                q1=None if quartiles is None else quartiles.low,
-                q3=None if quartiles is None else quartiles.high,
-                mean=None if mean is None else mean.value,
-                seconds=statistics.median(result.seconds for result in done) if done else None,
-                seconds_per_step=statistics.median(paces) if paces else None,
-                times=_times(done),
+                median=median.value,
+                q1=median.interval.low if median.interval else None,
+                q3=median.interval.high if median.interval else None,
+                mean=mean.value,
+                seconds=_median(result.seconds for result in done),
+                seconds_per_step=_median(result.seconds_per_step for result in done),
                 chosen=record.chosen.get(arm.label, {}),
             )
         )
     return rows
 
 
-def _times(results: Sequence[RunResult]) -> dict[str, float]:
-    """Medians of what the runs spent their time on."""
-    parts = [part for result in results for part in result.times if part != "per_step"]
-    return {
-        part: statistics.median(result.times[part] for result in results if part in result.times)
-        for part in dict.fromkeys(parts)
-    }
+def _median(numbers: Iterable[float | None]) -> float | None:
+    known = [x for x in numbers if x is not None]
+    return statistics.median(known) if known else None
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:

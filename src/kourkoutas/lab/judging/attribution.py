@@ -21,18 +21,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 
 from kourkoutas.lab.judging.intervals import Interval, fieller
-from kourkoutas.lab.judging.values import Array, Seed, Values, in_order
+from kourkoutas.lab.judging.values import Array, Values
 from kourkoutas.lab.specs.looks import label
 
 BASELINES = ("adam95", "adam999")
 TREATMENT = "kbeta"
 MEAN, WARMUP, DYNAMICS = "mean of β2", "hidden warmup", "dynamics of β2"
+
+Path = tuple[tuple[str, ...], tuple[str, ...]]  # the arms, and the cause of each step between them
 
 
 @dataclass(frozen=True)
@@ -50,66 +51,50 @@ class Attribution:
 
     Attributes:
       paths: the arms along which the difference was taken apart.
-      seeds: on which every one of those arms ended.
-      difference: the whole, mean d.
-      parts: empty when the whole difference is not shown on these seeds.
+      parts: empty when the whole difference is not shown on the seeds that all of those arms finished.
       sentence: all of it for people.
     """
 
-    treatment: str
     baseline: str
     paths: tuple[tuple[str, ...], ...]
-    seeds: tuple[Seed, ...]
-    difference: float
     parts: tuple[Part, ...]
     sentence: str
 
 
-class Judged(Protocol):
-    """What is asked of a contrast."""
-
-    @property
-    def treatment(self) -> str: ...
-    @property
-    def baseline(self) -> str: ...
-    @property
-    def verdict(self) -> str: ...
-
-
-def _verdict(contrasts: Sequence[Judged], baseline: str) -> str | None:
-    """Of kbeta against the baseline, whichever of them is the treatment; None where they were not compared."""
-    turned = {"better": "worse", "worse": "better"}
-    for c in contrasts:
-        if (c.treatment, c.baseline) == (TREATMENT, baseline):
-            return c.verdict
-        if (c.baseline, c.treatment) == (TREATMENT, baseline):
-            return turned.get(c.verdict, c.verdict)
-    return None
-
-
-Path = tuple[tuple[str, ...], tuple[str, ...]]  # the arms, and the cause of each step between them
-
-
 def attribute(
-    values: Values, *, log: bool, higher_is_better: bool, contrasts: Sequence[Judged], confidence: float = 0.95
+    values: Values, *, log: bool, higher_is_better: bool, verdicts: Mapping[tuple[str, str], str]
 ) -> tuple[Attribution, ...]:
     """One attribution per Adam that the controls lead from to kbeta; without shares where its own contrast shows no
-    difference, or one on the other side."""
+    difference, or one on the other side.
+
+    `verdicts` are those of the contrasts: {(treatment, baseline): "better"}.
+    """
+    sign = -1.0 if higher_is_better else 1.0
+    turned = {"better": "worse", "worse": "better"}
     found = []
     for baseline in BASELINES:
         paths = _paths(baseline, values)
-        one = (
-            _shares(values, paths, log=log, higher_is_better=higher_is_better, confidence=confidence) if paths else None
-        )
-        if one is None:
+        arms = list(dict.fromkeys(arm for path, _ in paths for arm in path))
+        seeds = [s for s in values.get(baseline, ()) if all(math.isfinite(values[a].get(s, math.nan)) for a in arms)]
+        if not paths or len(seeds) < 2:
             continue
-        verdict, why = _verdict(contrasts, baseline), ""
+        raw = {arm: np.array([values[arm][seed] for seed in seeds]) for arm in arms}
+        y = {arm: sign * (np.log10(x) if log else x) for arm, x in raw.items()}
+        whole = y[baseline] - y[TREATMENT]
+        other_way = verdicts.get((baseline, TREATMENT), "")
+        verdict = verdicts.get((TREATMENT, baseline), turned.get(other_way, other_way))
+        parts: tuple[Part, ...] = ()
         if verdict not in ("better", "worse"):
-            why = "no clear difference, so there is nothing to take apart"
-        elif (one.difference > 0) != (verdict == "better"):
-            why = "the mean over the seeds that all controls finished is on the other side, so it is not taken apart"
-        told = f"{label(TREATMENT)} against {label(baseline)}: {why}."
-        found.append(replace(one, parts=(), sentence=told) if why else one)
+            told = "no clear difference, so there is nothing to take apart"
+        elif (whole.mean() > 0) != (verdict == "better"):
+            told = "the mean over the seeds that all controls finished is on the other side, so it is not taken apart"
+        elif parts := _parts(y, paths, whole):
+            of = "logarithm of the ratio" if log else "difference"
+            told = f"{', '.join(map(_words, parts))} of the {of} (95 % intervals, {len(seeds)} seeds)"
+        else:
+            told = f"no clear difference on the {len(seeds)} seeds that all controls finished, so nothing to take apart"
+        sentence = f"{label(TREATMENT)} against {label(baseline)}: {told}."
+        found.append(Attribution(baseline, tuple(path for path, _ in paths), parts, sentence))
     return tuple(found)
 
 
@@ -138,58 +123,22 @@ def _paths(baseline: str, values: Values) -> list[Path]:
     return [path for path in longest if set(path[1]) == set(longest[0][1])]
 
 
-def _shares(
-    values: Values, paths: Sequence[Path], *, log: bool, higher_is_better: bool, confidence: float
-) -> Attribution | None:
-    arms = list(dict.fromkeys(arm for path, _ in paths for arm in path))
-    seeds = in_order(
-        seed for seed in values[arms[0]] if all(math.isfinite(values[arm].get(seed, math.nan)) for arm in arms)
-    )
-    if len(seeds) < 2:
-        return None
-    raw = {arm: np.array([values[arm][seed] for seed in seeds]) for arm in arms}
-    y: Mapping[str, Array] = {arm: np.log10(x) if log else x for arm, x in raw.items()}
-    sign = -1.0 if higher_is_better else 1.0
-    baseline = paths[0][0][0]
-    whole = sign * (y[baseline] - y[TREATMENT])
+def _parts(y: Mapping[str, Array], paths: Sequence[Path], whole: Array) -> tuple[Part, ...]:
+    """The shares of the whole, largest first; none where the t interval of the whole holds 0."""
     causes: dict[str, Array] = {}
     for path, steps in paths:
         for before, after, cause in zip(path, path[1:], steps, strict=False):
-            part = sign * (y[before] - y[after]) / len(paths)
-            causes[cause] = causes.get(cause, 0.0) + part
-    intervals = {cause: fieller(part, whole, confidence) for cause, part in causes.items()}
-    parts = tuple(
-        sorted(
-            (
-                Part(cause, float(part.mean() / whole.mean()), ci)
-                for cause, part in causes.items()
-                if (ci := intervals[cause]) is not None
-            ),
-            key=lambda part: -part.share,
-        )
-    )
-    shown = tuple(path for path, _ in paths)
-    return Attribution(
-        treatment=TREATMENT,
-        baseline=baseline,
-        paths=shown,
-        seeds=tuple(seeds),
-        difference=float(whole.mean()),
-        parts=parts,
-        sentence=_sentence(baseline, parts, len(seeds), confidence, log),
-    )
+            causes[cause] = causes.get(cause, 0.0) + (y[before] - y[after]) / len(paths)
+    parts = [
+        Part(cause, float(part.mean() / whole.mean()), ci)
+        for cause, part in causes.items()
+        if (ci := fieller(part, whole)) is not None
+    ]
+    return tuple(sorted(parts, key=lambda part: -part.share))
 
 
-def _sentence(baseline: str, parts: Sequence[Part], n: int, confidence: float, log: bool) -> str:
-    who = f"{label(TREATMENT)} against {label(baseline)}"
-    if not parts:
-        return f"{who}: no clear difference on the {n} seeds that all controls finished, so nothing to take apart."
-    shares = ", ".join(
-        f"{part.cause} {round(100 * part.share)} % [{round(100 * part.ci.low)}, {round(100 * part.ci.high)}]"
-        for part in parts
-    )
-    of = "logarithm of the ratio" if log else "difference"
-    return f"{who}: {shares} of the {of} ({100 * confidence:g} % intervals, {n} seeds)."
+def _words(part: Part) -> str:
+    return f"{part.cause} {round(100 * part.share)} % [{round(100 * part.ci.low)}, {round(100 * part.ci.high)}]"
 
 
 def summary(found: Sequence[Attribution]) -> list[str]:

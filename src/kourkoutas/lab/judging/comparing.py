@@ -24,11 +24,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kourkoutas.lab.errors import unknown
 from kourkoutas.lab.judging import power
 from kourkoutas.lab.judging.attribution import Attribution, attribute
-from kourkoutas.lab.judging.deciding import Decision, Lost, decide, nothing_lost
+from kourkoutas.lab.judging.deciding import RANKS, Lost, T, nothing_lost
 from kourkoutas.lab.judging.hypothesis_tests import holm
-from kourkoutas.lab.judging.intervals import RESAMPLES, Interval, antilog, fieller, t_interval
+from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES, Interval, antilog, fieller, t_interval
 from kourkoutas.lab.judging.statistics import (
     OF_ARMS,
     OF_CONTRASTS,
@@ -36,6 +37,7 @@ from kourkoutas.lab.judging.statistics import (
     OneArm,
     Paired,
     Result,
+    scaled,
     show,
     with_interval,
 )
@@ -43,17 +45,14 @@ from kourkoutas.lab.judging.values import (
     Array,
     Seed,
     Values,
-    all_positive,
-    check_known,
-    check_positive,
     in_order,
     is_number,
     listed,
     to_json,
+    without_logarithm,
 )
 from kourkoutas.lab.specs.looks import versus
 
-CONFIDENCE = 0.95
 BOOTSTRAPPED = 200  # contrasts of one comparison; with more, bootstrap intervals would take minutes
 
 Verdict = Literal["better", "worse", "unclear", "identical", "untested"]
@@ -142,17 +141,13 @@ class Contrast:
     def rows(self) -> list[tuple[str, str, str, str]]:
         """(statistic, value, p, adjusted p) for a table, the one that decides first."""
         effect = "–" if self.effect is None else with_interval(self.effect)
-        first = (
-            f"decides: {self.test}{', with luck' if self.tuned else ''}",
-            effect,
-            show(self.p, 3),
-            show(self.p_holm, 3),
-        )
-        return [first] + [
-            (one.title, one.show(found), *(("", "") if found.p is None else (show(found.p, 3), show(found.p_holm, 3))))
-            for one in OF_CONTRASTS
-            if (found := self.statistics.get(one.name)) is not None
-        ]
+        test = f"decides: {self.test}{', with luck' if self.tuned else ''}"
+        rows = [(test, effect, show(self.p, 3), show(self.p_holm, 3))]
+        for one in OF_CONTRASTS:
+            if (found := self.statistics.get(one.name)) is not None:
+                p, p_holm = ("", "") if found.p is None else (show(found.p, 3), show(found.p_holm, 3))
+                rows.append((one.title, one.show(found), p, p_holm))
+        return rows
 
     def seeds_needed(self, text: str, probability: float = power.POWER) -> int | None:
         """Seeds that find the difference `text`, "5%" or a size in the endpoint's units, with this probability; None
@@ -196,10 +191,6 @@ class Comparison:
       failed: optimizer → seeds whose runs failed; other lost runs diverged.
     """
 
-    name: str
-    title: str
-    primary: bool
-    declared: bool
     log: bool
     higher_is_better: bool
     threshold: float | None
@@ -211,6 +202,10 @@ class Comparison:
     missing: tuple[tuple[str, str], ...]
     failed: Mapping[str, Sequence[Seed]]
     notes: tuple[str, ...]
+    name: str = "value"
+    title: str = "value"
+    primary: bool = True
+    declared: bool = True
 
     @property
     def standing(self) -> str:
@@ -236,11 +231,6 @@ def compare_pairs(
     family: int = 0,
     lost: Mapping[str, Lost | None] | None = None,
     failed: Mapping[str, Collection[Seed]] | None = None,
-    name: str = "value",
-    title: str = "value",
-    primary: bool = True,
-    declared: bool = True,
-    notes: Sequence[str] = (),
 ) -> Comparison:
     """The planned contrasts (treatment, baseline), adjusted by Holm's rule.
 
@@ -254,56 +244,48 @@ def compare_pairs(
       family: contrasts to adjust for, where more were planned than `pairs`.
       lost: {optimizer: what its tuning may have lost}, None where that is not known; untuned ones are left out.
       failed: {optimizer: seeds whose runs failed}; other lost runs diverged.
-      name, title, primary, declared, notes: of the endpoint.
     """
     empty = [name for name, seeds in values.items() if not seeds]
     if empty:
         raise ValueError(f"`values` holds no value for {listed([repr(name) for name in empty])}: leave it out")
-    told = list(notes)
-    if log and not all_positive(values):
+    told = []
+    if log and without_logarithm(values):
         log = False
         told.append("values at or below 0 have no logarithm: compared as differences instead of ratios")
     clean = {arm: {s: x if is_number(x) else math.nan for s, x in own.items()} for arm, own in values.items()}
-    possible: list[tuple[str, str]] = []
-    missing: list[tuple[str, str]] = []
-    for a, b in pairs:
-        shared = a in clean and b in clean and not clean[a].keys().isdisjoint(clean[b])
-        (possible if shared else missing).append((a, b))
-    if missing:
+    shared = {(a, b): in_order(clean.get(a, {}).keys() & clean.get(b, {}).keys()) for a, b in pairs}
+    common = {pair: seeds for pair, seeds in shared.items() if seeds}
+    if missing := [pair for pair in pairs if pair not in common]:
         told.append(f"no finished seed in common, so not compared: {listed([versus(*pair) for pair in missing])}")
-    if len(possible) > BOOTSTRAPPED:
+    if len(common) > BOOTSTRAPPED:
         resamples = 0
-        told.append(f"{len(possible)} contrasts: no bootstrap intervals, which are for few")
+        told.append(f"{len(common)} contrasts: no bootstrap intervals, which are for few")
     scale: dict[str, Any] = {"log": log, "higher_is_better": higher_is_better, "threshold": threshold}
-    scale["confidence"] = CONFIDENCE
-    decided = []
-    for a, b in possible:
-        common = in_order(seed for seed in clean[b] if seed in clean[a])
-        x, y = (np.array([clean[arm][seed] for seed in common]) for arm in (a, b))
-        paired = _paired(x, y, scale, resamples)
-        of_tuning = [(lost or {}).get(arm, nothing_lost) for arm in (a, b)]
-        decided.append((a, b, common, paired, decide(paired.d, paired.whole, paired.t, paired.wilcoxon, *of_tuning)))
+    paired = [
+        _paired(
+            *(np.array([clean[arm][seed] for seed in seeds]) for arm in pair),
+            **scale,
+            resamples=resamples,
+            lost=tuple((lost or {}).get(arm, nothing_lost) for arm in pair),
+        )
+        for pair, seeds in common.items()
+    ]
     family = max(family, len(pairs))
-    adjusted = holm([decision.p for *_, decision in decided], family)
-    results = [{one.name: r for one in OF_CONTRASTS if (r := one.compute(paired))} for *_, paired, _ in decided]
+    adjusted = holm([one.decision.p for one in paired], family)
+    results = [{one.name: r for one in OF_CONTRASTS if (r := one.compute(of))} for of in paired]
     for one in OF_CONTRASTS:
         p_holm = holm([own[one.name].p if one.name in own else None for own in results], family)
         for own, p in zip(results, p_holm, strict=True):
             if one.name in own:
                 own[one.name] = dataclasses.replace(own[one.name], p_holm=p)
     contrasts = tuple(
-        _contrast(a, b, common, paired, decision, p_holm, family, found, clean, failed or {})
-        for (a, b, common, paired, decision), p_holm, found in zip(decided, adjusted, results, strict=True)
+        _contrast(a, b, seeds, of, p, family, found, clean, failed or {})
+        for ((a, b), seeds), of, p, found in zip(common.items(), paired, adjusted, results, strict=True)
     )
-    shares = attribute(clean, log=log, higher_is_better=higher_is_better, contrasts=contrasts) if pairs else ()
+    verdicts = {(c.treatment, c.baseline): c.verdict for c in contrasts}
+    shares = attribute(clean, log=log, higher_is_better=higher_is_better, verdicts=verdicts) if pairs else ()
     return Comparison(
-        name=name,
-        title=title,
-        primary=primary,
-        declared=declared,
-        log=log,
-        higher_is_better=higher_is_better,
-        threshold=threshold,
+        **scale,
         seeds=tuple(in_order({seed for seeds in clean.values() for seed in seeds})),
         values=clean,
         arms={arm: _of_arm(own, scale) for arm, own in clean.items()},
@@ -324,25 +306,27 @@ def compare(values: Values, *, baseline: str, **how: Any) -> Comparison:
       >>> round(found.effect.value, 3), found.wins, found.verdict
       (1.747, 3, 'unclear')
     """
-    check_known(values, baseline, "baseline")
+    if baseline not in values:
+        raise unknown("baseline", baseline, list(values))
     others = [name for name in values if name != baseline]
     if not others:
         raise ValueError(f"`values` holds only {baseline!r}: add the runs of another optimizer to compare with it")
-    if how.get("log"):
-        check_positive(values)
+    if how.get("log") and (run := without_logarithm(values)):
+        name, seed = run
+        raise ValueError(f"`log` needs values > 0; {name!r} has {values[name][seed]!r} for seed {seed!r}: leave it out")
     return compare_pairs(values, [(name, baseline) for name in others], **how)
 
 
-def _paired(x: Array, y: Array, scale: Mapping[str, Any], resamples: int) -> Paired:
+def _paired(x: Array, y: Array, *, log: bool, higher_is_better: bool, **more: Any) -> Paired:
     fine_x, fine_y = np.isfinite(x), np.isfinite(y)
     fine = fine_x & fine_y
     with np.errstate(all="ignore"):
-        u, v = (np.log10(x), np.log10(y)) if scale["log"] else (x, y)
-        d = np.where(x == y, 0.0, u - v if scale["higher_is_better"] else v - u)
+        u, v = (np.log10(x), np.log10(y)) if log else (x, y)
+        d = np.where(x == y, 0.0, u - v if higher_is_better else v - u)
     d = np.where(fine, d, np.where(fine_x, np.inf, np.where(fine_y, -np.inf, 0.0)))
     size = np.maximum(np.abs(u), np.abs(v))
-    rounding = 4 * np.finfo(float).eps * np.where(fine, np.maximum(size, 1.0) if scale["log"] else size, 0.0)
-    return Paired(x, y, d, rounding, resamples=resamples, **scale)
+    rounding = 4 * np.finfo(float).eps * np.where(fine, np.maximum(size, 1.0) if log else size, 0.0)
+    return Paired(x, y, d, rounding, log=log, higher_is_better=higher_is_better, **more)
 
 
 def _of_arm(own: Mapping[Seed, float], scale: Mapping[str, Any]) -> dict[str, Result]:
@@ -355,21 +339,20 @@ def _contrast(
     baseline: str,
     seeds: Sequence[Seed],
     paired: Paired,
-    decision: Decision,
     p_holm: float | None,
     family: int,
     statistics: Mapping[str, Result],
     values: Values,
     failed: Mapping[str, Collection[Seed]],
 ) -> Contrast:
+    decision = paired.decision
     lost = [[s for s, v in zip(seeds, x, strict=True) if not math.isfinite(v)] for x in (paired.x, paired.y)]
     crashed = [sum(s in failed.get(arm, ()) for s in own) for arm, own in zip((treatment, baseline), lost, strict=True)]
     # The interval that goes with the adjusted p: at 95 % for one contrast, wider by as much as p was raised.
     level = 1 - (1 - CONFIDENCE) * decision.p / p_holm if decision.p and p_holm else CONFIDENCE
-    interval = decision.interval(level)
     size = None if paired.log else _one_sign(paired.y[paired.whole])
-    detectable = _detectable(paired, decision, family)
-    side = paired.wilcoxon.rank_biserial if decision.test == "Wilcoxon" else decision.estimate
+    detectable = _detectable(paired, family)
+    side = paired.wilcoxon.rank_biserial if decision.test == RANKS else decision.estimate
     return Contrast(
         treatment=treatment,
         baseline=baseline,
@@ -387,10 +370,10 @@ def _contrast(
         p=decision.p,
         p_holm=p_holm,
         family=family,
-        effect=_effect(decision.estimate, interval, paired.log),
-        percent=_percent(paired, decision, interval, size, level),
+        effect=None if decision.estimate is None else scaled(decision.estimate, decision.interval(level), paired.log),
+        percent=_percent(paired, size, level),
         detectable=detectable,
-        detectable_percent=None if detectable is None else percent_of(detectable, size, paired),
+        detectable_percent=None if detectable is None else _percent_of(detectable, size, paired),
         statistics=statistics,
         notes=(*unpaired(values, treatment, baseline), *_limits(paired)),
         log=paired.log,
@@ -401,17 +384,7 @@ def _contrast(
     )
 
 
-def _effect(estimate: float | None, interval: Interval | None, log: bool) -> Result | None:
-    if estimate is None:
-        return None
-    if not log:
-        return Result(estimate, interval)
-    if interval is not None:
-        interval = Interval(antilog(interval.low), antilog(interval.high), interval.method)
-    return Result(antilog(estimate), interval)
-
-
-def percent_of(d: float, size: float | None, scale: Paired) -> float | None:
+def _percent_of(d: float, size: float | None, scale: Paired) -> float | None:
     """A difference d in percent of the baseline, of its geometric mean on logarithms, else of its mean `size`:
 
     100·(1 - treatment/baseline) where lower is better, 100·(treatment/baseline - 1) where higher is.
@@ -421,23 +394,20 @@ def percent_of(d: float, size: float | None, scale: Paired) -> float | None:
     return None if size is None else 100 * (d / size)
 
 
-def _percent(
-    paired: Paired, decision: Decision, interval: Interval | None, size: float | None, level: float
-) -> Result | None:
+def _percent(paired: Paired, size: float | None, level: float) -> Result | None:
     """The effect in percent. A ratio of two means has Fieller's interval; what the luck of a tuning adds to the
     interval of the difference is added to it."""
-    d = decision.estimate
-    value = None if d is None or not math.isfinite(d) else percent_of(d, size, paired)
+    d, interval = paired.decision.estimate, paired.decision.interval(level)
+    value = None if d is None or not math.isfinite(d) else _percent_of(d, size, paired)
     if value is None or interval is None:
         return None if value is None else Result(value)
-    low, high = (percent_of(end, size, paired) for end in (interval.low, interval.high))
+    low, high = (_percent_of(end, size, paired) for end in (interval.low, interval.high))
     if low is None or high is None:
         return Result(value)
-    if not paired.log and decision.test == "paired t" and size is not None:
-        ratio = fieller(paired.both, np.abs(paired.y), level)
+    if size is not None and paired.decision.test == T:
+        ratio, plain = fieller(paired.both, np.abs(paired.y), level), t_interval(paired.both, level)
         if ratio is None:
             return None
-        plain = t_interval(paired.both, level)
         low += 100 * (ratio.low - plain.low / size)
         high += 100 * (ratio.high - plain.high / size)
         if interval.holds(0.0):
@@ -445,14 +415,14 @@ def _percent(
     return Result(value, Interval(low, high, interval.method))
 
 
-def _detectable(paired: Paired, decision: Decision, family: int) -> float | None:
-    """The difference that these seeds would have found with probability `power.POWER`."""
-    if decision.test != "paired t" or paired.t.t is None or decision.estimate is None:
+def _detectable(paired: Paired, family: int) -> float | None:
+    """The difference that these seeds would have found with probability `power.POWER`; None where ranks decide."""
+    if paired.decision.test != T or paired.t.t is None:
         return None
     alpha = (1 - CONFIDENCE) / family
     found = power.detectable_ratio(len(paired.both), alpha) * float(paired.both.std(ddof=1))
-    if decision.tuned:
-        with_luck, without = decision.interval(1 - alpha), t_interval(paired.both, 1 - alpha)
+    if paired.decision.tuned:
+        with_luck, without = paired.decision.interval(1 - alpha), t_interval(paired.both, 1 - alpha)
         if with_luck is None:
             return None
         found += max(without.low - with_luck.low, with_luck.high - without.high)
@@ -485,7 +455,7 @@ def _limits(paired: Paired) -> list[str]:
     if paired.t.t is None:
         why = "no pair of finite runs" if not n else "one finite pair" if n == 1 else "the differences are all equal"
         notes.append(f"{why}: {UNDEFINED}")
-    elif (floor := 2.0 ** (1 - n)) > 1 - paired.confidence:
+    elif (floor := 2.0 ** (1 - n)) > 1 - CONFIDENCE:
         notes.append(f"{n} finite pairs: no exact two-sided p-value can be below {floor:.3g}")
     if w.zeros:
         notes.append(f"{w.zeros} pair{'s are' if w.zeros > 1 else ' is'} equal: set aside by Wilcoxon and sign test")

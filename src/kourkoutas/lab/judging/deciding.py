@@ -20,6 +20,7 @@ holds 0 exactly where p ≥ 1 - level. Without a tuning r = 0, and both are thos
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -131,6 +132,7 @@ def decide(
     # The luck of a tuning makes nothing surer.
     p = 1.0 if math.isnan(counted) else min(1.0, max(plain_p, counted if tuned else 0.0))
 
+    @functools.cache
     def interval(level: float) -> Interval | None:
         if r_treatment is None or r_baseline is None:
             return None

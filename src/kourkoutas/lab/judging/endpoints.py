@@ -10,6 +10,7 @@ alone decides a study. All others are secondary.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
@@ -138,15 +139,15 @@ def value_of(run: store.StoredRun, endpoint: Endpoint, reduction: Reduction = "l
             return run.result.endpoint
         if metric in run.result.metrics:
             return run.result.metrics[metric]
-    logged = course(run, metric)
-    if not logged:
+    course = [value for _, value in logged(run, metric)]
+    if not course:
         return None
     if reduction == "last":
-        return logged[-1]
+        return course[-1]
     if reduction == "best":
-        finite = [x for x in logged if math.isfinite(x)] or [math.nan]
+        finite = [x for x in course if math.isfinite(x)] or [math.nan]
         return max(finite) if endpoint.maximize else min(finite)
-    last = logged[-max(1, math.ceil(TAIL * len(logged))) :]
+    last = course[-max(1, math.ceil(TAIL * len(course))) :]
     return sum(x / len(last) for x in last)
 
 
@@ -158,44 +159,33 @@ def score(run: store.StoredRun, endpoint: Endpoint) -> float:
     return math.nan if value is None else value
 
 
-def course(run: store.StoredRun, metric: str) -> list[float]:
-    """Every logged value of a metric in order: from metrics.jsonl, or, where that is gone, from the result's curve."""
-    rows = run.metrics()
-    logged = [float(row[metric]) for row in rows if metric in row]
-    if logged or run.result is None:
-        return logged
-    return [x for x in run.result.curve.get(metric, ()) if not math.isnan(x)]
+def logged(run: store.StoredRun, metric: str) -> list[tuple[float, float]]:
+    """(step, value) of every logged point of a metric, from metrics.jsonl; where that is gone, from the result's curve,
+    in which long runs have fewer points."""
+    found = []
+    with contextlib.suppress(store.StoreError):
+        found = [(float(row["step"]), float(row[metric])) for row in run.metrics() if "step" in row and metric in row]
+    if found or run.result is None:
+        return found
+    points = zip(run.result.curve.get("step", ()), run.result.curve.get(metric, ()), strict=False)
+    return [(step, value) for step, value in points if not math.isnan(value)]
 
 
-def metrics_of(runs: Iterable[store.StoredRun]) -> list[str]:
-    """The names that can be asked for, of the runs that have finished."""
-    names: dict[str, None] = {}
-    for run in runs:
-        if run.result is not None and run.result.status == "ok":
-            names |= dict.fromkeys((*run.result.metrics, *run.result.curve))
-    names.pop("step", None)
-    return list(names)
-
-
-def check_logged(measure: Measure, numbers: Numbers, runs: Sequence[store.StoredRun]) -> None:
-    """Raise where a metric was asked for that no run has."""
-    fine = any(run.result is not None and run.result.status == "ok" for run in runs)
-    logged = any(not math.isnan(x) for by_seed in numbers.values() for x in by_seed.values())
-    if fine and not logged and not measure.declared:
-        ended = [run.spec for run in runs if run.result is not None and run.result.status == "ok"]
-        if any(spec.seed in numbers.get(spec.optimizer, {}) for spec in ended):
-            raise ValueError(f"--endpoint {measure.name}: every value of {measure.endpoint.metric} is NaN")
-        raise unknown("metric in --endpoint", measure.endpoint.metric, metrics_of(runs))
-
-
-def without_value(measure: Measure, numbers: Numbers, runs: Iterable[store.StoredRun]) -> list[str]:
-    """Notes on finished runs that never logged the metric."""
+def without_value(measure: Measure, numbers: Numbers, runs: Sequence[store.StoredRun]) -> list[str]:
+    """Notes on finished runs that never logged the metric; an error where it was asked for and none has a value."""
+    metric = measure.endpoint.metric
+    fine = [(run.spec, run.result) for run in runs if run.result is not None and run.result.status == "ok"]
     lone: dict[str, list[int | str]] = {}
-    for run in runs:
-        done = run.result is not None and run.result.status == "ok"
-        if done and run.spec.seed not in numbers.get(run.spec.optimizer, {}):
-            lone.setdefault(run.spec.optimizer, []).append(run.spec.seed)
+    for spec, _ in fine:
+        if spec.seed not in numbers.get(spec.optimizer, {}):
+            lone.setdefault(spec.optimizer, []).append(spec.seed)
+    if fine and not measure.declared:
+        if sum(map(len, lone.values())) == len(fine):
+            names = dict.fromkeys(name for _, result in fine for name in (*result.metrics, *result.curve))
+            raise unknown("metric in --endpoint", metric, [name for name in names if name != "step"])
+        if all(math.isnan(x) for by_seed in numbers.values() for x in by_seed.values()):
+            raise ValueError(f"--endpoint {measure.name}: every value of {metric} is NaN")
     return [
-        f"{arm} has no {measure.endpoint.metric} for seed{'s' if len(seeds) > 1 else ''} {listed(in_order(seeds))}"
+        f"{arm} has no {metric} for seed{'s' if len(seeds) > 1 else ''} {listed(in_order(seeds))}"
         for arm, seeds in lone.items()
     ]

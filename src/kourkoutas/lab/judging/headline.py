@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kourkoutas.lab.judging.comparing import CONFIDENCE, Comparison, Contrast
+from kourkoutas.lab.judging.comparing import Comparison, Contrast
+from kourkoutas.lab.judging.intervals import CONFIDENCE
 from kourkoutas.lab.judging.statistics import UNDEFINED
 from kourkoutas.lab.specs.looks import label
 

@@ -20,10 +20,8 @@ EXACT_UP_TO = 500  # pairs; the exact distribution of the signed ranks takes O(n
 
 @dataclass(frozen=True)
 class PairedT:
-    """t = mean(d) / (sd(d)/√n), d_z = t/√n, r = √(t²/(t² + df)), over the n pairs in which both runs are finite."""
+    """t = mean(d) / (sd(d)/√n), d_z = t/√n, r = √(t²/(t² + df)), over the pairs in which both runs are finite."""
 
-    n: int
-    left_out: int
     df: int
     t: float | None
     p: float | None
@@ -42,42 +40,27 @@ class Wilcoxon:
     rank_biserial: float | None
     method: str
 
-    @property
-    def floor(self) -> float | None:
-        """The smallest p that n pairs can give, 2·2⁻ⁿ: all signs alike. None where p is not exact."""
-        return 2.0 ** (1 - self.n) if self.n and self.method.startswith("exact") else None
-
-
-@dataclass(frozen=True)
-class SignTest:
-    wins: int
-    losses: int
-    p: float | None
-
 
 @dataclass(frozen=True)
 class McNemar:
     """Success (the threshold is met) and failure in pairs; exact test on the pairs that disagree."""
 
-    threshold: float
-    both: int
     only_treatment: int
     only_baseline: int
-    neither: int
     rate_difference: float
     p: float
 
 
-def paired_t(d: Array, rounding: Array, left_out: int = 0) -> PairedT:
+def paired_t(d: Array, rounding: Array) -> PairedT:
     """Paired t on differences; without variance (beyond `rounding`, the error bound of each d) it has no value."""
     n = len(d)
     df = max(n - 1, 0)
     if n < 2 or np.ptp(d) <= 2 * rounding.max():
-        return PairedT(n, left_out, df, None, None, None, None)
+        return PairedT(df, None, None, None, None)
     # t = mean(d)/(sd(d)/√n),  p = 2·P(T_df > |t|),  d_z = t/√n,  r = √(t²/(t² + df))
     t = float(d.mean() / (d.std(ddof=1) / math.sqrt(n)))
     p = 2 * float(special.stdtr(df, -abs(t)))
-    return PairedT(n, left_out, df, t, p, t / math.sqrt(n), math.sqrt(t**2 / (t**2 + df)))
+    return PairedT(df, t, p, t / math.sqrt(n), math.sqrt(t**2 / (t**2 + df)))
 
 
 def _midranks(size: Array, rounding: Array) -> Array:
@@ -135,14 +118,13 @@ def signed_rank_chances(ranks: Array) -> Array:
     return chance
 
 
-def sign_test(wins: int, losses: int) -> SignTest:
-    """Binomial(wins + losses, ½), ties set aside."""
-    return SignTest(wins, losses, fair_coin(wins, losses) if wins + losses else None)
+def sign_test(wins: int, losses: int) -> float | None:
+    """p of the sign test, ties set aside: that of so many heads and tails of a fair coin; None without any.
 
-
-def fair_coin(heads: int, tails: int) -> float:
-    """Two-sided p of so many heads and tails of a fair coin: 2·P(X ≤ min), X ~ Binomial(heads + tails, ½)."""
-    return min(1.0, 2 * float(special.bdtr(min(heads, tails), heads + tails, 0.5)))
+    2·P(X ≤ min), X ~ Binomial(wins + losses, ½).
+    """
+    n = wins + losses
+    return min(1.0, 2 * float(special.bdtr(min(wins, losses), n, 0.5))) if n else None
 
 
 def succeeds(values: Array, threshold: float, higher_is_better: bool) -> NDArray[np.bool_]:
@@ -154,9 +136,9 @@ def mcnemar(treatment: Array, baseline: Array, threshold: float, higher_is_bette
     """McNemar's exact test on who meets the threshold; a diverged run does not."""
     a = succeeds(treatment, threshold, higher_is_better)
     b = succeeds(baseline, threshold, higher_is_better)
-    both, only_a, only_b, neither = (int(np.sum(cell)) for cell in (a & b, a & ~b, ~a & b, ~a & ~b))
-    p = fair_coin(only_a, only_b)
-    return McNemar(threshold, both, only_a, only_b, neither, float(a.mean() - b.mean()), p)
+    only_a, only_b = int(np.sum(a & ~b)), int(np.sum(~a & b))
+    p = sign_test(only_a, only_b)
+    return McNemar(only_a, only_b, float(a.mean() - b.mean()), 1.0 if p is None else p)
 
 
 def holm(p_values: Sequence[float | None], family: int = 0) -> list[float | None]:

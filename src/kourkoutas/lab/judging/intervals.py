@@ -11,6 +11,7 @@ from scipy import special
 
 from kourkoutas.lab.judging.values import Array
 
+CONFIDENCE = 0.95
 RESAMPLES = 9_999
 # Values beyond which no bootstrap is made: it takes n·RESAMPLES numbers, and t intervals agree with it by then.
 BOOTSTRAP_UP_TO = 2_000
@@ -36,7 +37,7 @@ def antilog(exponent: float) -> float:
         return math.inf
 
 
-def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Interval:
+def clopper_pearson(successes: int, n: int, confidence: float = CONFIDENCE) -> Interval:
     """Exact interval of a rate, by beta quantiles."""
     tail = (1 - confidence) / 2
     low = float(special.betaincinv(successes, n - successes + 1, tail)) if successes > 0 else 0.0
@@ -57,13 +58,13 @@ def quantile(values: Array, q: float) -> float:
     return float(ordered[low] + part * (ordered[low + 1] - ordered[low]))
 
 
-def t_interval(d: Array, confidence: float = 0.95) -> Interval:
+def t_interval(d: Array, confidence: float = CONFIDENCE) -> Interval:
     """mean(d) ± t_{df}·sd(d)/√n."""
     half = float(special.stdtrit(len(d) - 1, (1 + confidence) / 2) * d.std(ddof=1) / math.sqrt(len(d)))
     return Interval(float(d.mean()) - half, float(d.mean()) + half, "t")
 
 
-def fieller(part: Array, whole: Array, confidence: float = 0.95) -> Interval | None:
+def fieller(part: Array, whole: Array, confidence: float = CONFIDENCE) -> Interval | None:
     """The interval of mean(part)/mean(whole): all ρ with |mean(part - ρ·whole)| ≤ t·sd(part - ρ·whole)/√n.
 
     Squared, that is a quadratic in ρ; it is bounded when mean(whole) differs from 0 by its own t interval, else None.
@@ -80,7 +81,7 @@ def fieller(part: Array, whole: Array, confidence: float = 0.95) -> Interval | N
     return Interval((half - root) / square, (half + root) / square, "Fieller")
 
 
-def bootstrap_mean(values: Array, confidence: float = 0.95, resamples: int = RESAMPLES) -> Interval | None:
+def bootstrap_mean(values: Array, confidence: float = CONFIDENCE, resamples: int = RESAMPLES) -> Interval | None:
     """BCa bootstrap interval of the mean (seeded), a percentile one where BCa is undefined.
 
     None where resamples cannot differ, for more than `BOOTSTRAP_UP_TO` values, and with `resamples=0`. With means m_b
@@ -109,8 +110,8 @@ def bootstrap_mean(values: Array, confidence: float = 0.95, resamples: int = RES
 
 
 def bisect(rising: Callable[[float], float], level: float, low: float, high: float) -> float:
-    """Where a rising function crosses a level between two places."""
-    for _ in range(100):
+    """Where a rising function crosses a level between two places, to 1e-15 of their distance."""
+    for _ in range(50):
         middle = (low + high) / 2
         if rising(middle) < level:
             low = middle

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+from bisect import bisect_left
 
 import numpy as np
 from scipy import special
@@ -48,15 +49,8 @@ def seeds_needed(ratio: float, alpha: float, power: float = POWER, most: int = M
     >>> seeds_needed(1.0, 0.05), seeds_needed(0.5, 0.05)
     (10, 34)
     """
-    if ratio == 0 or found(ratio, most, alpha) < power:
-        return None
-    # With a known s it would be ((z_{1-α/2} + z_power)·s/δ)²; an estimated one asks for a few more.
-    n = max(2, int(((special.ndtri(1 - alpha / 2) + special.ndtri(power)) / ratio) ** 2))
-    while n > 2 and found(ratio, n - 1, alpha) >= power:
-        n -= 1
-    while found(ratio, n, alpha) < power:
-        n += 1
-    return n
+    n = bisect_left(range(most + 1), power, lo=2, key=lambda n: found(ratio, n, alpha))
+    return n if n <= most else None
 
 
 def parse_difference(text: str) -> tuple[float, bool]:

@@ -15,14 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kourkoutas.lab.judging import hypothesis_tests as tests
-from kourkoutas.lab.judging.intervals import (
-    Interval,
-    antilog,
-    bootstrap_mean,
-    clopper_pearson,
-    quantile,
-    t_interval,
-)
+from kourkoutas.lab.judging.deciding import Decision, Lost, decide, nothing_lost
+from kourkoutas.lab.judging.intervals import Interval, antilog, bootstrap_mean, clopper_pearson, quantile, t_interval
 from kourkoutas.lab.judging.values import Array
 
 UNDEFINED = "t, its p-value, d_z, r and intervals are undefined"
@@ -37,6 +31,8 @@ class Paired:
       d: y - x on the scale of the comparison, positive where the treatment is better; infinite where one run was lost,
         0 where both were.
       rounding: bounds on the rounding errors of d.
+      resamples: of each bootstrap; 0 for none.
+      lost: what treatment and baseline may have lost by their tuning; None where that is not known.
     """
 
     x: Array
@@ -46,8 +42,8 @@ class Paired:
     log: bool
     higher_is_better: bool
     threshold: float | None
-    confidence: float
     resamples: int
+    lost: tuple[Lost | None, Lost | None] = (nothing_lost, nothing_lost)
 
     @cached_property
     def both(self) -> Array:
@@ -60,11 +56,15 @@ class Paired:
 
     @cached_property
     def t(self) -> tests.PairedT:
-        return tests.paired_t(self.both, self.rounding[self.whole], len(self.d) - len(self.both))
+        return tests.paired_t(self.both, self.rounding[self.whole])
 
     @cached_property
     def wilcoxon(self) -> tests.Wilcoxon:
         return tests.wilcoxon(self.d, self.rounding)
+
+    @cached_property
+    def decision(self) -> Decision:
+        return decide(self.d, self.whole, self.t, self.wilcoxon, *self.lost)
 
     @property
     def wins(self) -> int:
@@ -83,7 +83,6 @@ class OneArm:
     log: bool
     higher_is_better: bool
     threshold: float | None
-    confidence: float
 
     @cached_property
     def finite(self) -> Array:
@@ -145,9 +144,9 @@ def _detail(result: Result) -> str:
     return result.detail
 
 
-def _scaled(pairs: Paired, value: float, interval: Interval | None) -> Result:
-    """A mean of d, on logarithms as a ratio."""
-    if not pairs.log:
+def scaled(value: float, interval: Interval | None, log: bool) -> Result:
+    """A difference d with its interval; on logarithms as a ratio."""
+    if not log:
         return Result(value, interval)
     if interval is not None:
         interval = Interval(antilog(interval.low), antilog(interval.high), interval.method)
@@ -157,13 +156,13 @@ def _scaled(pairs: Paired, value: float, interval: Interval | None) -> Result:
 def _mean(pairs: Paired) -> Result | None:
     if not len(pairs.both):
         return None
-    interval = t_interval(pairs.both, pairs.confidence) if pairs.t.t is not None else None
-    return _scaled(pairs, float(pairs.both.mean()), interval)
+    interval = t_interval(pairs.both) if pairs.t.t is not None else None
+    return scaled(float(pairs.both.mean()), interval, pairs.log)
 
 
 def _bootstrap(pairs: Paired) -> Result | None:
-    interval = bootstrap_mean(pairs.both, pairs.confidence, pairs.resamples) if pairs.t.t is not None else None
-    return None if interval is None else _scaled(pairs, float(pairs.both.mean()), interval)
+    interval = bootstrap_mean(pairs.both, resamples=pairs.resamples) if pairs.t.t is not None else None
+    return None if interval is None else scaled(float(pairs.both.mean()), interval, pairs.log)
 
 
 def _median(pairs: Paired) -> Result:
@@ -192,25 +191,18 @@ def _better(pairs: Paired) -> Result | None:
         return None
     ties = len(pairs.d) - n
     told = f"{pairs.wins} of {n}" + (f", {ties} equal" if ties else "")
-    return Result(pairs.wins / n, clopper_pearson(pairs.wins, n, pairs.confidence), detail=told)
+    return Result(pairs.wins / n, clopper_pearson(pairs.wins, n), detail=told)
 
 
-def _d_z(pairs: Paired) -> Result | None:
-    return None if pairs.t.d_z is None else Result(pairs.t.d_z)
-
-
-def _r(pairs: Paired) -> Result | None:
-    return None if pairs.t.r is None else Result(pairs.t.r)
-
-
-def _rank_biserial(pairs: Paired) -> Result | None:
-    return None if pairs.wilcoxon.rank_biserial is None else Result(pairs.wilcoxon.rank_biserial)
+def _if_any(value: float | None) -> Result | None:
+    return None if value is None else Result(value)
 
 
 def _paired_t(pairs: Paired) -> Result:
     t = pairs.t
     told = "undefined" if t.t is None else f"t({t.df}) = {t.t:.3f}"
-    left_out = f", without {t.left_out} pairs" if t.left_out and t.t is not None else ""
+    without = len(pairs.d) - len(pairs.both)
+    left_out = f", without {without} pairs" if without and t.t is not None else ""
     return Result(t.t, p=t.p, detail=told + left_out)
 
 
@@ -221,7 +213,7 @@ def _wilcoxon(pairs: Paired) -> Result:
 
 
 def _sign(pairs: Paired) -> Result:
-    return Result(pairs.wins, p=tests.sign_test(pairs.wins, pairs.losses).p, detail=f"{pairs.wins} to {pairs.losses}")
+    return Result(pairs.wins, p=tests.sign_test(pairs.wins, pairs.losses), detail=f"{pairs.wins} to {pairs.losses}")
 
 
 def _mcnemar(pairs: Paired) -> Result | None:
@@ -237,9 +229,9 @@ OF_CONTRASTS: Sequence[Statistic[Paired]] = (
     Statistic("bootstrap", "mean [BCa]", _bootstrap, with_interval),
     Statistic("median", "median [quartiles]", _median, _show_median),
     Statistic("better", "P(better) [Clopper–Pearson]", _better, lambda r: f"{with_interval(r, 2)}, {r.detail}"),
-    Statistic("d_z", "d_z", _d_z, with_interval),
-    Statistic("r", "r", _r, with_interval),
-    Statistic("rank_biserial", "rank-biserial r", _rank_biserial, with_interval),
+    Statistic("d_z", "d_z", lambda pairs: _if_any(pairs.t.d_z), with_interval),
+    Statistic("r", "r", lambda pairs: _if_any(pairs.t.r), with_interval),
+    Statistic("rank_biserial", "rank-biserial r", lambda pairs: _if_any(pairs.wilcoxon.rank_biserial), with_interval),
     Statistic("paired_t", "paired t", _paired_t, _detail),
     Statistic("wilcoxon", "Wilcoxon", _wilcoxon, _detail),
     Statistic("sign", "sign", _sign, _detail),
@@ -271,7 +263,7 @@ def _success(arm: OneArm) -> Result | None:
     if arm.threshold is None:
         return None
     k, n = int(np.sum(tests.succeeds(arm.x, arm.threshold, arm.higher_is_better))), len(arm.x)
-    return Result(k / n, clopper_pearson(k, n, arm.confidence), detail=f"{k} of {n}")
+    return Result(k / n, clopper_pearson(k, n), detail=f"{k} of {n}")
 
 
 OF_ARMS: Sequence[Statistic[OneArm]] = (

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kourkoutas.lab.judging.hypothesis_tests import holm, sign_test, wilcoxon
+from kourkoutas.lab.judging.endpoints import logged
+from kourkoutas.lab.judging.hypothesis_tests import holm, wilcoxon
 from kourkoutas.lab.judging.intervals import quantile
-from kourkoutas.lab.results.store import StoredRun, StoreError
+from kourkoutas.lab.results.store import StoredRun
 from kourkoutas.lab.specs.looks import label
 from kourkoutas.lab.specs.spec import RunResult
 
@@ -35,22 +36,10 @@ class Target:
 
     def step(self, run: StoredRun) -> float:
         """The first logged step at which the target is met; infinite when it never is."""
-        for step, value in _logged(run, self.metric):
+        for step, value in logged(run, self.metric):
             if math.isfinite(value) and (value >= self.value if self.above else value <= self.value):
                 return step
         return math.inf
-
-
-def _logged(run: StoredRun, metric: str) -> Iterable[tuple[float, float]]:
-    """(step, value) of every logged point, from metrics.jsonl; where that is gone, from the result's curve, in which
-    long runs have fewer points."""
-    try:
-        rows = [row for row in run.metrics() if "step" in row and metric in row]
-    except StoreError:
-        rows = []
-    if rows or run.result is None:
-        return [(float(row["step"]), float(row[metric])) for row in rows]
-    return zip(run.result.curve.get("step", []), run.result.curve.get(metric, []), strict=False)
 
 
 def parse_target(text: str) -> Target:
@@ -59,16 +48,14 @@ def parse_target(text: str) -> Target:
     >>> parse_target("val_acc >= 0.9")
     Target(metric='val_acc', value=0.9, above=True)
     """
-    for sign in ("<=", ">="):
-        metric, found, value = (part.strip() for part in text.partition(sign))
-        if found and metric:
-            try:
-                number = float(value)
-            except ValueError:
-                break
-            if math.isfinite(number):
-                return Target(metric, number, sign == ">=")
-    raise ValueError(f"--target must look like METRIC<=VALUE, for example 'val_loss<=0.5'; got {text!r}")
+    metric, sign, value = (part.strip() for part in text.partition(">=" if ">=" in text else "<="))
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not (metric and sign and math.isfinite(number)):
+        raise ValueError(f"--target must look like METRIC<=VALUE, for example 'val_loss<=0.5'; got {text!r}")
+    return Target(metric, number, sign == ">=")
 
 
 @dataclass(frozen=True)
@@ -103,18 +90,31 @@ class Race:
     ties: int
     losses: int
     p: float | None
-    p_sign: float | None
     p_holm: float | None = None
 
     @property
     def sentence(self) -> str:
         """Who was first how often, in words, with the adjusted p."""
-        n = self.wins + self.ties + self.losses
-        others = [f"{word} on {count}" for word, count in (("equal", self.ties), ("later", self.losses)) if count]
-        p = [] if self.p_holm is None else [f"Wilcoxon p = {self.p_holm:.3g} after Holm"]
-        rest = "; ".join([*([", ".join(others)] if others else []), *p])
-        text = f"{label(self.treatment)} got there before {label(self.baseline)} on {self.wins} of {n} seeds"
-        return f"{text} ({rest})." if rest else f"{text}."
+        others = ", ".join(f"{how} on {k}" for how, k in (("equal", self.ties), ("later", self.losses)) if k)
+        p = "" if self.p_holm is None else f"Wilcoxon p = {self.p_holm:.3g} after Holm"
+        aside = "; ".join(part for part in (others, p) if part)
+        text = f"{label(self.treatment)} got there before {label(self.baseline)} on {self.wins} of "
+        return f"{text}{self.wins + self.ties + self.losses} seeds{f' ({aside})' if aside else ''}."
+
+
+@dataclass(frozen=True)
+class ToTarget:
+    """How soon each arm reached a target, and who was first."""
+
+    target: str
+    arms: Mapping[str, Reached]
+    contrasts: tuple[Race, ...]
+
+
+def to_target(runs: Sequence[StoredRun], target: Target, pairs: Sequence[tuple[str, str]], family: int) -> ToTarget:
+    """The way of all arms to a target, compared by the planned pairs."""
+    found = reached(runs, target)
+    return ToTarget(str(target), found, tuple(races(found, pairs, family)))
 
 
 def reached(runs: Sequence[StoredRun], target: Target) -> dict[str, Reached]:
@@ -141,7 +141,7 @@ def check_logged(target: Target, results: Iterable[RunResult]) -> None:
 
 def _reached(arm: str, runs: Mapping[int, StoredRun], target: Target) -> Reached:
     steps = {seed: target.step(run) for seed, run in runs.items()}
-    paces = {seed: None if run.result is None else run.result.seconds_per_step for seed, run in runs.items()}
+    paces = {seed: run.result.seconds_per_step for seed, run in runs.items() if run.result is not None}
     seconds = {
         seed: math.inf if math.isinf(step) else None if (pace := paces[seed]) is None else step * pace
         for seed, step in steps.items()
@@ -181,10 +181,6 @@ def races(found: Mapping[str, Reached], pairs: Sequence[tuple[str, str]], family
         with np.errstate(invalid="ignore"):
             d = np.where(x == y, 0.0, y - x)
         wins, losses = int(np.sum(d > 0)), int(np.sum(d < 0))
-        p = wilcoxon(d, np.zeros(len(d))).p if common else None
-        out.append(Race(a, b, wins, len(common) - wins - losses, losses, p, sign_test(wins, losses).p))
+        out.append(Race(a, b, wins, len(common) - wins - losses, losses, wilcoxon(d, np.zeros(len(d))).p))
     adjusted = holm([race.p for race in out], max(family, len(pairs)))
-    return [
-        Race(r.treatment, r.baseline, r.wins, r.ties, r.losses, r.p, r.p_sign, p_holm)
-        for r, p_holm in zip(out, adjusted, strict=True)
-    ]
+    return [replace(race, p_holm=p) for race, p in zip(out, adjusted, strict=True)]

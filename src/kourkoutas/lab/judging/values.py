@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -34,25 +33,10 @@ def is_number(value: float) -> bool:
     return abs(value) <= LARGEST
 
 
-def check_known(values: Mapping[str, Any], name: str, role: str) -> None:
-    if name not in values:
-        near = difflib.get_close_matches(name, values, n=1, cutoff=0.5)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"`{role}` must be one of {listed([repr(known) for known in values])}; got {name!r}{hint}")
-
-
-def check_positive(values: Values) -> None:
-    for name, by_seed in values.items():
-        for seed, value in by_seed.items():
-            if is_number(value) and value <= 0:
-                raise ValueError(
-                    f"`log` needs values > 0; {name!r} has {value!r} for seed {seed!r}: leave out --log (log=False)"
-                )
-
-
-def all_positive(values: Values) -> bool:
-    """Whether every value of a run that ended well has a logarithm."""
-    return all(x > 0 for by_seed in values.values() for x in by_seed.values() if is_number(x))
+def without_logarithm(values: Values) -> tuple[str, Seed] | None:
+    """The first run, by optimizer and seed, that ended well at a value without a logarithm."""
+    runs = ((name, seed, x) for name, by_seed in values.items() for seed, x in by_seed.items())
+    return next(((name, seed) for name, seed, x in runs if is_number(x) and x <= 0), None)
 
 
 def to_json(value: Any) -> Any:

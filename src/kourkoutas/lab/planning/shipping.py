@@ -23,6 +23,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -52,10 +53,10 @@ def target_of(train: Callable[..., Any]) -> str:
     file = getattr(module, "__file__", None)
     if module is not None and module.__name__ != "__main__" and file and getattr(module, name, None) is train:
         return f"{file}:{name}"
-    return _written(train, name if name.isidentifier() else "train")
+    return _written(train, name if name.isidentifier() else "train", Path(file or "notebook").stem)
 
 
-def _written(train: Callable[..., Any], name: str) -> str:
+def _written(train: Callable[..., Any], name: str, stem: str) -> str:
     try:
         import cloudpickle
     except ImportError:
@@ -72,11 +73,11 @@ def _written(train: Callable[..., Any], name: str) -> str:
     text = FILE.format(name=name) + textwrap.indent(source, "# ", lambda line: True)
     folder = corpus.cache_folder() / "tasks" / hashlib.sha256(text.encode() + pickled).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
-    for path, content in ((folder / "notebook.pickle", pickled), (folder / "notebook.py", text.encode())):
+    for path, content in ((folder / f"{stem}.pickle", pickled), (folder / f"{stem}.py", text.encode())):
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_bytes(content)
         os.replace(temporary, path)
-    return f"{folder / 'notebook.py'}:{name}"
+    return f"{folder / stem}.py:{name}"
 
 
 def _used(function: Any) -> dict[str, Any]:
