@@ -90,12 +90,9 @@ PRECISIONS = [(np.float32, 1e-5), (np.float64, 1e-10)]
 
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 @pytest.mark.parametrize("factor", [2.0, 3.0])
-@pytest.mark.parametrize("way", ["eager", "plain"])
-def test_taylor_channels_equal_nested_autodiff(dtype: Any, tolerance: float, factor: float, way: str) -> None:
+def test_taylor_channels_equal_nested_autodiff(dtype: Any, tolerance: float, factor: float) -> None:
     E = engines.get("torch")
     params, x = tensors(scaled(dtype, factor)), torch.tensor(batch(dtype)["x"])
-    if way == "plain":
-        E = _plain(E)
     y = network.channels(E, params, x, POINTS)
     n, end = POINTS.interior, rows(POINTS.counts)
     # The right answer to more digits than either way has.
@@ -107,17 +104,6 @@ def test_taylor_channels_equal_nested_autodiff(dtype: Any, tolerance: float, fac
     slopes = torch.stack([y[end[0] : end[0] + n], y[end[1] : end[2]] * x[:n, 0], y[end[2] : end[3]]], 1)
     close(slopes.detach(), g[:n].detach(), tolerance)
     close(y[end[3] :].detach(), laplacian[:n].detach(), tolerance)
-
-
-def _plain(E: Any) -> Any:
-    """The engine with the formula of `taylor_layer` instead of the hand-written function."""
-    from kourkoutas.lab.engines import taylor
-
-    class Plain(type(E)):  # type: ignore[misc]
-        def taylor_layer(self, x: Any, w: Any, b: Any, counts: Any, *, fused: bool = False) -> Any:
-            return taylor.taylor_silu(self, x @ w, b, counts)
-
-    return Plain()
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)

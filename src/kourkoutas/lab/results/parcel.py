@@ -38,10 +38,8 @@ def of_run(folder: Path) -> Files:
     paths = sorted(_complete(folder), key=lambda path: (path.suffix in (".jsonl", ".txt"), path))
     files = {}
     for path in paths:
-        try:
+        with contextlib.suppress(FileNotFoundError):  # an old checkpoint that has made way meanwhile
             files[path.relative_to(folder).as_posix()] = path.read_bytes()
-        except FileNotFoundError:  # an old checkpoint that has made way meanwhile
-            continue
     files.pop(HOME, None)
     return files
 
@@ -50,12 +48,9 @@ def state_of_run(folder: Path) -> frozenset[tuple[str, int, int]]:
     """Changes whenever there is something new to continue from: any file but the logs."""
     found = set()
     for path in _complete(folder):
-        try:
-            status = path.stat()
-        except FileNotFoundError:
-            continue
-        if path.suffix not in (".jsonl", ".txt"):
-            found.add((str(path), status.st_mtime_ns, status.st_size))
+        with contextlib.suppress(FileNotFoundError):
+            if path.suffix not in (".jsonl", ".txt"):
+                found.add((str(path), path.stat().st_mtime_ns, path.stat().st_size))
     return frozenset(found)
 
 
