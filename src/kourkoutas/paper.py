@@ -93,6 +93,7 @@ class KourkoutasSoftmaxFlex(_KourkoutasBeta):
             diagnostics=diagnostics,
         )
         self._trace: Trace | None = None
+        self._traced: dict[str, Any] = {}  # the state that the trace is of; one that is loaded starts a new history
 
     def snapshot_sunspike_history(self) -> dict[str, np.ndarray]:
         """Bucket name → sun at every recorded step, oldest first; NaN where the bucket had no gradient.
@@ -109,21 +110,11 @@ class KourkoutasSoftmaxFlex(_KourkoutasBeta):
         ema: Any = self._state["ema"].tolist() if newest else []
         return {name: {**values, "ema": r} for (name, values), r in zip(newest.items(), ema, strict=True)}
 
-    @property
-    def state(self) -> dict[str, Any]:
-        """The optimizer's state dictionary; assigning one that was saved starts a new history."""
-        return self._state
-
-    @state.setter
-    def state(self, state: dict[str, Any]) -> None:
-        _KourkoutasBeta.state.__set__(self, state)
-        self._trace = None
-
     def _pulled(self) -> Trace:
         if not self._initialized and self.diagnostics:
             return Trace(())
-        if self._trace is None or self._trace.names != self.bucket_names:
-            self._trace = Trace(self.bucket_names)
+        if self._trace is None or self._traced is not self._state or self._trace.names != self.bucket_names:
+            self._trace, self._traced = Trace(self.bucket_names), self._state
         self.pull(self._trace)
         return self._trace
 

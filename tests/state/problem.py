@@ -6,6 +6,7 @@ float64 and rounded once: what differs between frameworks is the optimizer alone
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -72,30 +73,38 @@ class Torch:
         save(self.optimizer, file)
 
 
+@functools.cache
+def _compiled(options: tuple[tuple[str, Any], ...]) -> tuple[Any, Any]:
+    """A solver, which holds no state, and its compiled step."""
+    import jax
+    import optax
+
+    from kourkoutas.optax import kourkoutas_beta
+
+    solver = kourkoutas_beta(LR, **dict(options))
+
+    @jax.jit
+    def update(grads, state, tree):
+        updates, state = solver.update(grads, state, tree)
+        return optax.apply_updates(tree, updates), state
+
+    return solver, update
+
+
 class Optax:
     """A run in JAX."""
 
     def __init__(self, params: Params, options: dict[str, Any], begin: Path | None = None) -> None:
-        import jax
         import jax.numpy as jnp
-        import optax
 
-        from kourkoutas.optax import kourkoutas_beta
         from kourkoutas.state.optax import load
 
         self.buckets = options.get("buckets", "parameter")
-        solver = kourkoutas_beta(LR, **options)
+        solver, self.update = _compiled(tuple(options.items()))
         self.tree = {name: jnp.asarray(x) for name, x in params.items()}
         self.state = solver.init(self.tree)
         if begin is not None:
             self.state = load(begin, self.state, buckets=self.buckets)
-
-        @jax.jit
-        def update(grads, state, tree):
-            updates, state = solver.update(grads, state, tree)
-            return optax.apply_updates(tree, updates), state
-
-        self.update = update
 
     def step(self, grads: Params) -> None:
         self.tree, self.state = self.update(grads, self.state, self.tree)

@@ -48,7 +48,7 @@ def test_what_stands_beside_the_state_of_kourkoutas_stays(tmp_path):
     solver = optax.chain(kourkoutas_beta(optax.linear_schedule(0.1, 0.01, 10)), optax.ema(0.9))
     state = solver.init(params)
     for _ in range(2):
-        _, state = solver.update(params, state, params)
+        _, state = jax.jit(solver.update)(params, state, params)
     optax_state.save(state, tmp_path / "s")
     fresh = solver.init(params)
     loaded = optax_state.load(tmp_path / "s", fresh)
@@ -61,7 +61,7 @@ def test_what_stands_beside_the_state_of_kourkoutas_stays(tmp_path):
 def test_a_state_of_numpy_arrays_is_saved(tmp_path):
     params = {"w": jnp.ones(2)}
     solver = kourkoutas_beta(0.1)
-    _, state = solver.update(params, solver.init(params), params)
+    _, state = jax.jit(solver.update)(params, solver.init(params), params)
     optax_state.save(jax.tree.map(np.asarray, state), tmp_path / "s")
     np.testing.assert_array_equal(read(tmp_path / "s").moments["m"]["w"], state[0].mu["w"])
 

@@ -11,6 +11,7 @@ the machine was worth: on a busy one only the ratios mean something, and even th
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -21,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kourkoutas.bench.contestants import SHAPES, contestants, count, version
+from kourkoutas.bench.contestants import SHAPES, contestants, count
 from kourkoutas.bench.timing import compare
 
 FRAMEWORKS = {"torch": ("torch",), "jax": ("jax", "optax"), "mlx": ("mlx",)}
@@ -44,7 +45,8 @@ def measure(
     """Time one framework on one shape, in this process, beside `others`: contestants by name."""
     everyone = {**contestants(framework, SHAPES[shape], threads), **(others or {})}
     rows = compare(everyone, count(shape), rounds, seconds)
-    return {"version": version(framework), "rows": [{"framework": framework, "shape": shape, **row} for row in rows]}
+    version = importlib.metadata.version(framework)
+    return {"version": version, "rows": [{"framework": framework, "shape": shape, **row} for row in rows]}
 
 
 def run(

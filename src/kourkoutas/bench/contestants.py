@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from math import prod
 from typing import Any
 
@@ -48,10 +47,6 @@ def contestants(framework: str, shapes: list[Shape], threads: int) -> dict[str, 
     if framework == "torch":
         return _of_torch(shapes, threads)
     return _of_jax(shapes) if framework == "jax" else _of_mlx(shapes)
-
-
-def version(framework: str) -> str:
-    return importlib.metadata.version(framework)
 
 
 def torch_parameters(shapes: list[Shape]) -> list[tuple[str, Any]]:
