@@ -124,6 +124,11 @@ def _ranked(analysis: Analysis) -> list[ArmSummary]:
     return sorted(analysis.arms, key=lambda arm: (arm.median is None, sign * (arm.median or 0.0)))
 
 
+def _typical(arm: ArmSummary, value: float | None) -> str:
+    """A median or a quartile; where it is that of a lost run, how that ended."""
+    return show(value, 3) if arm.diverged else show(value, 3).replace("diverged", "failed")
+
+
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """A table as the address of a file to download."""
     out = io.StringIO()
@@ -224,7 +229,7 @@ def _sensitivity(analysis: Analysis, arms: Looks) -> Section:
         for draw in (sensitivity.draw, sensitivity.best_so_far)
     ]
     title = f"Sensitivity to {found[0].option}"
-    shown = [text(TUNING.format(found[0].option)), legend(arms), panels(drawn), table(title, *sensitivity.table(found))]
+    shown = [note(TUNING.format(found[0].option)), legend(arms), panels(drawn), table(title, *sensitivity.table(found))]
     return Section("sensitivity", title, shown, open=True)
 
 
@@ -235,7 +240,7 @@ def _target(analysis: Analysis, arms: Looks) -> Section:
         return Section("target", "", [])
     steps = [max(run.result.curve.get("step", ()), default=0.0) for run in analysis.snapshot.runs if run.result]
     title = f"Time to {found.target}"
-    shown = [*(text(race.sentence) for race in found.contrasts), text(TARGET)]
+    shown = [*(text(race.sentence) for race in found.contrasts), note(TARGET)]
     if found.arms:
         last = max(steps, default=0.0)
         shown += [legend(arms), panels([distributions.reaching(found.arms, last, arms, found.target)])]
@@ -403,6 +408,6 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals.update(show=show, swatch=swatch, unbroken=unbroken, policy=policy)
+    environment.globals.update(show=show, typical=_typical, swatch=swatch, unbroken=unbroken, policy=policy)
     environment.globals.update(style=Markup(style), script=Markup(script))
     return environment.from_string(_file("report.html.j2"))
