@@ -60,7 +60,7 @@ TRACES = (
     "A bucket is a group of parameters with one β2 of its own, such as a layer. Its sun, from 0 to 1, tells how large "
     "its gradient is beside its moving average: ½ when both are equal, near 1 in a spike. The larger the sun, the "
     "smaller β2, down to β2_min. Each column of a map is a stretch of steps; a cell shows the largest sun, or the "
-    "smallest β2, of its bucket there, averaged over the runs."
+    "smallest β2, of its bucket there, averaged over the runs. The lines are all buckets and runs together."
 )
 NOT_ON_THE_PAGE = "mean [BCa]"  # `kbeta stats` has the bootstrap
 
@@ -253,7 +253,7 @@ def _traces(runs: Sequence[StoredRun], arms: Looks) -> Section:
     shown: list[Markup] = []
     for arm, look in arms.items():
         if recorded := maps.recorded(runs, arm):
-            drawn = panels(maps.drawings(recorded, look.name), "two")
+            drawn = panels(maps.drawings(recorded, look), "two")
             fold = element("details", element("summary", look.name), drawn, id=f"traces-{look.place}")
             shown.append(fold if shown else drawn)
     return Section("traces", "sun and β2 over training", [note(TRACES), *shown] if shown else [], open=True)
