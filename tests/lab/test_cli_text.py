@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from kourkoutas import cli
+
 
 @pytest.fixture
-def kbeta(tmp_path):
-    def call(*arguments: str) -> subprocess.CompletedProcess:
-        paths = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
-        env = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "140", "KBETA_CACHE": str(tmp_path / "cache")}
-        command = [sys.executable, "-P", "-m", "kourkoutas", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=env)
+def kbeta(tmp_path, monkeypatch, capfd):
+    """The command in this process: (exit code, what it said on standard error)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KBETA_CACHE", str(tmp_path / "cache"))
+
+    def call(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["kbeta", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code or 0, " ".join(capfd.readouterr().err.split())
 
     return call
 
@@ -34,10 +37,10 @@ def kbeta(tmp_path):
 )
 def test_a_text_that_cannot_be_used_is_one_line_and_nothing_is_written(kbeta, tmp_path, content, says):
     (tmp_path / "text.txt").write_bytes(content)
-    done = kbeta("study", "char-lm", "--text", "text.txt", "--seeds", "0", "--out", "out")
-    assert done.returncode == 2
-    assert says in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
+    code, said = kbeta("study", "char-lm", "--text", "text.txt", "--seeds", "0", "--out", "out")
+    assert code == 2
+    assert says in said
+    assert "Traceback" not in said
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
@@ -47,19 +50,19 @@ def test_a_study_is_not_continued_on_a_text_that_was_changed(kbeta, tmp_path):
     sizes = ["--set", "steps=10", "--set", "width=8", "--set", "layers=1", "--set", "eval_windows=2"]
     arms = ["--seeds", "0", "--optimizers", "kbeta", "--engine", "mlx", "--no-report"]
     call = ["study", "char-lm", "--text", "text.txt", *arms, *sizes]
-    first = kbeta(*call, "--out", "out")
-    assert first.returncode == 0, first.stderr
+    code, said = kbeta(*call, "--out", "out")
+    assert code == 0, said
     text.write_text("the quick brown fox jumps over the lazy cat\n" * 400)
-    second = kbeta(*call, "--out", "out")
-    assert second.returncode == 2
-    assert "text_sha256" in second.stderr
+    code, said = kbeta(*call, "--out", "out")
+    assert code == 2
+    assert "text_sha256" in said
 
 
 def test_data_without_a_network_says_what_to_do_and_leaves_nothing(kbeta, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    done = kbeta("data", "enwik8", "--to", "here", "--url", f"http://127.0.0.1:{port}/enwik8.zip")
-    assert done.returncode == 2
-    assert "Check the network" in " ".join(done.stderr.split())
+    code, said = kbeta("data", "enwik8", "--to", "here", "--url", f"http://127.0.0.1:{port}/enwik8.zip")
+    assert code == 2
+    assert "Check the network" in said
     assert list(tmp_path.iterdir()) == []

@@ -211,15 +211,20 @@ def test_of_very_many_buckets_those_that_spike_most_are_shown() -> None:
     assert "the 40 of 100 buckets that spike most" in drawn.title
 
 
-def test_density_columns_sum_to_one_where_there_is_data() -> None:
-    for key in ("sun", "beta2"):
-        found = maps.shares(traces(), key)
-        assert found is not None
-        assert np.allclose(found[2].sum(axis=1), 1)
+def test_the_lines_of_all_buckets_are_quantiles_of_each_stretch_in_which_a_spike_is_seen() -> None:
+    made = traces()
+    found = maps.spread(made, "sun")
+    assert found is not None
+    steps, lines = found
+    assert len(steps) == maps.COLUMNS  # 800 steps, ten to a stretch
+    first = np.concatenate([np.asarray(trace.sun)[:10].ravel() for trace in made])
+    assert lines[2][0] == pytest.approx(np.nanmedian(first))
+    assert lines[4].max() == 0.95
+    assert steps[lines[4].argmax()] == pytest.approx(501, abs=10)
 
 
 def test_a_trace_without_values_gives_no_picture() -> None:
-    assert maps.drawings([maps.TraceData([1], [[NAN]], [[NAN]], ["a"])], "kbeta") == []
+    assert maps.drawings([maps.TraceData([1], [[NAN]], [[NAN]], ["a"])], looks.looks_of(["kbeta"])["kbeta"]) == []
 
 
 def test_the_papers_arms_keep_their_looks_and_no_two_arms_look_alike() -> None:

@@ -69,14 +69,14 @@ def test_no_word_and_no_number_is_broken_at_80_columns(
         "run": ["run", task, "--set", "lr=0.1", "--out", str(folder / "one")],
         "testbeds": ["testbeds"],
     }[command]
-    texts = [printed(width, arguments) for width in (1000, 80)]
-    wide, narrow = (set(re.sub(r"─+|… (and )?\d+ \w+", " ", text).split()) for text in texts)
-    assert any(re.search(r"\d", word) for word in wide)
-    if command == "study":  # leaves rows out rather than be long, and says so
+    texts = [printed(width, arguments) for width in (1000, 120, 80)]
+    widest, wide, narrow = (re.sub(r"─{3,}", " ", text).split() for text in texts)
+    assert any(re.search(r"\d", word) for word in narrow)
+    assert set(narrow) == set(wide) == set(widest)
+    if command == "study":
+        assert narrow == wide == widest  # word for word: no table of the answer is cut in two
         assert all(len(text.splitlines()) <= 30 for text in texts)
-        assert narrow <= wide
-    else:
-        assert narrow == wide
+        assert "… 1 control" in " ".join(narrow)  # what was left out to be short is told
 
 
 def test_a_table_that_is_too_wide_goes_on_below_with_its_first_column_again() -> None:

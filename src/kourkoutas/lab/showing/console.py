@@ -29,15 +29,19 @@ NAME = 18
 
 
 class Answer:
-    """What came out, for the end of a study: at most MOST_LINES lines, however many endpoints and optimizers it has."""
+    """What came out, for the end of a study: at most MOST_LINES lines, however many endpoints and optimizers it has.
+
+    What is left out is what 80 columns have no room for, so that the answer is the same at any width.
+    """
 
     def __init__(self, analysis: Analysis, report: Path | None = None) -> None:
         self.analysis, self.report = analysis, report
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        narrow = options.update(width=min(80, options.max_width))
         for endpoints, rows in ((3, 8), (3, 5), (2, 4), (1, 4), (1, 3), (1, 1)):
             found = self._at_most(endpoints, rows)
-            if len(console.render_lines(found, options, pad=False)) <= MOST_LINES:
+            if len(console.render_lines(found, narrow, pad=False)) <= MOST_LINES:
                 break
         yield found
 

@@ -1,7 +1,7 @@
-"""sun and β2 over training: bucket by step, so that one sees which layer spikes, and the pooled density beside it.
+"""sun and β2 over training: bucket by step, so that one sees which layer spikes, and all buckets together.
 
 A cell of a bucket's map is the largest sun, or the smallest β2, of its stretch of steps, averaged over the runs: a
-spike of one step is not averaged away. The density is of all buckets, runs and steps of a stretch together.
+spike of one step is not averaged away.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from kourkoutas.lab.showing.drawing import (
     WIDTH,
     Array,
     Drawing,
+    Panel,
     Scale,
     element,
     label,
     picture,
-    tick_text,
+    series,
     x_axis,
 )
+from kourkoutas.lab.specs.looks import Look
 
 COLUMNS = 80
-BANDS = 48
 MOST_BUCKETS = 40
 # Ten colours of matplotlib's cividis, which those who confuse red and green see as others do.
 CIVIDIS = "00224e 123570 3b496c 575d6d 707173 8a8678 a59c74 c3b369 e1cc55 fee838"
@@ -74,9 +75,11 @@ def _limits(run: StoredRun) -> tuple[float, float] | None:
     return float(options["beta2_min"]), float(options["beta2_max"])
 
 
-def drawings(traces: Sequence[TraceData], arm: str) -> list[Drawing]:
-    """Two maps and two densities of one arm; none where nothing was recorded."""
-    drawn = [draw(traces, key, title, arm) for key, title in QUANTITIES for draw in (buckets, pooled)]
+def drawings(traces: Sequence[TraceData], look: Look) -> list[Drawing]:
+    """Of sun and of β2 of one optimizer, a map and what all buckets do together; none where nothing was recorded."""
+    drawn = []
+    for key, title in QUANTITIES:
+        drawn += [buckets(traces, key, title, look.name), pooled(traces, key, title, look)]
     return [one for one in drawn if one is not None]
 
 
@@ -109,7 +112,7 @@ def cells(traces: Sequence[TraceData], key: str) -> tuple[list[str], Array, Arra
 
 
 def buckets(traces: Sequence[TraceData], key: str, title: str, arm: str) -> Drawing | None:
-    """A row per bucket, a column per stretch of steps; None for one bucket, which the density shows as well."""
+    """A row per bucket, a column per stretch of steps; None for one bucket, which the lines show as well."""
     if not traces or len(traces[0].names) < 2:
         return None
     names, edges, grid = cells(traces, key)
@@ -153,50 +156,39 @@ def _range(key: str, traces: Sequence[TraceData], values: Array) -> tuple[float,
     return (low, high) if high > low else (low - 0.005, high + 0.005)
 
 
-def shares(traces: Sequence[TraceData], key: str) -> tuple[Array, Array, Array] | None:
-    """(edges of steps, edges of bands, shares[stretch, band]): of the values of a stretch, the share in each band."""
-    steps, values = [np.zeros(0)], [np.zeros(0)]
-    for trace in traces:
-        rows = np.asarray(getattr(trace, key), float)
-        at = np.repeat(np.asarray(trace.steps, float), rows.shape[1] if rows.ndim == 2 else 1)
-        keep = np.isfinite(rows.ravel())
-        steps.append(at[keep])
-        values.append(rows.ravel()[keep])
-    x, y = np.concatenate(steps), np.concatenate(values)
-    if not y.size:
+def spread(traces: Sequence[TraceData], key: str) -> tuple[Array, Array] | None:
+    """(middles of the stretches, five quantiles of each over all buckets and runs); None where nothing was recorded."""
+    edges = _edges(traces)
+    steps = np.concatenate([np.repeat(np.asarray(t.steps, float), len(t.names)) for t in traces])
+    values = np.concatenate([np.asarray(getattr(t, key), float).ravel() for t in traces])
+    fine = np.isfinite(values)
+    at = np.searchsorted(edges, steps[fine]) - 1
+    stretches = np.unique(at)
+    if not len(stretches):
         return None
-    edges, bands = _edges(traces), np.linspace(*_range(key, traces, y), BANDS + 1)
-    counts, _, _ = np.histogram2d(x, np.clip(y, bands[0], bands[-1]), bins=(edges, bands))
-    total = counts.sum(axis=1, keepdims=True)
-    return edges, bands, np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)
+    found = [np.quantile(values[fine][at == k], (0, 0.25, 0.5, 0.75, 1)) for k in stretches]
+    return (edges[stretches] + edges[stretches + 1]) / 2, np.array(found).T
 
 
-def pooled(traces: Sequence[TraceData], key: str, title: str, arm: str) -> Drawing | None:
-    """The density of all buckets and runs."""
-    found = shares(traces, key) if traces else None
+def pooled(traces: Sequence[TraceData], key: str, title: str, look: Look) -> Drawing | None:
+    """All buckets and runs together: median, middle half, and the extreme that a spike reaches."""
+    found = spread(traces, key)
     if found is None:
         return None
-    edges, bands, share = found
-    bottom = 164.0
-    y = Scale(bands[0], bands[-1], bottom, 4.0)
-    left = max(40.0, 10 + CHARACTER * max(len(tick_text(t)) for t in y.ticks()))
-    x = Scale(edges[0], edges[-1], left, WIDTH - 14)
-    # a square-root colour scale keeps the thin bands of rare spikes visible
-    parts = [_raster(np.sqrt(share.T[::-1] / share.max()), x.start, 4.0, x.stop - x.start, bottom - 4)]
-    for tick in y.ticks():
-        parts.append(label(tick_text(tick), left - 6, y.at(tick) + 4, text_anchor="end", class_="soft"))
-    parts += _foot(x, bottom, 0, float(share.max()), "share of buckets and runs", root=True)
-    told = f"Density of {title} against step, all buckets and runs of {arm}"
-    return picture(parts, WIDTH, bottom + 62, f"{arm}: {title}, all buckets pooled", told)
+    steps, (least, low, median, high, most) = found
+    panel = Panel.over(steps, [*_range(key, traces, found[1]), *least, *most])
+    panel.line(look, steps, median, band=(low, high))
+    panel.parts.append(series(look, panel.path(steps, most if key == "sun" else least, class_="seed")))
+    told = f"{title} of all buckets: median, middle half and {'largest' if key == 'sun' else 'smallest'}"
+    return panel.drawing(f"{look.name}: {told}", f"{look.name}: {told}, over all runs, against step")
 
 
-def _foot(x: Scale, bottom: float, low: float, high: float, word: str, *, root: bool = False) -> list[Markup]:
+def _foot(x: Scale, bottom: float, low: float, high: float, word: str) -> list[Markup]:
     """The step axis, and the colour bar below it."""
-    ramp = np.sqrt(np.linspace(0, 1, 64)) if root else np.linspace(0, 1, 64)
     return [
         *x_axis(x, bottom, most=4),
         label("step", x.start - 6, bottom + 16, text_anchor="end", class_="soft"),
-        _raster(ramp[None, :], x.start, bottom + 26, x.stop - x.start, 10),
+        _raster(np.linspace(0, 1, 64)[None, :], x.start, bottom + 26, x.stop - x.start, 10),
         label(f"{low:.3g}", x.start, bottom + 51, class_="soft"),
         label(f"{high:.3g}", x.stop, bottom + 51, text_anchor="end", class_="soft"),
         label(word, (x.start + x.stop) / 2, bottom + 51, text_anchor="middle", class_="soft"),

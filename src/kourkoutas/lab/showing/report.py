@@ -60,7 +60,7 @@ TRACES = (
     "A bucket is a group of parameters with one β2 of its own, such as a layer. Its sun, from 0 to 1, tells how large "
     "its gradient is beside its moving average: ½ when both are equal, near 1 in a spike. The larger the sun, the "
     "smaller β2, down to β2_min. Each column of a map is a stretch of steps; a cell shows the largest sun, or the "
-    "smallest β2, of its bucket there, averaged over the runs."
+    "smallest β2, of its bucket there, averaged over the runs. The lines are all buckets and runs together."
 )
 NOT_ON_THE_PAGE = "mean [BCa]"  # `kbeta stats` has the bootstrap
 
@@ -122,6 +122,11 @@ def _ranked(analysis: Analysis) -> list[ArmSummary]:
     """The best median first, arms without one last."""
     sign = -1 if analysis.primary.higher_is_better else 1
     return sorted(analysis.arms, key=lambda arm: (arm.median is None, sign * (arm.median or 0.0)))
+
+
+def _typical(arm: ArmSummary, value: float | None) -> str:
+    """A median or a quartile; where it is that of a lost run, how that ended."""
+    return show(value, 3) if arm.diverged else show(value, 3).replace("diverged", "failed")
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -224,7 +229,7 @@ def _sensitivity(analysis: Analysis, arms: Looks) -> Section:
         for draw in (sensitivity.draw, sensitivity.best_so_far)
     ]
     title = f"Sensitivity to {found[0].option}"
-    shown = [text(TUNING.format(found[0].option)), legend(arms), panels(drawn), table(title, *sensitivity.table(found))]
+    shown = [note(TUNING.format(found[0].option)), legend(arms), panels(drawn), table(title, *sensitivity.table(found))]
     return Section("sensitivity", title, shown, open=True)
 
 
@@ -235,7 +240,7 @@ def _target(analysis: Analysis, arms: Looks) -> Section:
         return Section("target", "", [])
     steps = [max(run.result.curve.get("step", ()), default=0.0) for run in analysis.snapshot.runs if run.result]
     title = f"Time to {found.target}"
-    shown = [*(text(race.sentence) for race in found.contrasts), text(TARGET)]
+    shown = [*(text(race.sentence) for race in found.contrasts), note(TARGET)]
     if found.arms:
         last = max(steps, default=0.0)
         shown += [legend(arms), panels([distributions.reaching(found.arms, last, arms, found.target)])]
@@ -248,7 +253,7 @@ def _traces(runs: Sequence[StoredRun], arms: Looks) -> Section:
     shown: list[Markup] = []
     for arm, look in arms.items():
         if recorded := maps.recorded(runs, arm):
-            drawn = panels(maps.drawings(recorded, look.name), "two")
+            drawn = panels(maps.drawings(recorded, look), "two")
             fold = element("details", element("summary", look.name), drawn, id=f"traces-{look.place}")
             shown.append(fold if shown else drawn)
     return Section("traces", "sun and β2 over training", [note(TRACES), *shown] if shown else [], open=True)
@@ -403,6 +408,6 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals.update(show=show, swatch=swatch, unbroken=unbroken, policy=policy)
+    environment.globals.update(show=show, typical=_typical, swatch=swatch, unbroken=unbroken, policy=policy)
     environment.globals.update(style=Markup(style), script=Markup(script))
     return environment.from_string(_file("report.html.j2"))
