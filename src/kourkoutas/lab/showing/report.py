@@ -25,8 +25,9 @@ import jinja2
 from markupsafe import Markup
 
 from kourkoutas.lab.judging import headline
-from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, ToTarget
+from kourkoutas.lab.judging.analysis import Analysis, ArmSummary
 from kourkoutas.lab.judging.statistics import OF_ARMS, show
+from kourkoutas.lab.judging.targets import ToTarget
 from kourkoutas.lab.judging.values import Seed, seed_ranges
 from kourkoutas.lab.results import export, files
 from kourkoutas.lab.results.snapshot import Snapshot
