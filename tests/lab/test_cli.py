@@ -204,13 +204,13 @@ def test_a_finished_study_prints_its_table_and_comparison(tmp_path: Path) -> Non
     assert "4/4" in words
     assert "[1/8]" in done.stderr
     assert done.stderr.strip().endswith("--optimizers kbeta,adam95 --retry-failed")
-    assert "Report: results/task.train/report.html" in words
-    page = tmp_path / "results" / "task.train" / "report.html"
+    assert "Report: results/task/report.html" in words
+    page = tmp_path / "results" / "task" / "report.html"
     assert "out of luck" in page.read_text()
 
     page.unlink()
-    again = kbeta("report", "results/task.train", cwd=tmp_path)
-    assert (again.returncode, again.stdout) == (0, "results/task.train/report.html\n")
+    again = kbeta("report", "results/task", cwd=tmp_path)
+    assert (again.returncode, again.stdout) == (0, "results/task/report.html\n")
     assert page.exists()
 
 

@@ -250,8 +250,7 @@ def test_two_arms_with_different_options_have_different_ids(task: Path) -> None:
 
 def contrasts(*optimizers: str, **grids: str) -> list[tuple[str, str]]:
     _, arms = planning.arms_of(optimizers, {}, {f"kbeta.{name}": values for name, values in grids.items()})
-    record = store.StudyRecord.model_construct(arms=arms)
-    return planned.contrasts(record, [arm.label for arm in arms])
+    return planned.contrasts(arms)
 
 
 def test_the_first_optimizer_is_compared_with_the_others_but_not_with_controls() -> None:

@@ -9,15 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from kourkoutas.lab import api
+from kourkoutas.cli.app import app
 from kourkoutas.lab.judging import targets
 from kourkoutas.lab.judging.targets import Target
-from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results.store import StoredRun
 from kourkoutas.lab.running import train
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
-from tests.lab.made_study import analysed
 
 
 def run(arm: str, seed: int, losses: list[float], pace: float | None = 0.5, status: str = "ok") -> StoredRun:
@@ -128,17 +127,6 @@ def test_the_first_arm_of_a_seed_pays_for_the_data_but_its_steps_are_not_slower(
     assert arms == {"kbeta": {"0": 4, "1": 5}, "adam95": {"0": 7, "1": 9}}
     (race,) = found["analysis"]["target"]["contrasts"]
     assert (race["treatment"], race["wins"]) == ("kbeta", 2)
-    text = subprocess.run(
-        [*call, "--target", "loss<=2"], capture_output=True, text=True, timeout=120, check=True
-    ).stdout
-    assert "s/step" in text
-    assert "Until loss<=2" in text
-
-
-def test_every_arm_has_seconds_per_step_in_the_summary(tmp_path: Path) -> None:
-    pytest.importorskip("mlx.core")
-    made = planning.plan_study(
-        "rare_trigger", preset="smoke", engine="mlx", optimizers=["kbeta", "adam95"], seeds=[0], options={"steps": "50"}
-    )
-    arms = analysed(api.execute(made, tmp_path / "out", command="test", workers=1)).arms
-    assert all(arm.seconds_per_step is not None and arm.seconds_per_step > 0 for arm in arms)
+    done_again = CliRunner().invoke(app, ["study", *arguments, "--out", str(tmp_path / "out"), "--target", "loss<=2"])
+    assert "s/step" in done_again.output
+    assert "Until loss<=2" in done_again.output

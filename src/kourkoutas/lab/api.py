@@ -16,6 +16,7 @@ import base64
 import contextlib
 import functools
 import html
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -53,11 +54,15 @@ def in_python(text: str) -> str:
 
     >>> in_python("--tune-seeds and --seeds share 3; add --tune lr=1e-4:1e-1, --set steps=9 or --retry-failed")
     "`tune_seeds` and `seeds` share 3; add tune={'lr': (1e-4, 1e-1)}, settings={'steps': 9} or `retry_failed`"
+    >>> in_python("pip install --upgrade optuna")
+    'pip install --upgrade optuna'
     """
 
     def argument(found: re.Match[str]) -> str:
         option, name, value = found.groups()
         word = "settings" if option == "set" else option.replace("-", "_")
+        if word not in {*inspect.signature(study).parameters, "target"}:
+            return found[0]
         if name is None:
             return f"`{word}`"
         shown = {"tune": f"({value.replace(':', ', ')})", "grid": f"[{value.replace(',', ', ')}]"}.get(option, value)
@@ -73,7 +78,10 @@ def _naming_arguments() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, ImportError) as error:
-        error.args = (in_python(str(error)),)
+        text = in_python(str(error))
+        error.args = (text,)
+        if isinstance(error, ImportError):
+            error.msg = text
         raise
 
 

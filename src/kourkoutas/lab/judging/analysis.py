@@ -122,7 +122,7 @@ def analyse(
     own = [run for run in snapshot.runs if run.spec.optimizer in labels and run.spec.seed in seeds]
     tried = tuned.tried(snapshot)
     if baseline is None:
-        pairs = planned.contrasts(record, labels)
+        pairs = planned.contrasts(record.arms)
     elif baseline in labels:
         pairs = [(label, baseline) for label in labels if label != baseline]
     else:

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kourkoutas.lab.judging.values import Array
+from kourkoutas.lab.judging.values import Array, to_json
 
 BETAS = (0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 STRETCHES = 4
@@ -88,14 +88,15 @@ class Forecasts:
         """The one β for all buckets that would have predicted best, per stretch."""
         return _at_best(self.pooled)
 
-    def to_json(self) -> dict[str, Any]:
-        def listed(x: Array) -> Any:
-            return [listed(row) for row in x] if x.ndim > 1 else [None if np.isnan(v) else float(v) for v in x]
-
-        arrays = {"best": self.best, "excess": self.excess}
-        arrays |= {"pooled_best": self.pooled_best, "pooled_excess": self.pooled}
-        lists = {"betas": list(BETAS), "edges": list(self.edges), "buckets": list(self.names)}
-        return lists | {name: listed(x) for name, x in arrays.items()}
+    def to_json(self) -> Any:
+        arrays = {
+            "best": self.best,
+            "excess": self.excess,
+            "pooled_best": self.pooled_best,
+            "pooled_excess": self.pooled,
+        }
+        lists = {name: x.tolist() for name, x in arrays.items()}
+        return to_json({"betas": BETAS, "edges": self.edges, "buckets": self.names, **lists})
 
 
 def examine(names: Sequence[str], steps: ArrayLike, norms: ArrayLike, stretches: int = STRETCHES) -> Forecasts:

@@ -11,7 +11,7 @@ Studies of a user's function that compare nothing are told, instead of compared:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
@@ -19,7 +19,7 @@ from kourkoutas.lab.specs import optimizers as recipes
 from kourkoutas.lab.specs.spec import Arm, RunResult
 
 
-def contrasts(record: StudyRecord, labels: Collection[str]) -> list[tuple[str, str]]:
+def contrasts(arms: Sequence[Arm]) -> list[tuple[str, str]]:
     """(treatment, baseline) pairs: the first optimizer against the others, or, with one optimizer only, its first arm
     against the rest. Controls ask why, not whether, and are left out unless there is nothing else.
 
@@ -28,8 +28,6 @@ def contrasts(record: StudyRecord, labels: Collection[str]) -> list[tuple[str, s
     the other's arm; where both have, the first arm of each meets all arms of the other. So there are about as many
     contrasts as arms.
     """
-    wanted = set(labels)
-    arms = [arm for arm in record.arms if arm.label in wanted]
     by_optimizer: dict[str, list[Arm]] = {}
     for arm in arms:
         by_optimizer.setdefault(arm.optimizer, []).append(arm)
