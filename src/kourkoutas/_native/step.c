@@ -119,15 +119,15 @@ typedef struct { /* hyper-parameters, packed by kourkoutas/torch/kernel.py in th
     double adaptive_tiny, exact, corrected, skip, maximize, noisy, lr_warmup; /* 0 or 1 */
 } Hyper;
 
-typedef struct {
-    double *at;
+typedef struct { /* numbers of the state: one per parameter or bucket of the group */
+    void *at;
     Kind kind;
-} Scalar;
+} Vector;
 
-static double get(Scalar s) { return s.kind == F64 ? *s.at : (double)*(float *)s.at; }
-static void set(Scalar s, double x) {
-    if (s.kind == F64) *s.at = x;
-    else *(float *)s.at = (float)x;
+static double get(Vector x, int i) { return x.kind == F64 ? ((double *)x.at)[i] : (double)((float *)x.at)[i]; }
+static void set(Vector x, int i, double value) {
+    if (x.kind == F64) ((double *)x.at)[i] = value;
+    else ((float *)x.at)[i] = (float)value;
 }
 
 typedef struct {
@@ -138,15 +138,11 @@ typedef struct {
     uint32_t seed;             /* of the noise, where states are rounded with noise */
     uint32_t first;            /* number of its first element in the whole tensor, of which it may be a shard */
     double mean;               /* ⟨|θ|⟩, or 1 while it is not known */
-    Scalar step, log_beta2;
     int bucket, place; /* place: its number in the group */
     Coefficients k;
 } Item;
 
 typedef struct {
-    Scalar ema;
-    PyObject *ema_object; /* which all members must hold */
-    int64_t *skipped;
     int number, items; /* number: in the group */
     double square, norm, sun, beta2; /* square: Σ g² */
     int updated;                     /* 0: skipped */
@@ -154,16 +150,17 @@ typedef struct {
 
 typedef struct {
     Hyper h;
-    Item *items;   /* sorted by bucket */
-    Item *unsorted;
+    Item *items; /* by bucket */
     Bucket *buckets;
     int *bucket_at; /* per bucket of the group: its place in `buckets`, or -1 */
     double *sums;   /* per block: Σ g² and Σ |θ| */
+    Vector step, ema, log_beta2;
+    int64_t *skipped;
     PyObject **held, **grads; /* owned while the step runs: what is written, and the gradients */
     int n_items, n_buckets, n_held, n_grads, n_group_buckets, n_group;
-    int64_t n_blocks;
-    size_t room[6], room_sums;
-    int busy, summed; /* summed: Σ g² and, for adaptive_tiny, ⟨|θ|⟩ are known before the step */
+    int64_t n_blocks, room; /* room: blocks for which `sums` has room */
+    Py_ssize_t cursor;      /* where its first parameter stands in the optimizer's state */
+    int summed; /* Σ g² and, for adaptive_tiny, ⟨|θ|⟩ are known before the step */
 } Plan;
 
 typedef enum { MEASURE, UPDATE, CORRECT } Pass;
@@ -364,21 +361,21 @@ static void scalars(Plan *plan, int first_item, int last_item, double lr) {
         bucket->sun = bucket->beta2 = bucket->norm = NAN;
         bucket->updated = !h->skip || isfinite(n);
         if (!bucket->updated) {
-            ++*bucket->skipped;
+            ++plan->skipped[bucket->number];
             i = end;
             continue;
         }
-        for (int j = i; j < end; j++) step = fmax(step, get(plan->items[j].step) + 1);
+        for (int j = i; j < end; j++) step = fmax(step, get(plan->step, plan->items[j].place) + 1);
 
         /* r = α·r + (1-α)·n */
-        double r = h->alpha * get(bucket->ema) + (1 - h->alpha) * n, sun = n / (n + r + h->tiny_spike);
+        double r = h->alpha * get(plan->ema, bucket->number) + (1 - h->alpha) * n, sun = n / (n + r + h->tiny_spike);
         double c2 = 1 - h->beta2_max; /* with a fixed β2 whatever the norm, which need not be finite */
         if (h->beta2_min != h->beta2_max) c2 += (h->beta2_max - h->beta2_min) * sun;
         if (h->warmup_steps > 0 && step <= h->warmup_steps) {
             sun = 0;
             c2 = 1 - (h->beta2_min + h->beta2_max) / 2;
         }
-        set(bucket->ema, r);
+        set(plan->ema, bucket->number, r);
         bucket->sun = sun;
         bucket->beta2 = 1 - c2;
         bucket->norm = n;
@@ -386,8 +383,8 @@ static void scalars(Plan *plan, int first_item, int last_item, double lr) {
         for (; i < end; i++) {
             Item *it = &plan->items[i];
             Coefficients *k = &it->k;
-            double t = get(it->step) + 1, a1 = 1, b2 = 1;
-            set(it->step, t);
+            double t = get(plan->step, it->place) + 1, a1 = 1, b2 = 1;
+            set(plan->step, it->place, t);
             it->seed = mixed(mixed((uint32_t)(int64_t)t) + (uint32_t)it->place);
             if (h->corrected) {
                 /* a1 = 1 - β1^t,  b2 = 1 - β2_max^t, or 1 - Π β2 when exact */
@@ -395,8 +392,8 @@ static void scalars(Plan *plan, int first_item, int last_item, double lr) {
                 b2 = -expm1(t * (h->beta2_max > 0 ? log(h->beta2_max) : -INFINITY));
             }
             if (h->exact) {
-                double log_beta2 = get(it->log_beta2) + log1p(-c2);
-                set(it->log_beta2, log_beta2);
+                double log_beta2 = get(plan->log_beta2, it->place) + log1p(-c2);
+                set(plan->log_beta2, it->place, log_beta2);
                 b2 = -expm1(log_beta2);
             }
             k->beta1 = h->beta1;
@@ -457,9 +454,10 @@ typedef struct { /* DLPack's DLPackExchangeAPI, major version 1 */
 static const Exchange *exchange;
 static PyObject *tensor_types[2];
 static PyCFunction is_neg, is_conj; /* behind Tensor.is_neg and is_conj: half the time of a call from Python */
-enum { GRAD, STEP, EXP_AVG, EXP_AVG_SQ, MAX_EXP_AVG_SQ, LOG_BETA2, NORM_EMA, SKIPPED, NAMES };
-static const char *const NAME[NAMES] = {"grad",      "step",     "exp_avg", "exp_avg_sq", "max_exp_avg_sq",
-                                        "log_beta2", "norm_ema", "skipped"};
+enum { NUMBERS = 4 }; /* vectors, the first of the names */
+enum { STEP, NORM_EMA, LOG_BETA2, SKIPPED, EXP_AVG, EXP_AVG_SQ, MAX_EXP_AVG_SQ, GRAD, NAMES };
+static const char *const NAME[NAMES] = {"step",    "norm_ema",   "log_beta2",      "skipped",
+                                        "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "grad"};
 static PyObject *names[NAMES]; /* as Python strings */
 
 typedef struct {
@@ -527,9 +525,9 @@ static int read_like(PyObject *x, View *view, const View *like) {
     return x && read_tensor(x, view) && view->kind != OTHER && same_layout(like, view) && !lazy(x, view);
 }
 
-static PyObject *hold(Plan *plan, PyObject *x) {
+static void hold(Plan *plan, PyObject *x) {
     Py_INCREF(x);
-    return plan->held[plan->n_held++] = x;
+    plan->held[plan->n_held++] = x;
 }
 
 static void release_held(Plan *plan) {
@@ -540,10 +538,8 @@ static void release_held(Plan *plan) {
 
 static void destroy(PyObject *capsule) {
     Plan *plan = PyCapsule_GetPointer(capsule, "kourkoutas.plan");
-    if (!plan) return;
     release_held(plan);
     free(plan->items);
-    free(plan->unsorted);
     free(plan->buckets);
     free(plan->bucket_at);
     free(plan->sums);
@@ -552,179 +548,166 @@ static void destroy(PyObject *capsule) {
     free(plan);
 }
 
-static PyObject *new_plan(PyObject *self, PyObject *unused) {
+enum { HELD = 4 }; /* at most, per parameter: θ, m, v, v_max */
+
+/* new_plan(number of parameters, number of buckets) → working memory for one param group. */
+static PyObject *new_plan(PyObject *self, PyObject *args) {
     Plan *plan = calloc(1, sizeof *plan);
     if (!plan) return PyErr_NoMemory();
-    return PyCapsule_New(plan, "kourkoutas.plan", destroy);
-}
-
-static int grow(void **array, size_t *room, size_t need, size_t size) {
-    if (need <= *room) return 1;
-    void *bigger = realloc(*array, need * size);
-    if (!bigger) {
-        PyErr_NoMemory();
-        return 0;
+    PyObject *capsule = PyCapsule_New(plan, "kourkoutas.plan", destroy);
+    if (!capsule || !PyArg_ParseTuple(args, "ii", &plan->n_group, &plan->n_group_buckets)) {
+        Py_XDECREF(capsule);
+        return NULL;
     }
-    memset((char *)bigger + *room * size, 0, (need - *room) * size);
-    *array = bigger;
-    *room = need;
-    return 1;
+    size_t params = (size_t)plan->n_group + 1, buckets = (size_t)plan->n_group_buckets + 1;
+    plan->items = calloc(params, sizeof(Item));
+    plan->held = calloc(params * HELD + NUMBERS, sizeof(PyObject *));
+    plan->grads = calloc(params, sizeof(PyObject *));
+    plan->buckets = calloc(buckets, sizeof(Bucket));
+    plan->bucket_at = calloc(buckets, sizeof(int));
+    if (plan->items && plan->held && plan->grads && plan->buckets && plan->bucket_at) return capsule;
+    Py_DECREF(capsule);
+    return PyErr_NoMemory();
 }
 
-enum { HELD = 8 }; /* at most, per parameter: θ, m, v, v_max, step, Σ log β2, r, skipped */
-
-static int make_room(Plan *plan, size_t params, size_t buckets) {
-    size_t *room = plan->room;
-    return grow((void **)&plan->items, &room[0], params, sizeof(Item)) &&
-           grow((void **)&plan->unsorted, &room[1], params, sizeof(Item)) &&
-           grow((void **)&plan->held, &room[2], params * HELD, sizeof(PyObject *)) &&
-           grow((void **)&plan->grads, &room[3], params, sizeof(PyObject *)) &&
-           grow((void **)&plan->bucket_at, &room[4], buckets, sizeof(int)) &&
-           grow((void **)&plan->buckets, &room[5], buckets, sizeof(Bucket));
-}
-
-static PyObject *entry(PyObject *state, int name) { return PyDict_GetItemWithError(state, names[name]); }
-
-static int read_scalar(Plan *plan, PyObject *x, Scalar *s) {
+/* 1: the tensor, or None, is one of the group's vectors, of `n` numbers. */
+static int read_vector(Plan *plan, PyObject *x, int64_t n, Vector *vector) {
     View view;
-    if (!x || !read_tensor(x, &view) || view.kind > F64 || view.n * view.parts != 1 || lazy(x, &view)) return 0;
+    if (x == Py_None) return 1;
+    if (!read_tensor(x, &view) || view.dl.ndim != 1 || view.n != n || (view.kind > F64 && !view.integer)) return 0;
     hold(plan, x);
-    s->at = view.dl.data;
-    s->kind = view.kind;
+    *vector = (Vector){view.dl.data, view.kind};
     return 1;
 }
 
-/* 1: gathered; 0: not for this kernel (or state is missing). */
-static int gather_item(Plan *plan, PyObject *p, PyObject *g, PyObject *state, int place, int bucket_number) {
-    const Hyper *h = &plan->h;
-    Item *it = &plan->unsorted[plan->n_items];
-    View theta, grad, m, v, v_max;
-    PyObject *m_object = entry(state, EXP_AVG), *v_object = entry(state, EXP_AVG_SQ);
-    PyObject *max_object = h->leak >= 0 ? entry(state, MAX_EXP_AVG_SQ) : NULL;
-    if (!read_like(p, &theta, &theta) || !dense(&theta) || !read_like(g, &grad, &theta)) return 0;
-    if (!read_like(m_object, &m, &theta) || !read_like(v_object, &v, &theta) || v.kind != m.kind) return 0;
-    if (h->leak >= 0 && (!read_like(max_object, &v_max, &theta) || v_max.kind != m.kind)) return 0;
+/* 1: gathered; 0: not for this kernel. `tensors` are θ, g, m, v and v_max, which is NULL where none is kept. */
+static int gather_item(Plan *plan, PyObject *const *tensors, int place, int bucket_number, uint32_t first) {
+    View theta, grad, m, v, v_max = {.dl = {0}};
+    if (!read_like(tensors[0], &theta, &theta) || !dense(&theta) || !read_like(tensors[1], &grad, &theta)) return 0;
+    if (!read_like(tensors[2], &m, &theta) || !read_like(tensors[3], &v, &theta) || v.kind != m.kind) return 0;
+    if (tensors[4] && (!read_like(tensors[4], &v_max, &theta) || v_max.kind != m.kind)) return 0;
     if ((theta.kind == F64) != (grad.kind == F64)) return 0;
     if (m.kind != theta.kind && (theta.kind == F64 || (m.kind != F32 && m.kind != BF16))) return 0;
-    if (!read_scalar(plan, entry(state, STEP), &it->step)) return 0;
-    if (h->exact && !read_scalar(plan, entry(state, LOG_BETA2), &it->log_beta2)) return 0;
 
-    int b = plan->bucket_at[bucket_number];
-    PyObject *ema_object = entry(state, NORM_EMA);
-    if (b < 0) {
-        Bucket *bucket = &plan->buckets[plan->n_buckets];
-        if (!read_scalar(plan, ema_object, &bucket->ema)) return 0;
-        bucket->ema_object = ema_object;
-        if (h->skip) {
-            PyObject *skipped = entry(state, SKIPPED);
-            View view;
-            if (!skipped || !read_tensor(skipped, &view) || !view.integer || view.n != 1 || lazy(skipped, &view)) return 0;
-            hold(plan, skipped);
-            bucket->skipped = view.dl.data;
-        }
-        bucket->number = bucket_number;
-        bucket->items = 0;
-        b = plan->bucket_at[bucket_number] = plan->n_buckets++;
+    int *b = &plan->bucket_at[bucket_number];
+    if (*b < 0) {
+        *b = plan->n_buckets++;
+        plan->buckets[*b] = (Bucket){.number = bucket_number};
     }
-    if (plan->buckets[b].ema_object != ema_object) return 0;
-    plan->buckets[b].items++;
-    it->theta = theta.dl.data;
-    it->g = grad.dl.data;
-    it->m = m.dl.data;
-    it->v = v.dl.data;
-    it->v_max = max_object ? v_max.dl.data : NULL;
-    it->n = theta.n * theta.parts;
-    it->kind = theta.kind;
-    it->g_kind = grad.kind;
-    it->s_kind = m.kind;
-    it->bucket = b;
-    it->place = place;
-    it->first = 0;
-    hold(plan, p);
-    Py_INCREF(g);
-    plan->grads[plan->n_grads++] = g;
-    hold(plan, m_object);
-    hold(plan, v_object);
-    if (max_object) hold(plan, max_object);
-    plan->n_items++;
+    plan->buckets[*b].items++;
+    plan->items[plan->n_items++] = (Item){
+        .theta = theta.dl.data, .g = grad.dl.data, .m = m.dl.data, .v = v.dl.data, .v_max = v_max.dl.data,
+        .n = theta.n * theta.parts, .kind = theta.kind, .g_kind = grad.kind, .s_kind = m.kind,
+        .first = first, .bucket = *b, .place = place};
+    for (int i = 0; i < 5; i++)
+        if (i != 1 && tensors[i]) hold(plan, tensors[i]);
+    Py_INCREF(tensors[1]);
+    plan->grads[plan->n_grads++] = tensors[1];
     return 1;
 }
 
-static void sort_by_bucket(Plan *plan) {
-    int start = 0;
-    for (int b = 0; b < plan->n_buckets; b++) { /* bucket_at serves as the place of the bucket's next item */
-        plan->bucket_at[plan->buckets[b].number] = start;
-        start += plan->buckets[b].items;
+/* 1: m, v and v_max were found in a parameter's state, whose numbers are still those of the vectors. */
+static int find_state(const Plan *plan, PyObject *state, PyObject *views, int place, PyObject **tensors) {
+    if (!state || !PyDict_Check(state)) return 0;
+    for (int i = 0; i < NUMBERS; i++) {
+        PyObject *list = PyTuple_GetItem(views, i);
+        if (list && list != Py_None && PyDict_GetItemWithError(state, names[i]) != PyList_GetItem(list, place)) return 0;
     }
-    for (int i = 0; i < plan->n_items; i++)
-        plan->items[plan->bucket_at[plan->buckets[plan->unsorted[i].bucket].number]++] = plan->unsorted[i];
+    for (int i = 0; i < 2 + (plan->h.leak >= 0); i++)
+        if (!(tensors[2 + i] = PyDict_GetItemWithError(state, names[EXP_AVG + i]))) return 0;
+    return 1;
+}
+
+static int by_bucket(const void *a, const void *b) {
+    const Item *x = a, *y = b;
+    return x->bucket != y->bucket ? x->bucket - y->bucket : x->place - y->place;
+}
+
+/* Puts the items of a bucket together, and numbers their blocks; 0 without memory. */
+static int arrange(Plan *plan) {
+    if (plan->n_buckets < plan->n_items) qsort(plan->items, (size_t)plan->n_items, sizeof(Item), by_bucket);
     plan->n_blocks = 0;
     for (int i = 0; i < plan->n_items; i++) {
         plan->items[i].block = plan->n_blocks;
         plan->n_blocks += (plan->items[i].n + BLOCK - 1) / BLOCK;
     }
+    if (plan->n_blocks <= plan->room) return 1;
+    free(plan->sums);
+    plan->sums = calloc(2 * (size_t)plan->n_blocks, sizeof(double));
+    plan->room = plan->sums ? plan->n_blocks : 0;
+    return plan->sums != NULL;
 }
 
-/* gather(plan, hyper, params, bucket_index, n_buckets, state, cursor, shards) → next cursor, or -1 if one of the tensors
-   is not for this kernel, or state is missing.
+/* Where a parameter stands in `state`, `guess` first. The others of its group usually follow: walking saves their hash. */
+static Py_ssize_t find_place(PyObject *state, PyObject *p, Py_ssize_t guess) {
+    PyObject *key, *own;
+    Py_ssize_t at = guess, next = guess;
+    if (PyDict_Next(state, &next, &key, &own) && key == p) return guess;
+    for (at = next = 0; PyDict_Next(state, &next, &key, &own); at = next)
+        if (key == p) return at;
+    return 0;
+}
 
-   `cursor` is a place in `state`, which is usually in the order of the parameters: walking it saves the hash. `shards`
-   is None, or for each tensor of `params`, which may be a shard of its parameter, (its gradient, the number of its first
-   element in the whole parameter). */
+/* gather(plan, hyper, params, bucket_index, vectors, views, state, shards) → False if one of the tensors is not for this
+   kernel, or state is missing.
+
+   `vectors` are the numbers of the group's state, None for those that are not kept; `views` has for each a list of what
+   the state of every parameter must show of it. `shards` is None, or for each parameter None or what lies here of it: (θ,
+   g, m, v, v_max or None, the number of the first element in the whole parameter); `state` is not looked at then. */
 static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     if (n_args != 8) return PyErr_Format(PyExc_TypeError, "gather takes 8 arguments; got %zd", n_args);
     Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
     char *packed;
     Py_ssize_t size;
-    PyObject *params = args[2], *index = args[3], *state = args[5], *shards = args[7] == Py_None ? NULL : args[7];
+    PyObject *params = args[2], *index = args[3], *vectors = args[4], *views = args[5], *state = args[6];
+    PyObject *shards = args[7] == Py_None ? NULL : args[7];
     if (!plan || PyBytes_AsStringAndSize(args[1], &packed, &size)) return NULL;
     if (size != sizeof(Hyper)) return PyErr_Format(PyExc_ValueError, "`hyper` must have %zu bytes", sizeof(Hyper));
-    int n_buckets = (int)PyLong_AsLong(args[4]);
-    Py_ssize_t cursor = PyLong_AsSsize_t(args[6]);
-    if (PyErr_Occurred()) return NULL;
-    if (plan->busy || !PyList_Check(params) || !PyList_Check(index) || !PyDict_Check(state)) return PyLong_FromLong(-1);
-    Py_ssize_t n_params = PyList_Size(params);
-    if (PyList_Size(index) != n_params || n_params > INT32_MAX / 16) return PyLong_FromLong(-1);
-    if (shards && (!PyList_Check(shards) || PyList_Size(shards) != n_params))
-        return PyErr_Format(PyExc_ValueError, "`shards` must be a list as long as `params`");
+    if (!PyList_Check(params) || !PyList_Check(index) || !PyDict_Check(state)) Py_RETURN_FALSE;
+    int n_params = plan->n_group, n_buckets = plan->n_group_buckets;
+    if (PyList_Size(params) != n_params || PyList_Size(index) != n_params) Py_RETURN_FALSE;
 
     release_held(plan);
     memcpy(&plan->h, packed, sizeof(Hyper));
     plan->summed = 0;
-    plan->n_group = (int)n_params;
-    if (!make_room(plan, (size_t)n_params, (size_t)n_buckets)) return NULL;
-    plan->n_group_buckets = n_buckets;
     for (int b = 0; b < n_buckets; b++) plan->bucket_at[b] = -1;
+    Vector skipped = {0};
+    if (!read_vector(plan, PyTuple_GetItem(vectors, STEP), n_params, &plan->step) ||
+        !read_vector(plan, PyTuple_GetItem(vectors, NORM_EMA), n_buckets, &plan->ema) ||
+        !read_vector(plan, PyTuple_GetItem(vectors, LOG_BETA2), n_params, &plan->log_beta2) ||
+        !read_vector(plan, PyTuple_GetItem(vectors, SKIPPED), n_buckets, &skipped))
+        goto refuse;
+    plan->skipped = skipped.at;
 
-    for (Py_ssize_t i = 0; i < n_params; i++) {
-        PyObject *p = PyList_GetItem(params, i), *key = NULL, *inner = NULL;
+    if (n_params) plan->cursor = find_place(state, PyList_GetItem(params, 0), plan->cursor);
+    Py_ssize_t cursor = plan->cursor;
+    for (int i = 0; i < n_params; i++) {
+        PyObject *p = PyList_GetItem(params, i), *key = NULL, *own = NULL, *tensors[5] = {p};
         Py_ssize_t next = cursor;
-        if (PyDict_Next(state, &next, &key, &inner) && key == p) cursor = next;
-        else inner = NULL;
-        PyObject *g = NULL;
         unsigned long long first = 0;
-        if (!shards) g = PyObject_GetAttr(p, names[GRAD]);
-        else if (PyArg_ParseTuple(PyList_GetItem(shards, i), "OK", &g, &first)) Py_INCREF(g);
-        if (!g) goto refuse;
-        int ok = 1;
-        if (g != Py_None) {
-            if (!inner) inner = PyDict_GetItemWithError(state, p);
-            long bucket = PyLong_AsLong(PyList_GetItem(index, i));
-            ok = inner && PyDict_Check(inner) && bucket >= 0 && bucket < n_buckets &&
-                 gather_item(plan, p, g, inner, (int)i, (int)bucket);
-            if (ok) plan->unsorted[plan->n_items - 1].first = (uint32_t)first;
+        if (PyDict_Next(state, &next, &key, &own) && key == p) cursor = next;
+        else own = NULL;
+        PyObject *shard = shards ? PyList_GetItem(shards, i) : Py_None;
+        PyObject *g = shards ? NULL : PyObject_GetAttr(p, names[GRAD]);
+        int ok = shards || g, bucket = (int)PyLong_AsLong(PyList_GetItem(index, i));
+        if (shard != Py_None) {
+            ok = PyArg_ParseTuple(shard, "OOOOOK", &tensors[0], &tensors[1], &tensors[2], &tensors[3], &tensors[4], &first);
+            if (tensors[4] == Py_None) tensors[4] = NULL;
+        } else if (g && g != Py_None) {
+            tensors[1] = g;
+            ok = find_state(plan, own ? own : PyDict_GetItemWithError(state, p), views, i, tensors);
         }
-        Py_DECREF(g);
+        if (ok && tensors[1])
+            ok = bucket >= 0 && bucket < n_buckets && gather_item(plan, tensors, i, bucket, (uint32_t)first);
+        Py_XDECREF(g);
         if (!ok) goto refuse;
     }
-    sort_by_bucket(plan);
-    if (!grow((void **)&plan->sums, &plan->room_sums, 2 * (size_t)plan->n_blocks, sizeof(double))) return NULL;
-    return PyLong_FromSsize_t(cursor);
+    return arrange(plan) ? PyBool_FromLong(1) : PyErr_NoMemory();
 
 refuse:
     PyErr_Clear();
     release_held(plan);
-    return PyLong_FromLong(-1);
+    Py_RETURN_FALSE;
 }
 
 /* sums(plan, threads) → Σ g² and Σ |θ| of every parameter of the group; 0 where there is no gradient, and where |θ| is
@@ -734,21 +717,17 @@ static PyObject *sums(PyObject *self, PyObject *const *args, Py_ssize_t n_args) 
     Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
     int threads = (int)PyLong_AsLong(args[1]);
     if (!plan || PyErr_Occurred()) return NULL;
-    plan->busy = plan->summed = 1;
+    plan->summed = 1;
     Py_BEGIN_ALLOW_THREADS
     if (plan->n_items) measure(plan, 0, plan->n_items, threads);
     Py_END_ALLOW_THREADS
-    plan->busy = 0;
     PyObject *lists[2] = {PyList_New(plan->n_group), PyList_New(plan->n_group)};
     for (int which = 0; lists[0] && lists[1] && which < 2; which++) {
         for (int i = 0; i < plan->n_group; i++) PyList_SetItem(lists[which], i, PyFloat_FromDouble(0));
         for (int i = 0; i < plan->n_items && (!which || plan->h.adaptive_tiny); i++)
             PyList_SetItem(lists[which], plan->items[i].place, PyFloat_FromDouble(total(plan, &plan->items[i], which)));
     }
-    PyObject *both = lists[0] && lists[1] ? PyTuple_Pack(2, lists[0], lists[1]) : NULL;
-    Py_XDECREF(lists[0]);
-    Py_XDECREF(lists[1]);
-    return both;
+    return Py_BuildValue("NN", lists[0], lists[1]); /* which fails if one is NULL */
 }
 
 /* apply(plan, lr, threads, ring, rows, first, squares, means) → the tensors written.
@@ -786,11 +765,9 @@ static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
         if (PyErr_Occurred()) return NULL;
     }
 
-    plan->busy = 1;
     Py_BEGIN_ALLOW_THREADS
     step_group(plan, lr, threads);
     Py_END_ALLOW_THREADS
-    plan->busy = 0;
 
     if (row) {
         for (int b = 0; b < plan->n_group_buckets; b++) row[b] = row[width + b] = row[2 * width + b] = NAN;
@@ -812,7 +789,7 @@ static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
 static PyObject *release(PyObject *self, PyObject *capsule) {
     Plan *plan = PyCapsule_GetPointer(capsule, "kourkoutas.plan");
     if (!plan) return NULL;
-    if (!plan->busy) release_held(plan);
+    release_held(plan);
     Py_RETURN_NONE;
 }
 
@@ -850,8 +827,8 @@ static PyObject *connect(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"connect", connect, METH_VARARGS, "Take the framework's exchange table and tensor types."},
-    {"new_plan", new_plan, METH_NOARGS, "Working memory for one param group."},
-    {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, "Collect a group's tensors; -1 if not possible."},
+    {"new_plan", new_plan, METH_VARARGS, "Working memory for one param group."},
+    {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, "Collect a group's tensors; False if not possible."},
     {"sums", (PyCFunction)(void (*)(void))sums, METH_FASTCALL, "Sum the squares of each bucket's gradients."},
     {"apply", (PyCFunction)(void (*)(void))apply, METH_FASTCALL, "Update everything gathered."},
     {"release", release, METH_O, "Let go of what was gathered."},

@@ -2,11 +2,11 @@
 
 The way of a step through the C kernel: `optimizer.py`, `routes.py`, `kernel.py` and _native/step.c.
 
-The way of a step through torch's own operations: `optimizer.py`, `routes.py`, `state.py`, `lists.py`, `rule.py`.
+The way of a step through torch's own operations: `optimizer.py`, `routes.py`, `lists.py`, `rule.py`.
 
 A step has the same stages whichever way it goes:
 
-    gather      the group's tensors and state; every check comes before the first change   optimizer.py, state.py
+    gather      the group's tensors and state; every check comes before the first change   optimizer.py, lists.py
     choose      one function, `routes.choose`: the route and the reason                     routes.py
     measure     local sums: Σ g², and Σ |θ| where needed                                    kernel.py or lists.py
     pool        sums of what lies on several ranks, one vector for all groups               sharding.py

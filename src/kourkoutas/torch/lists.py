@@ -1,4 +1,4 @@
-"""The step by torch's own operations, for tensors of any device, dtype and layout.
+"""The step by torch's own operations, for tensors of any device, dtype and layout; and a group's numbers as vectors.
 
 Scalars are vectors on the device, and no value is read back, so that nothing waits for an accelerator and tracers see
 every operation. Plain tensors on the CPU may take a short cut: NumPy does their scalars, in the same memory, and
@@ -8,8 +8,9 @@ torch's fused Adam kernel the elementwise part.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,54 +19,150 @@ from torch import Tensor
 
 from kourkoutas import rule
 from kourkoutas.rule import Coefficients, Hyper
-from kourkoutas.torch.options import LOW_PRECISION, Options
-from kourkoutas.torch.routes import Route
-from kourkoutas.torch.sharding import Shard
+from kourkoutas.torch.options import LOW_PRECISION, MOMENTS, NUMBERS, PER_BUCKET, number_dtype
+from kourkoutas.torch.sharding import Shard, real_sizes
+
+if TYPE_CHECKING:
+    from kourkoutas.torch.optimizer import Derived
 
 NO_FLOAT64 = ("mps",)
-_SMALL = 65_536
 _LATE = torch.tensor(1e30, device="cpu")  # a step count at which Adam's bias correction is 1; its kernel only reads it
 _TYPES = {Tensor, torch.nn.Parameter}
 _WIDE = (torch.float32, torch.float64)
 _WORD = 0xFFFFFFFF
 
 
-class Work(NamedTuple):
-    """What one group's step reads and writes: lists of tensors, an entry per parameter that has a gradient.
+class Numbers(NamedTuple):
+    """The numbers in the state of a group, one vector each; None for those that the options do not need."""
 
-    The last six are those of `state.Selection`.
+    step: Any  # t, per parameter
+    norm_ema: Any  # r, per bucket
+    log_beta2: Any  # Σ log β2, per parameter
+    skipped: Any  # per bucket
+
+
+class Selection(NamedTuple):
+    """The parameters and buckets of one step, and their numbers in the group, on the device of the vectors."""
+
+    places: list[int]  # numbers of the parameters that have a gradient
+    buckets: list[int]  # numbers of the buckets that are updated
+    place_index: Any  # `places`; None if they are all parameters
+    bucket_index: Any  # `buckets`; None if they are all buckets, in order
+    bucket_of: Any  # per parameter: which of `buckets` it is in; None if each is its own, in order
+    sizes: Any  # real numbers in each parameter, wherever they lie
+
+
+class Vectors:
+    """The numbers of one group, of which the state shows 0-dim views; all members of a bucket show the same view.
+
+    NOTE: anybody may put another tensor in the place of a view: load_state_dict, ZeroRedundancyOptimizer, a hook. So a
+    step first looks whether the state still shows the views, and packs new vectors from what it shows if not.
+
+    Attributes:
+      names: which of `NUMBERS` the options need.
+      views: per number: what the state of each parameter shows of it.
     """
+
+    def __init__(self, group: dict[str, Any], names: tuple[str, ...], state: Mapping[Tensor, Any], rest: Any) -> None:
+        """Pack what `state` shows; of a bucket, its first member speaks.
+
+        Args:
+          rest: vectors that have the numbers of buckets without a member in `state`; None: these start at 0.
+        """
+        params, index = group["params"], group["bucket_index"]
+        self.names, self.device = names, _device(params)
+        self.selections: dict[tuple[int, ...], Selection] = {}
+        vectors: dict[str, Tensor] = {}
+        views: dict[str, list[Tensor]] = {}
+        for name in names:
+            places = index if name in PER_BUCKET else range(len(params))
+            count = len(group["bucket_names"]) if name in PER_BUCKET else len(params)
+            dtype = number_dtype(name, params)
+            vector = torch.zeros(count, dtype=dtype, device=self.device)
+            if rest is not None and name in PER_BUCKET and name in rest.names:
+                vector = getattr(rest.numbers, name)
+            if name == "log_beta2":  # of steps taken before "exact" was asked for
+                vector = rule.adam_log_beta2(group["betas"][1], vectors["step"].double(), torch).to(dtype)
+            numbers = list(vector.unbind())
+            for p, place in reversed(list(zip(params, places, strict=True))):
+                if name in state.get(p, ()):
+                    value = state[p][name]
+                    if not isinstance(value, Tensor) or value.numel() != 1:
+                        raise RuntimeError(f"`{name}` in the state must be a tensor of one element; got {value!r}")
+                    numbers[place] = value.detach().reshape(()).to(self.device, dtype)
+            vectors[name] = torch.stack(numbers) if numbers else vector
+            each = vectors[name].unbind()
+            views[name] = [each[place] for place in places]
+        self.numbers = Numbers(*map(vectors.get, NUMBERS))
+        self.views = tuple(map(views.get, NUMBERS))
+
+    def shown(self, names: tuple[str, ...], params: list[Tensor], states: Sequence[Any], places: Sequence[int]) -> bool:
+        """Whether these are vectors of `names`, and the states of the parameters at `places` show their views."""
+        if names != self.names or self.device != _device(params):
+            return False
+        for name, views in zip(NUMBERS, self.views, strict=True):
+            if views and not all(entries.get(name) is views[i] for entries, i in zip(states, places, strict=True)):
+                return False
+        return True
+
+    def show(self, state: Any, params: list[Tensor], places: Sequence[int]) -> None:
+        """Put the views into the state of the parameters at `places`, and of those that have one."""
+        chosen = set(places)
+        for i, p in enumerate(params):
+            if i in chosen or p in state:
+                state[p].update({name: views[i] for name, views in zip(NUMBERS, self.views, strict=True) if views})
+
+    def select(
+        self, group: dict[str, Any], places: list[int], shards: list[Shard] | None, all_buckets: bool
+    ) -> Selection:
+        """What a step of these parameters reads; kept, so that indices are made once."""
+        kept = self.selections.get(key := tuple(places))
+        if kept is not None:
+            return kept
+        if len(self.selections) > len(group["params"]):  # each parameter by itself, as in a step in backward, fits
+            self.selections.clear()
+        count, index = len(group["bucket_names"]), [group["bucket_index"][i] for i in places]
+        buckets = list(range(count)) if all_buckets else list(dict.fromkeys(index))
+        at = {b: i for i, b in enumerate(buckets)}
+        sizes = real_sizes(group["params"], shards)
+
+        def on_device(numbers: list[int], implied: int) -> Tensor | None:
+            """The numbers as a tensor; None if they are 0, 1, ... `implied` - 1."""
+            known = numbers == list(range(implied))
+            return None if known else torch.tensor(numbers, dtype=torch.int64, device=self.device)
+
+        self.selections[key] = Selection(
+            places,
+            buckets,
+            on_device(places, len(group["params"])),
+            on_device(buckets, count),
+            on_device([at[b] for b in index], len(buckets)),
+            torch.tensor([sizes[i] for i in places], dtype=torch.int64, device=self.device),
+        )
+        return self.selections[key]
+
+
+def _device(params: Sequence[Tensor]) -> torch.device:
+    return params[0].device if params else torch.device("cpu")
+
+
+class Work(NamedTuple):
+    """What one group's step reads and writes: lists of tensors, an entry per parameter that has a gradient."""
 
     params: list[Tensor]
     grads: list[Tensor]
-    exp_avgs: list[Tensor]
-    exp_avg_sqs: list[Tensor]
-    max_exp_avg_sqs: list[Tensor]  # empty when no v_max is kept
-    step: list[Tensor]  # these four: the group's vector, or empty where the options need none
-    norm_ema: list[Tensor]
-    log_beta2: list[Tensor]
-    skipped: list[Tensor]
+    moments: list[list[Tensor]]  # m, v and, if it is kept, v_max
+    numbers: Numbers
+    chosen: Selection
     shards: list[Shard]  # what lies on this rank of each parameter; empty if all of it
-    places: list[int]
-    buckets: list[int]
-    place_index: list[Tensor]
-    bucket_index: list[Tensor]
-    bucket_of: list[Tensor]
-    sizes: list[Tensor]
-
-
-# NOTE: a plain function, as torch.compile of torch 2.7 and 2.8 does not read the properties of a named tuple.
-def moments(work: Work) -> dict[str, list[Tensor]]:
-    """m, v and, if it is kept, v_max under their names in the state."""
-    found = {"exp_avg": work.exp_avgs, "exp_avg_sq": work.exp_avg_sqs}
-    return {**found, "max_exp_avg_sq": work.max_exp_avg_sqs} if work.max_exp_avg_sqs else found
 
 
 class Members:
-    """Parameters and buckets of a step for `rule.step`."""
+    """Parameters and buckets of a step, for `rule.step` and for the norms of buckets."""
 
-    def __init__(self, index: Tensor, count: int, latest: Tensor | None = None) -> None:
-        self.index, self.count, self.latest = index, count, latest
+    def __init__(self, index: Tensor, count: int) -> None:
+        self.index, self.count = index, count
+        self.latest: Tensor | None = None
 
     def spread(self, x: Tensor) -> Tensor:
         return x.index_select(0, self.index)
@@ -75,153 +172,132 @@ class Members:
             return self.latest.to(x)
         return x.new_zeros(self.count).scatter_reduce_(0, self.index, x, "amax")
 
+    def total(self, x: Tensor) -> Tensor:
+        return x.new_zeros(self.count).index_add_(0, self.index, x)
+
 
 class ArrayMembers:
-    """The same for NumPy's arrays."""
+    """The same for NumPy's arrays, all of one rank."""
 
-    def __init__(self, members: Members) -> None:
-        self.index, self.count, self.latest = members.index.numpy(), members.count, members.latest
+    def __init__(self, index: Tensor, count: int) -> None:
+        self.index, self.count = index.numpy(), count
 
     def spread(self, x: NDArray[Any]) -> NDArray[Any]:
         return x[self.index]  # type: ignore[no-any-return]
 
-    def largest(self, x: NDArray[Any]) -> NDArray[Any]:
-        if self.latest is not None:
-            return self.latest.numpy()
+    def largest(self, x: NDArray[Any] | float) -> NDArray[Any]:
         out = np.zeros(self.count)
         np.maximum.at(out, self.index, x)
         return out
 
+    def total(self, x: NDArray[Any]) -> NDArray[Any]:
+        return np.bincount(self.index, x, self.count)
+
 
 class ListStep:
-    """One group's step, in the stages that `kourkoutas.torch` lists."""
+    """One group's step, in the stages that `kourkoutas.torch` lists.
 
-    def __init__(self, options: Options, group: dict[str, Any], work: Work, route: Route) -> None:
-        if not route.fused:  # for which they have been looked at
+    `fused`: scalars are NumPy's arrays on the memory of the vectors, and torch's fused Adam kernel updates.
+    """
+
+    def __init__(self, own: Derived, work: Work, fused: bool) -> None:
+        if not fused:  # for which they have been looked at
             check_tensors(work)
-        self.hyper, self.group, self.work, self.fused = options.hyper, group, work, route.fused
-        self.device = work.step[0].device
+        self.hyper, self.group, self.work, self.fused = own.options.hyper, own.group, work, fused
+        self.xp: Any = np if fused else torch
+        self.device = work.numbers.step.device
         self.dtype = torch.float32 if self.device.type in NO_FLOAT64 else torch.float64
         self.grads = [g.resolve_conj() if g.is_complex() else g for g in work.grads]
-        lr = group["lr"]
+        lr = own.group["lr"]
         self.lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
         if isinstance(lr, Tensor) and not lr.is_cpu:  # of the CPU, one number goes with tensors of any device
             self.lr = self.lr.to(self.device)
-        self.members = Members(work.bucket_of[0], len(work.buckets)) if work.bucket_of else None
-        self.squares: Tensor | None = None
+        index, count = work.chosen.bucket_of, len(work.chosen.buckets)
+        self.members: Any = None if index is None else (ArrayMembers if fused else Members)(index, count)
+        self.squares: Any = None
         self.has_grad: Tensor | None = None
 
     def measure(self) -> None:
         """||g|| of each parameter, and ⟨|θ|⟩ where it is needed."""
-        self.local = norms(self.grads, 2, self.dtype, self.device, quick=self.fused)
-        self.mean_abs = None
+        self.local: Any = quick_norms(self.grads) if self.fused else norms(self.grads, 2, self.dtype, self.device)
+        self.mean_abs: Any = None
         if self.hyper.adaptive_tiny:
-            self.mean_abs = norms(self.work.params, 1, self.dtype, self.device) / self.work.sizes[0]
+            mean_abs = norms(self.work.params, 1, self.dtype, self.device) / self.work.chosen.sizes
+            self.mean_abs = mean_abs.numpy() if self.fused else mean_abs
 
     def sums(self) -> Tensor:
         """This rank's part of Σ g² and ⟨|θ|⟩ of each parameter of the group, for `sharding`."""
-        squares = self.local.double().square()
-        rows = torch.stack([squares] if self.mean_abs is None else [squares, self.mean_abs.double()])
-        if not self.work.place_index:
+        found = [self.local**2] if self.mean_abs is None else [self.local**2, self.mean_abs]
+        rows = torch.stack([torch.as_tensor(x).double() for x in found])
+        index = self.work.chosen.place_index
+        if index is None:
             return rows
-        return rows.new_zeros(len(rows), len(self.group["params"])).index_copy(1, self.work.place_index[0], rows)
+        return rows.new_zeros(len(rows), len(self.group["params"])).index_copy(1, index, rows)
 
     def latest(self) -> Tensor:
         """Per bucket: the most steps that a member with a gradient has taken, this one included; 0 without any."""
-        steps = self._pick(self.work.step[0], self.work.place_index) + 1
-        return steps if self.members is None else self.members.largest(steps)
+        steps: Any = _pick(self.work.numbers.step, self.work.chosen.place_index, self.dtype) + 1
+        return steps if self.members is None else self.members.largest(steps)  # type: ignore[no-any-return]
 
     def take(self, squares: Tensor, means: Tensor | None, latest: Tensor | None) -> None:
         """Use the sums over all ranks instead: Σ g² per bucket, ⟨|θ|⟩ per parameter, and `latest`."""
-        self.squares = self._pick(squares, self.work.bucket_index, squares.dtype)
+        chosen = self.work.chosen
+        self.squares = _pick(squares, chosen.bucket_index, squares.dtype)
         if means is not None:
-            self.mean_abs = self._pick(means, self.work.place_index)
+            self.mean_abs = _pick(means, chosen.place_index, self.dtype)
+        if self.fused:
+            self.squares, self.mean_abs = _arrays([self.squares, self.mean_abs])
         if latest is not None:
-            index = self.work.bucket_of[0] if self.work.bucket_of else torch.arange(len(latest), device=self.device)
-            self.members, self.has_grad = Members(index, len(latest), latest), latest > 0
+            index = torch.arange(len(latest), device=self.device) if chosen.bucket_of is None else chosen.bucket_of
+            self.members, self.has_grad = Members(index, len(latest)), latest > 0
+            self.members.latest = latest
 
     def first_bad(self) -> str | None:
         """The name of the first bucket whose norm is not finite; this reads the norms."""
-        bad = (~self._norm().isfinite()).nonzero().flatten().tolist()
-        return self.group["bucket_names"][self.work.buckets[bad[0]]] if bad else None
+        bad = (~torch.as_tensor(self._norm()).isfinite()).nonzero().flatten().tolist()
+        return self.group["bucket_names"][self.work.chosen.buckets[bad[0]]] if bad else None
 
     def apply(self) -> None:
         """Move the scalar state and the tensors."""
-        self.found = self._apply_arrays() if self.fused else self._apply_tensors()
-
-    def _apply_tensors(self) -> rule.Step:
-        work, pick = self.work, self._pick
-        state = rule.State(
-            ema=pick(work.norm_ema[0], work.bucket_index),
-            step=pick(work.step[0], work.place_index),
-            log_beta2=pick(work.log_beta2[0], work.place_index) if work.log_beta2 else None,
-            skipped=pick(work.skipped[0], work.bucket_index, torch.int64) if work.skipped else None,
-        )
-        also: dict[str, Any] = {"members": self.members, "mean_abs": self.mean_abs, "has_grad": self.has_grad}
-        new = rule.step(self.hyper, self.lr, self._norm(), state, torch, **also)
-        for vectors, values, index in (
-            (work.norm_ema, new.state.ema, work.bucket_index),
-            (work.step, new.state.step, work.place_index),
-            (work.log_beta2, new.state.log_beta2, work.place_index),
-            (work.skipped, new.state.skipped, work.bucket_index),
-        ):
-            for vector in vectors:
-                whole = vector.index_copy(0, index[0], values.to(vector.dtype)) if index else values
-                torch._foreach_copy_([vector], [whole])
-        if self.grads:
+        numbers, chosen, lr = self.work.numbers, self.work.chosen, self.lr
+        each, bucket = chosen.place_index, chosen.bucket_index
+        # In the order of `rule.State`: the vectors, and which entries of them move.
+        vectors = [numbers.norm_ema, numbers.step, numbers.log_beta2, numbers.skipped]
+        indices = [bucket, each, each, bucket]
+        if self.fused:
+            vectors, indices, lr = _arrays(vectors), _arrays(indices), float(lr)
+        state = rule.State(*(_pick(x, index, self.dtype) for x, index in zip(vectors, indices, strict=True)))
+        if self.fused and len(shared := set(state.step.tolist())) == 1:
+            state = state._replace(step=shared.pop())  # one number for all: Python computes with it in no time
+        with np.errstate(all="ignore") if self.fused else nullcontext():  # a NaN norm is the caller's to see
+            also = {"members": self.members, "mean_abs": self.mean_abs, "has_grad": self.has_grad}
+            self.found = new = rule.step(self.hyper, lr, self._norm(), state, self.xp, **also)
+            for vector, index, values in zip(vectors, indices, new.state, strict=True):
+                if vector is not None:
+                    _store(vector, index, values)
+        if self.fused:
+            self._update_by_adam(new.k, new.updated_each)
+        elif self.grads:
             self._update(new.k, new.updated_each)
-        return new
-
-    def _apply_arrays(self) -> rule.Step:
-        """The same with NumPy on the memory of the vectors, and torch's fused Adam kernel."""
-        work = self.work
-        each = work.place_index[0].numpy() if work.place_index else ...
-        bucket = work.bucket_index[0].numpy() if work.bucket_index else ...
-        ema, step = work.norm_ema[0].numpy(), work.step[0].numpy()
-        log_beta2 = work.log_beta2[0].numpy() if work.log_beta2 else None
-        skipped = work.skipped[0].numpy() if work.skipped else None
-        state = rule.State(
-            ema=ema[bucket].astype(np.float64),
-            step=step[each].astype(np.float64),
-            log_beta2=None if log_beta2 is None else log_beta2[each].astype(np.float64),
-            skipped=None if skipped is None else skipped[bucket],
-        )
-        members = None if self.members is None else ArrayMembers(self.members)
-        mean_abs = None if self.mean_abs is None else self.mean_abs.numpy()
-        with np.errstate(all="ignore"):  # a NaN norm is the caller's to see
-            new = rule.step(
-                self.hyper, float(self.lr), self._norm().numpy(), state, np, members=members, mean_abs=mean_abs
-            )
-            ema[bucket], step[each] = new.state.ema, new.state.step
-            if log_beta2 is not None:
-                log_beta2[each] = new.state.log_beta2
-            if skipped is not None:
-                skipped[bucket] = new.state.skipped
-        self._update_by_adam(new.k, new.updated_each)
-        return new
 
     def rows(self) -> Tensor:
         """sun, β2 and n of every bucket of the group, after `apply`; NaN for those at rest."""
         rows = torch.stack([torch.as_tensor(x) for x in (self.found.sun, self.found.beta2, self.found.norm)])
-        if not self.work.bucket_index:
+        if self.work.chosen.bucket_index is None:
             return rows
         nothing = rows.new_full((len(rows), len(self.group["bucket_names"])), torch.nan)
-        return nothing.index_copy(1, self.work.bucket_index[0], rows)
+        return nothing.index_copy(1, self.work.chosen.bucket_index, rows)
 
-    def _norm(self) -> Tensor:
+    def _norm(self) -> Any:
         """n = √Σ ||g||² of each bucket, in units of its largest ||g||."""
+        xp = self.xp
         if self.squares is not None:
-            return self.squares.sqrt().to(self.dtype)
+            return xp.sqrt(self.squares) if self.fused else self.squares.sqrt().to(self.dtype)
         if self.members is None:
             return self.local
         largest = self.members.largest(self.local)
-        unit = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
-        shares = (self.local / self.members.spread(unit)).square()
-        return unit * torch.zeros_like(unit).index_add_(0, self.members.index, shares).sqrt()
-
-    def _pick(self, vector: Tensor, index: list[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-        """The entries of the step's parameters or buckets, for arithmetic."""
-        return (vector.index_select(0, index[0]) if index else vector).to(dtype or self.dtype)
+        unit = xp.where((largest > 0) & xp.isfinite(largest), largest, 1.0)
+        return unit * xp.sqrt(self.members.total((self.local / self.members.spread(unit)) ** 2))
 
     def _update_by_adam(self, k: Coefficients, updated: NDArray[np.bool_] | None) -> None:
         """The update by torch's fused Adam kernel, tensor by tensor.
@@ -230,21 +306,19 @@ class ListStep:
         and ε' = floor that is the update of `rule.Coefficients`, apart from the clip, and from weight decay, of which
         it would round 1 - γλ.
         """
-        work, leak = self.work, self.hyper.leak
-        n = len(work.params)
-        beta2, rate, floor, fade = (_floats(x, n) for x in (1 - k.c2, k.rate, k.floor, k.fade))
+        leak, params = self.hyper.leak, self.work.params
+        beta2, rate, floor, fade = (_floats(x, len(params)) for x in (1 - k.c2, k.rate, k.floor, k.fade))
         options: dict[str, Any] = {"beta1": self.hyper.beta1, "weight_decay": 0.0, "amsgrad": leak is not None}
         options["maximize"] = self.group["maximize"]
-        going = range(n) if updated is None else np.flatnonzero(updated).tolist()
-        for i in going:
-            p, v_max = work.params[i], work.max_exp_avg_sqs[i : i + 1]
-            if not p.numel():
+        each = zip(params, self.grads, *self.work.moments, strict=True)
+        for i, (p, g, m, v, *v_max) in enumerate(each):
+            if (updated is not None and not updated[i]) or not p.numel():
                 continue
             if leak not in (None, 1):
                 v_max[0].mul_(leak)
             if fade[i]:
                 p.add_(p, alpha=-fade[i])
-            tensors = ([p], [self.grads[i]], [work.exp_avgs[i]], [work.exp_avg_sqs[i]], v_max, [_LATE])
+            tensors = ([p], [g], [m], [v], v_max, [_LATE])
             torch._fused_adamw_(*tensors, lr=rate[i], beta2=beta2[i], eps=floor[i], **options)
 
     def _update(self, k: Coefficients, updated: Tensor | None) -> None:
@@ -253,7 +327,7 @@ class ListStep:
         if updated is not None:
             each = zip(updated.unbind(), grads, strict=True)
             grads = [torch.where(ok.to(g.device), g, 0) for ok, g in each]
-        tensors = [[real(t) for t in ts] for ts in (work.params, grads, *moments(work).values())]
+        tensors = [[real(t) for t in ts] for ts in (work.params, grads, *work.moments)]
         foreach = self.group["foreach"]
         together = foreach or (foreach is None and tensors[0][0].device.type != "cpu")
         kinds: dict[Any, list[int]] = {}
@@ -279,11 +353,37 @@ class ListStep:
     def _store_with_noise(self, chosen: list[int], state: list[list[Tensor]], values: list[list[Tensor]]) -> None:
         """Round m, v and v_max stochastically: m by the low half of the hash, v and v_max by the high half."""
         for j, i in enumerate(chosen):
-            place = self.work.places[i]
+            place = self.work.chosen.places[i]
             shard = self.work.shards[i] if self.work.shards else None
-            noise = noise_bits(self.work.step[0].select(0, place), place, state[0][j], shard)
+            noise = noise_bits(self.work.numbers.step.select(0, place), place, state[0][j], shard)
             for number, (targets, new) in enumerate(zip(state, values, strict=True)):
                 targets[j].copy_(rounded(new[j], (noise if number == 0 else noise >> 16) & 0xFFFF))
+
+
+def _arrays(tensors: list[Any]) -> list[Any]:
+    """Tensors on the CPU as NumPy's arrays of the same memory."""
+    return [None if x is None else x.numpy() for x in tensors]
+
+
+def _pick(vector: Any, index: Any, dtype: torch.dtype) -> Any:
+    """Entries of a vector, for arithmetic: numbers in `dtype`, or NumPy's float64; counts as they are."""
+    if vector is None:
+        return None
+    if isinstance(vector, np.ndarray):
+        picked = vector if index is None else vector[index]
+        return picked.astype(np.float64 if vector.dtype.kind == "f" else np.int64)
+    picked = vector if index is None else vector.index_select(0, index)
+    return picked.to(dtype) if vector.is_floating_point() else picked
+
+
+def _store(vector: Any, index: Any, values: Any) -> None:
+    """Write entries of a vector."""
+    if isinstance(vector, np.ndarray):
+        vector[... if index is None else index] = values
+    elif index is None:
+        torch._foreach_copy_([vector], [values])  # FakeTensorMode does without a GPU, unlike `copy_`
+    else:
+        vector.index_copy_(0, index, values.to(vector.dtype))
 
 
 def fused_takes(work: Work, hyper: Hyper) -> bool:
@@ -293,7 +393,7 @@ def fused_takes(work: Work, hyper: Hyper) -> bool:
     """
     twice = hyper.weight_decay != 0 or hyper.leak not in (None, 1)
     dtypes = _WIDE if twice else (*_WIDE, *LOW_PRECISION)
-    for p, *others in zip(work.params, work.grads, *moments(work).values(), strict=True):
+    for p, *others in zip(work.params, work.grads, *work.moments, strict=True):
         dtype, shape = p.dtype, p.shape
         if dtype not in dtypes:
             return False
@@ -316,10 +416,11 @@ def check_tensors(work: Work) -> None:
         return x.is_neg() or (x.is_inference() and not torch.is_inference_mode_enabled())
 
     wanted = [kind(p) for p in work.params]
-    for name, tensors in {"param": work.params, "grad": work.grads, **moments(work)}.items():
-        for place, x, like in zip(work.places, tensors, wanted, strict=True) if tensors else ():
-            if kind(x) != like or (eager and name != "grad" and fixed(x)):
-                what = f"`{name}`" if name in ("param", "grad") else f"`{name}` in the state"
+    lists = [("`param`", work.params), ("`grad`", work.grads)]
+    lists += [(f"`{name}` in the state", tensors) for name, tensors in zip(MOMENTS, work.moments, strict=False)]
+    for what, tensors in lists:
+        for place, x, like in zip(work.chosen.places, tensors, wanted, strict=True):
+            if kind(x) != like or (eager and tensors is not work.grads and fixed(x)):
                 raise RuntimeError(
                     f"{what} of parameter {place} has another shape, dtype or device than the parameter, is negated "
                     "lazily, or was made in inference mode: set it anew, or load another state"
@@ -376,35 +477,32 @@ def _update(tensors: list[list[Tensor]], k: Coefficients, beta2: Any, maximize: 
     torch._foreach_sub_(theta, delta)
 
 
-def norms(tensors: list[Tensor], order: int, dtype: torch.dtype, device: torch.device, quick: bool = False) -> Tensor:
+def norms(tensors: list[Tensor], order: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """||x|| of each tensor, which does not overflow before it must: see the note on norms in `kourkoutas.rule`.
 
     In float64, which takes no longer on an accelerator; where there is none, tensors are divided by their largest
-    entry. `quick`: plain tensors on the CPU, whose sums are first tried in their own dtype.
+    entry.
     """
     if not tensors:
         return torch.zeros(0, dtype=dtype, device=device)
     tensors = [real(t) for t in tensors]
-    if quick:
-        found = _quick_norms([wide(t) for t in tensors])
-        if math.isfinite(sum(found)):
-            return torch.from_numpy(np.array(found))
     if dtype is torch.float64:
-        found_each: Sequence[Tensor] = torch._foreach_norm(tensors, order, dtype=dtype)
+        found: Sequence[Tensor] = torch._foreach_norm(tensors, order, dtype=dtype)
     else:
         largest = [wide(t).abs().amax() if t.numel() else t.new_ones((), dtype=dtype) for t in tensors]
         units = [torch.where((x > 0) & x.isfinite(), x, 1.0) for x in largest]
-        found_each = torch._foreach_norm(torch._foreach_div([wide(t) for t in tensors], units), order)
-        found_each = torch._foreach_mul(found_each, units)
-    return torch.stack([x.to(device) for x in found_each]).to(dtype)
+        found = torch._foreach_norm(torch._foreach_div([wide(t) for t in tensors], units), order)
+        found = torch._foreach_mul(found, units)
+    return torch.stack([x.to(device) for x in found]).to(dtype)
 
 
-def _quick_norms(tensors: list[Tensor]) -> list[float]:
-    """One call is faster for many small tensors, and dot products for large ones."""
-    if sum(map(Tensor.numel, tensors)) < _SMALL * len(tensors) and len({t.dtype for t in tensors}) == 1:
-        return [x.item() for x in torch._foreach_norm(tensors)]
-    flat = [t.reshape(-1) for t in tensors]
-    return [math.sqrt(x.dot(x).item()) for x in flat]
+def quick_norms(tensors: list[Tensor]) -> NDArray[np.float64]:
+    """||x|| of plain tensors on the CPU, by sums in their own dtype unless these overflow."""
+    flat = [wide(t).reshape(-1) for t in tensors]
+    found = [math.sqrt(x.dot(x).item()) for x in flat]
+    if math.isfinite(sum(found)):
+        return np.array(found)
+    return norms(tensors, 2, torch.float64, torch.device("cpu")).numpy()  # type: ignore[no-any-return]
 
 
 def wide(x: Tensor) -> Tensor:

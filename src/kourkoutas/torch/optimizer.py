@@ -16,22 +16,50 @@ from kourkoutas.buckets import partition, unique_names
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, adam_log_beta2
 from kourkoutas.torch import kernel, routes, sharding
 from kourkoutas.torch.kernel import KernelStep
-from kourkoutas.torch.lists import ListStep, Work, fused_takes, moments
+from kourkoutas.torch.lists import ListStep, Numbers, Selection, Vectors, Work, fused_takes
 from kourkoutas.torch.options import (
+    MOMENTS,
+    NUMBERS,
     OPTIONS,
-    Options,
     check_group,
+    check_loaded,
     check_parameter,
     check_state_dtype,
     entries_of,
     join_betas,
     make_options,
     named,
+    number_dtype,
 )
 from kourkoutas.torch.recorder import Recorder
-from kourkoutas.torch.sharding import Pool, check_process_group
-from kourkoutas.torch.state import MOMENTS, NUMBERS, Vectors, check_loaded, number_dtype
+from kourkoutas.torch.sharding import Pool, Shard, check_process_group
 from kourkoutas.trace import Trace
+
+
+class Derived:
+    """What follows from one param group and its state, and is not saved."""
+
+    vectors: Vectors | None = None
+    plan: Any = None  # the kernel's working memory
+    shards: list[Shard] | None = None  # None if its tensors and buckets are whole
+    spans = False  # whether its buckets have members on other ranks that this rank does not hold
+
+    def __init__(self, group: dict[str, Any]) -> None:
+        self.group = group
+        # Kept here, too, as ZeroRedundancyOptimizer overwrites them with those of another rank's group.
+        self.bucket_names, self.bucket_index = group["bucket_names"], group["bucket_index"]
+        self.options = make_options(group)
+
+    def check(self) -> None:
+        """Take over what was written into the group since the last step."""
+        group = self.group
+        if "beta1" in group or "beta2_max" in group:
+            join_betas(group)
+        if group["bucket_index"] is not self.bucket_index:
+            group["bucket_names"], group["bucket_index"] = self.bucket_names, self.bucket_index
+        if self.options.key != OPTIONS(group):
+            self.options = make_options(group)
+            group["amsgrad"] = self.options.hyper.leak is not None  # for an Adam that loads this state
 
 
 class KourkoutasBeta(Optimizer):
@@ -145,7 +173,9 @@ class KourkoutasBeta(Optimizer):
             raise TypeError("`params` must be an iterable of tensors or groups; got one tensor: pass [tensor]")
         self._process_group = process_group
         self._lock = RLock()  # two threads may step one after the other, but not share working memory
-        self._own_buckets([])
+        self._derived: list[Derived] = []
+        self._pool: Any = None  # a `Pool`, from the first step on
+        self._recorder: Recorder | None = None
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -154,22 +184,12 @@ class KourkoutasBeta(Optimizer):
             join_betas(options)
         self._process_group = getattr(self, "_process_group", None)  # torch loads a state through here, too
         self._lock = getattr(self, "_lock", None) or RLock()
-        self._own_buckets(self.param_groups)
+        self._derive()
 
-    def _own_buckets(self, groups: list[dict[str, Any]]) -> None:
-        """Take the buckets that stand in the groups for this optimizer's own."""
-        # Group → its buckets, as ZeroRedundancyOptimizer overwrites them with those of another rank's group.
-        self._buckets = {id(g): (g, g["bucket_names"], g["bucket_index"]) for g in groups if "bucket_index" in g}
-        self._reset()
-
-    def _reset(self) -> None:
-        """What is derived from the state and the groups, and not saved."""
-        self._order = [id(group) for group, *_ in self._buckets.values()]
-        self._options: dict[int, Options] = {}
-        self._plans: dict[int, Any] = {}
-        self._vectors: dict[int, Vectors] = {}
-        self._pool: Pool | None = None
-        self._recorder: Recorder | None = None
+    def _derive(self) -> None:
+        """Forget what was derived from the state and the groups."""
+        self._derived = [Derived(group) for group in self.param_groups if "bucket_index" in group]
+        self._pool = self._recorder = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; every check is made before anything changes."""
@@ -177,7 +197,7 @@ class KourkoutasBeta(Optimizer):
             raise TypeError(f"`param_group` must be a dict with the key 'params'; got {param_group!r}")
         options = {**self.defaults, **{k: v for k, v in param_group.items() if k != "params"}}
         join_betas(options)
-        hyper = check_group(options)
+        check_group(options)
         entries = entries_of(param_group["params"])
         names, tensors = named(entries, sum(len(g["params"]) for g in self.param_groups))
         if options["buckets"] == "module" and not any(isinstance(e, tuple) for e in entries):
@@ -197,9 +217,8 @@ class KourkoutasBeta(Optimizer):
         # A function cannot be saved, but its answers can: from here on `bucket_index` is what counts.
         group["buckets"] = options["buckets"] if isinstance(options["buckets"], str) else "custom"
         group["bucket_names"], group["bucket_index"] = list(found.names), list(found.index)
-        group["amsgrad"] = hyper.leak is not None  # for an Adam that loads this state
-        self._buckets[id(group)] = group, group["bucket_names"], group["bucket_index"]
-        self._order.append(id(group))
+        self._derived.append(Derived(group))
+        group["amsgrad"] = self._derived[-1].options.hyper.leak is not None  # for an Adam that loads this state
         self._pool = None
         if self._recorder is not None:
             self._recorder.widen(len(group["bucket_names"]))
@@ -235,7 +254,7 @@ class KourkoutasBeta(Optimizer):
                 group.setdefault(key, value)
             if len(group["bucket_index"]) != len(group["params"]):  # saved by a rank that held other parameters
                 group["bucket_names"], group["bucket_index"] = old["bucket_names"], old["bucket_index"]
-        self._own_buckets(self.param_groups)
+        self._derive()
         saved = [i for g in state_dict["param_groups"] for i in g["params"]]
         params = [(p, g, beta2) for g, beta2 in zip(self.param_groups, adams, strict=True) for p in g["params"]]
         for i, (p, group, beta2) in zip(saved, params, strict=True):
@@ -247,9 +266,9 @@ class KourkoutasBeta(Optimizer):
                     self.state[p][name] = value.detach().to(p.device, group["state_dtype"], copy=True)
             if beta2 is not None and group["bias_correction"] == "exact" and "step" in self.state[p]:
                 self.state[p]["log_beta2"] = adam_log_beta2(beta2, self.state[p]["step"].double(), torch)
-        for number, group in enumerate(self.param_groups):
-            entries = {name for p in group["params"] for name in self.state.get(p, ())}
-            self._pack(number, group, tuple(name for name in NUMBERS if name in entries), [])
+        for own in self._derived:
+            own.vectors = Vectors(own.group, own.options.numbers, self.state, None)
+            own.vectors.show(self.state, own.group["params"], [])
 
     @property
     def process_group(self) -> Any:
@@ -281,7 +300,8 @@ class KourkoutasBeta(Optimizer):
         It asks no other rank.
         """
         with self._lock, torch.no_grad():
-            found = [route for route, _ in self._steps()]
+            self._check()
+            found = [self._gather(own)[0] for own in self._derived]
             self._release()
         return found
 
@@ -293,13 +313,14 @@ class KourkoutasBeta(Optimizer):
                 loss = closure()
         if torch.compiler.is_compiling():
             with torch.no_grad():
-                work = [self._work(number, group) for number, group in enumerate(self.param_groups)]
-                self._move([self._list_step(number, one, routes.WATCHED) for number, one in enumerate(work)])
+                work = [self._traced_work(number, group) for number, group in enumerate(self.param_groups)]
+                each = zip(self._derived, work, strict=True)
+                self._move([ListStep(own, one, False) if one.chosen.buckets else None for own, one in each])
             return loss
         with self._lock, torch.no_grad():
             try:
                 self._build_pool()
-                self._move([step for _, step in self._steps()])
+                self._move([self._gather(own)[1] for own in self._derived])
             except BaseException:
                 self._release()
                 raise
@@ -307,125 +328,79 @@ class KourkoutasBeta(Optimizer):
 
     def _release(self) -> None:
         """Let go of what was gathered for the kernel."""
-        for plan in self._plans.values():
-            _native.step.release(plan)
+        for own in self._derived:
+            if own.plan is not None:
+                _native.step.release(own.plan)
 
-    def _check(self, number: int, group: dict[str, Any]) -> Options:
-        """The group's checked options, made again only when an entry of the group has changed."""
-        if "beta1" in group or "beta2_max" in group:
-            join_betas(group)
-        _, names, index = self._buckets[id(group)]
-        if group["bucket_index"] is not index:
-            group["bucket_names"], group["bucket_index"] = names, index
-        cached = self._options.get(number)
-        if cached is None or cached.key != OPTIONS(group):
-            cached = self._options[number] = make_options(group)
-            group["amsgrad"] = cached.hyper.leak is not None
-        return cached
-
-    def _find_pool(self) -> Pool:
-        """Where shards of parameters and members of buckets are, as far as this rank knows."""
+    def _check(self) -> Any:
+        """Take over what was written into the groups, and find what of them lies here, as far as this rank knows."""
+        if [id(own.group) for own in self._derived] != [id(group) for group in self.param_groups]:
+            self._derive()  # some were removed, or put in another order
+        for own in self._derived:
+            own.check()
         if self._pool is None:
-            for number, group in enumerate(self.param_groups):
-                self._check(number, group)
-            self._pool = Pool(self.param_groups, self._process_group)
+            self._pool = Pool(self._derived, self._process_group)
         return self._pool
 
-    def _build_pool(self) -> Pool:
+    def _build_pool(self) -> None:
         """The same with what other ranks know. Collective: every rank must call it, before its first step."""
-        pool = self._find_pool()
+        pool = self._check()
         if not pool.exchanged:
-            pool.exchange(self.param_groups)
-            self._vectors.clear()  # sizes of parameters may be known only now
-        return pool
+            pool.exchange()
+            for own in self._derived:
+                if own.vectors is not None:
+                    own.vectors.selections.clear()  # sizes of parameters may be known only now
 
-    def _steps(self) -> list[tuple[routes.Route, Any]]:
-        """Each group's route, and its step with all tensors at hand or None; all checks are made here."""
-        if self._order != [id(group) for group in self.param_groups]:  # some were removed, or put in another order
-            self._own_buckets(self.param_groups)
-        self._cursor = 0
-        return [self._gather(number, group) for number, group in enumerate(self.param_groups)]
-
-    def _gather(self, number: int, group: dict[str, Any]) -> tuple[routes.Route, Any]:
-        """The route of one group, and its step with all tensors at hand: None if there is nothing to do."""
-        options, pool = self._check(number, group), self._find_pool()
+    def _gather(self, own: Derived) -> tuple[routes.Route, Any]:
+        """The route of one group, and its step with all tensors at hand, or None; every check is made here."""
         found: list[Work] = []
 
         def work() -> Work:
             if not found:
-                found.append(self._work(number, group))
+                found.append(self._collect(own))
+                if own.shards is not None:
+                    sharding.localize(found[0].params, found[0].grads, found[0].moments)
             return found[0]
 
         def kernel_takes() -> bool:
-            whole = pool.shards[number] is None
-            made = not group["diagnostics"] or self._recorder is not None
-            if whole and made and self._planned(number, group, options):
-                return True
             # The first step finds its state, and the trace, only after they have been made.
-            return bool(work().params) and self._planned(number, group, options, None if whole else work())
+            made = own.vectors is not None and (self._recorder is not None or not own.group["diagnostics"])
+            if own.shards is not None or not made or not kernel.gather(own, self.state, None):
+                return bool(work().params) and kernel.gather(own, self.state, work())
+            return True
 
-        route = routes.choose(
-            options, group, pool.spans[number], kernel_takes, lambda: fused_takes(work(), options.hyper)
-        )
+        route = routes.choose(own, kernel_takes, lambda: fused_takes(work(), own.options.hyper))
         if route is routes.KERNEL:
-            sizes = None if pool.shards[number] is None else self._sizes(number, group)
-            return route, KernelStep(options.hyper, group, self._plans[number], sizes)
-        return route, self._list_step(number, work(), route)
-
-    def _list_step(self, number: int, work: Work, route: routes.Route) -> ListStep | None:
-        return ListStep(self._options[number], self.param_groups[number], work, route) if work.buckets else None
-
-    def _planned(self, number: int, group: dict[str, Any], options: Options, work: Work | None = None) -> bool:
-        """Let the kernel gather the group's tensors; False if it does not take one of them, or state is missing.
-
-        `work` is None, or has the shards of parameters that lie on this rank.
-        """
-        plan = self._plans.get(number) or self._plans.setdefault(number, kernel.extension.new_plan())
-        gather, params, index = kernel.extension.gather, group["params"], group["bucket_index"]
-        buckets = len(group["bucket_names"])
-        if work is None:
-            at = self._cursor
-            cursor: int = gather(plan, options.packed, params, index, buckets, self.state, at, None)
-            self._cursor = max(cursor, at)
-            return cursor >= 0
-        if group["state_dtype"] is torch.bfloat16 and any(shard.strides is not None for shard in work.shards):
-            return False  # the kernel numbers the elements of a shard one after the other, for the noise of rounding
-        state: dict[Tensor, Any] = {}
-        shards: list[tuple[Any, int]] = [(None, 0)] * len(params)
-        local = list(params)
-        for i, p, g, shard in zip(work.places, work.params, work.grads, work.shards, strict=True):
-            local[i], shards[i], state[p] = p, (g, shard.first), dict(self.state[params[i]])
-        for name, tensors in moments(work).items():
-            for p, x in zip(work.params, tensors, strict=True):
-                state[p][name] = x
-        return bool(gather(plan, options.packed, local, index, buckets, state, 0, shards) >= 0)
-
-    def _work(self, number: int, group: dict[str, Any]) -> Work:
-        """The tensors of one step; of those that are spread over ranks, what lies here."""
-        if torch.compiler.is_compiling():
-            work = Work([], [], [], [], [], [], [], [], [], [], [], [], [], [], [], [])
-            self._init_group(group, number, *work)
-        else:
-            work = self._collect(number, group)
-        if work.shards:
-            sharding.localize(work.params, work.grads, list(moments(work).values()))
-        return work
+            return route, KernelStep(own)
+        return route, ListStep(own, work(), route.fused) if work().chosen.buckets else None
 
     # NOTE: torch.compile runs `_init_group` as plain Python while it traces `step`, and hands the lists that it filled
     # to the graph; so all lazy set-up belongs there, and its arguments are a group, constants and empty lists.
     def _init_group(self, group: dict[str, Any], number: int, *lists: list[Any]) -> None:
         self._build_pool()
-        for empty, found in zip(lists, self._collect(number, group), strict=True):
-            empty.extend(found)  # type: ignore[arg-type]
+        work = self._collect(self._derived[number])
+        found = [work.params, work.grads, *work.moments, *[()] * (len(MOMENTS) - len(work.moments))]
+        for empty, entries in zip(lists, [*found, work.numbers, work.chosen, work.shards], strict=True):
+            empty.extend(entries)
 
-    def _collect(self, number: int, group: dict[str, Any]) -> Work:
-        """The tensors of one step; what is missing of the state is made."""
-        options, pool = self._check(number, group), self._find_pool()
+    def _traced_work(self, number: int, group: dict[str, Any]) -> Work:
+        """What `_collect` finds, as torch.compile sees it."""
+        lists: list[list[Any]] = [[], [], [], [], [], [], [], []]
+        self._init_group(group, number, *lists)
+        params, grads, m, v, v_max, numbers, chosen, shards = lists
+        moments = [m, v, v_max] if v_max else [m, v]
+        if shards:
+            sharding.localize(params, grads, moments)
+        return Work(params, grads, moments, Numbers(*numbers), Selection(*chosen), shards)
+
+    def _collect(self, own: Derived) -> Work:
+        """The tensors of one step; missing state is made."""
+        group, options, shards = own.group, own.options, own.shards
         if group["diagnostics"] and self._recorder is None:
             self._recorder = Recorder(self.param_groups)
-        if len(group["bucket_index"]) != len(group["params"]):
+        if len(own.bucket_index) != len(group["params"]):
             raise RuntimeError(
-                f"a param group has {len(group['params'])} parameters but buckets for {len(group['bucket_index'])}: "
+                f"a param group has {len(group['params'])} parameters but buckets for {len(own.bucket_index)}: "
                 "add parameters with add_param_group, and to take some out make a new optimizer"
             )
         places = [i for i, p in enumerate(group["params"]) if p.grad is not None]
@@ -438,48 +413,33 @@ class KourkoutasBeta(Optimizer):
                     "(sparse=False) or give its parameters to torch.optim.SparseAdam"
                 )
         states: list[Any] = [self.state.get(p, {}) for p in params]
-        vectors = self._vectors.get(number)
-        if vectors is None or not vectors.shown(group, options.numbers, states, places):
+        vectors = own.vectors
+        if vectors is None or not vectors.shown(options.numbers, group["params"], states, places):
             for p in params:  # every check comes before the first state is made
                 check_parameter(p, group)
-            vectors = self._pack(number, group, options.numbers, places)
+            # A gradient on another rank moves the numbers of a bucket of which no member here has a state.
+            vectors = own.vectors = Vectors(group, options.numbers, self.state, vectors if own.spans else None)
+            vectors.show(self.state, group["params"], places)
             states = [self.state[p] for p in params]
         for p, entries in zip(params, states, strict=True):
             for name in options.moments:
                 if name not in entries:
                     dtype = group["state_dtype"]
                     entries[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
-        shards, found = pool.shards[number], {name: [s[name] for s in states] for name in options.moments}
+        moments = [[entries[name] for entries in states] for name in options.moments]
         if shards is not None:
-            sharding.check_layouts(params, found)
-        chosen = vectors.select(group, places, lambda: self._sizes(number, group), pool.spans[number])
+            sharding.check_layouts(params, moments)
         here = [] if shards is None else [shards[i] for i in places]
-        numbers = ([vectors.of[name]] if name in vectors.of else [] for name in NUMBERS)
-        return Work._make([params, grads, *(found.get(name, []) for name in MOMENTS), *numbers, here, *chosen])
-
-    def _pack(self, number: int, group: dict[str, Any], names: tuple[str, ...], places: list[int]) -> Vectors:
-        """Vectors of the numbers in a group's state, whose views the state then shows, also of `places`."""
-        # A gradient on another rank moves the numbers of a bucket of which no member here has a state.
-        spans = self._pool is not None and self._pool.spans[number]
-        vectors = Vectors(group, names, self.state, self._vectors.get(number) if spans else None)
-        vectors.show(self.state, group, places)
-        self._vectors[number] = vectors
-        return vectors
-
-    def _sizes(self, number: int, group: dict[str, Any]) -> list[int]:
-        """Real numbers in each parameter of a group, wherever they lie."""
-        shards = self._find_pool().shards[number]
-        counts = [p.numel() for p in group["params"]] if shards is None else [shard.size for shard in shards]
-        return [max(n * (2 if p.is_complex() else 1), 1) for n, p in zip(counts, group["params"], strict=True)]
+        return Work(params, grads, moments, vectors.numbers, vectors.select(group, places, shards, own.spans), here)
 
     def _move(self, steps: list[Any]) -> None:
         """Measure, pool and look; then move everything."""
         going = [step for step in steps if step is not None]
         for step in going:
             step.measure()
-        pool = self._find_pool()
+        pool = self._pool
         if pool.active:
-            pool.add(steps, self.param_groups)
+            pool.add(steps)
         if any(group["nonfinite"] == "raise" for group in self.param_groups):
             # Every norm is looked at before the first parameter moves.
             bad = [name for step in going if step.hyper.nonfinite == "raise" and (name := step.first_bad()) is not None]

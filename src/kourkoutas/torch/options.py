@@ -1,8 +1,8 @@
-"""A param group's options: checks, each of which names the argument, the value and the remedy, and what follows."""
+"""A param group's options, what follows from them, and checks of what comes in: argument, value and remedy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -13,8 +13,10 @@ from kourkoutas import rule
 from kourkoutas.buckets import check_buckets
 from kourkoutas.rule import Hyper
 from kourkoutas.torch import kernel
-from kourkoutas.torch.state import MOMENTS, NUMBERS
 
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+NUMBERS = ("step", "norm_ema", "log_beta2", "skipped")
+PER_BUCKET = ("norm_ema", "skipped")
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 _IN_GROUP = [name for name in rule.HYPER_NAMES if name not in ("beta1", "beta2_max")]
 OPTIONS = itemgetter(*_IN_GROUP, "betas", "maximize", "state_dtype")
@@ -123,3 +125,27 @@ def named(entries: list[Any], first: int) -> tuple[list[str], list[Tensor]]:
             raise TypeError(f"`params` must be tensors or (name, tensor) pairs; got {tensor!r} at place {i}")
         found.setdefault(id(tensor), (name, tensor))
     return [name for name, _ in found.values()], [tensor for _, tensor in found.values()]
+
+
+def number_dtype(name: str, params: Sequence[Tensor]) -> torch.dtype:
+    """t is float32 as in Adam; r and Σ log β2 are float64 where one of the group's parameters is."""
+    if name in ("step", "skipped"):
+        return torch.float32 if name == "step" else torch.int64
+    wide = any(p.dtype in (torch.float64, torch.complex128) for p in params)
+    return torch.float64 if wide else torch.float32
+
+
+def check_loaded(state_dict: dict[str, Any]) -> None:
+    """Raise if a state dict is neither Kourkoutas-β's nor Adam's."""
+    for number, group in enumerate(state_dict["param_groups"]):
+        if "betas" not in group:
+            raise ValueError(
+                f"`state_dict` is neither Kourkoutas-β's nor Adam's: its group {number} has no `betas`; nothing was "
+                "loaded: load it into the kind of optimizer that saved it"
+            )
+    for key, entries in state_dict["state"].items():
+        if entries and not {"step", "exp_avg", "exp_avg_sq"} <= entries.keys():
+            raise ValueError(
+                f"`state_dict` is neither Kourkoutas-β's nor Adam's: parameter {key} has {list(entries)}, not "
+                "step, exp_avg and exp_avg_sq; nothing was loaded: load it into the kind of optimizer that saved it"
+            )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.utils._device import DeviceContext
 
 from kourkoutas.torch import kernel
-from kourkoutas.torch.options import Options
+
+if TYPE_CHECKING:
+    from kourkoutas.torch.optimizer import Derived
 
 
 class Route(NamedTuple):
@@ -30,28 +32,22 @@ KERNEL = Route("kernel", "the C kernel takes every tensor")
 OTHER = Route("foreach", "a tensor is not on the CPU, not plain, or laid out with gaps or unlike its parameter")
 
 
-def choose(
-    options: Options,
-    group: dict[str, Any],
-    spans: bool,
-    kernel_takes: Callable[[], bool],
-    fused_takes: Callable[[], bool],
-) -> Route:
+def choose(own: Derived, kernel_takes: Callable[[], bool], fused_takes: Callable[[], bool]) -> Route:
     """The route of one group: the first line that applies.
 
     Args:
-      spans: whether buckets have members on other ranks that this one does not hold.
       kernel_takes: whether the C kernel takes every tensor of this step.
       fused_takes: whether torch's fused Adam kernel for the CPU takes every tensor of this step.
     """
-    device = next((p.device.type for p in group["params"]), "cpu")
+    group, options = own.group, own.options
+    device = group["params"][0].device.type if group["params"] else "cpu"
     # fmt: off
     # ruff: noqa: E701
     if device != "cpu":                                       return Route("foreach", f"parameters are on {device}")
     if watched():                                             return WATCHED
     if group["capturable"]:                                   return CAPTURABLE
     if options.packed is None:                                return TENSORS
-    if spans:                                                 return SPANS
+    if own.spans:                                             return SPANS
     if group["foreach"]:                                      return FOREACH
     if group["fused"] is False:                               return NOT_FUSED
     if kernel.extension is not None and kernel_takes():       return KERNEL

@@ -21,10 +21,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from kourkoutas.torch.optimizer import Derived
 
 LOCAL = "local"
 _REMEDY = (
@@ -45,38 +48,41 @@ class Shard(NamedTuple):
 class Pool:
     """The ranks over which an optimizer's parameters and buckets are spread.
 
+    It tells each group what lies here: `shards`, None if its tensors are plain and whole and so are its buckets, and
+    `spans`, whether its buckets have members on other ranks that this rank does not hold.
+
     NOTE: making a pool asks nobody. `exchange` does, and every rank must call it before its first step.
 
     Attributes:
-      shards: per group: None if its tensors are plain and whole and so are its buckets, else each parameter's shard.
-      spans: per group: whether its buckets have members on other ranks that this rank does not hold.
+      groups: `optimizer.Derived` of each group.
       given: the `process_group` that was given, if it has more than one rank.
       dtensors: all DTensors among the parameters.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], process_group: Any) -> None:
+    def __init__(self, groups: list[Derived], process_group: Any) -> None:
+        self.groups = groups
         self.given: Any = process_group if process_group not in (None, LOCAL) else None
         if self.given is not None and torch.distributed.get_world_size(self.given) == 1:
             self.given = None
-        if ranks() > 1:
-            for group in groups:
-                _check_reach(group, process_group)
         self.exchanged = False
-        self.fsdp1 = [p for group in groups for p in group["params"] if is_fsdp1(p)]
-        self.dtensors = [p for group in groups for p in group["params"] if is_dtensor(p)]
-        self.spans = [self.given is not None and group["buckets"] != "parameter" for group in groups]
-        self._lay_out(groups, {p: [p.numel()] for p in self.fsdp1})
+        params = [p for own in groups for p in own.group["params"]]
+        self.fsdp1 = [p for p in params if is_fsdp1(p)]
+        self.dtensors = [p for p in params if is_dtensor(p)]
+        for own in groups:
+            if ranks() > 1:
+                _check_reach(own.group, process_group)
+            own.spans = self.given is not None and own.group["buckets"] != "parameter"
+        self._lay_out({p: [p.numel()] for p in self.fsdp1})
 
-    def _lay_out(self, groups: list[dict[str, Any]], sizes: dict[Tensor, Sequence[int]]) -> None:
+    def _lay_out(self, sizes: dict[Tensor, Sequence[int]]) -> None:
         """Find the shards; `sizes` are those of FSDP1's parameters on each rank of `process_group`."""
-        self.shards: list[list[Shard] | None] = []
-        for group, spans in zip(groups, self.spans, strict=True):
-            named = zip(group["params"], _names(group), strict=True)
-            found = [self._shard(p, name, sizes.get(p, ())) for p, name in named]
-            meshed = any(map(is_dtensor, group["params"]))
-            self.shards.append(found if spans or meshed or any(shard.over for shard in found) else None)
-        self.active = any(shards is not None and any(s.over for s in shards) for shards in self.shards)
-        self.active = self.active or any(self.spans)
+        self.active = False
+        for own in self.groups:
+            params = own.group["params"]
+            found = [self._shard(p, name, sizes.get(p, ())) for p, name in zip(params, _names(own.group), strict=True)]
+            pooled = own.spans or any(shard.over for shard in found)
+            own.shards = found if pooled or any(map(is_dtensor, params)) else None
+            self.active = self.active or pooled
 
     def _shard(self, p: Tensor, name: str, sizes: Sequence[int]) -> Shard:
         if is_dtensor(p):
@@ -86,34 +92,36 @@ class Pool:
             return Shard((self.given.group_name,), sum(sizes), sum(sizes[:rank]), None)
         return Shard((), p.numel(), 0, None)
 
-    def exchange(self, groups: list[dict[str, Any]]) -> None:
+    def exchange(self) -> None:
         """Collective: every rank must call it. Learns sizes and buckets from the others, and prepares the sums."""
         self.exchanged = True
         if self.fsdp1 and self.given is not None:
             everywhere = self._gathered([p.numel() for p in self.fsdp1])
-            self._lay_out(groups, dict(zip(self.fsdp1, zip(*everywhere, strict=True), strict=True)))
+            self._lay_out(dict(zip(self.fsdp1, zip(*everywhere, strict=True), strict=True)))
         # Members of a bucket are found by the bucket's name, in groups of the same number.
-        keys = [(i, name) for i, g in enumerate(groups) for name in g["bucket_names"] if self.spans[i]]
-        everywhere = self._gathered(keys) if any(self.spans) and not self.fsdp1 else [keys]
+        keys = [(i, name) for i, own in enumerate(self.groups) for name in own.bucket_names if own.spans]
+        spans = any(own.spans for own in self.groups)
+        everywhere = self._gathered(keys) if spans and not self.fsdp1 else [keys]
         place = {key: i for i, key in enumerate(dict.fromkeys(key for of_rank in everywhere for key in of_rank))}
         self._bucket_count = len(place)
         if not self.active:
             return
-        device = next(g["params"][0].device for g, s in zip(groups, self.shards, strict=True) if s is not None)
+        self.device = next(own.group["params"][0].device for own in self.groups if own.shards is not None)
 
         def index(numbers: list[int]) -> Tensor:
-            return torch.tensor(numbers, dtype=torch.int64, device=device)
+            return torch.tensor(numbers, dtype=torch.int64, device=self.device)
 
-        self.device = device
-        self._bucket_index = [index(g["bucket_index"]) for g in groups]
-        self._bucket_places = [index([place.get((i, n), 0) for n in g["bucket_names"]]) for i, g in enumerate(groups)]
+        self._bucket_index = [index(own.bucket_index) for own in self.groups]
+        self._bucket_places = [
+            index([place.get((i, name), 0) for name in own.bucket_names]) for i, own in enumerate(self.groups)
+        ]
         over: dict[str, list[int]] = {}
         first = 0
-        for group, shards in zip(groups, self.shards, strict=True):
-            for i, shard in enumerate(shards or ()):
+        for own in self.groups:
+            for i, shard in enumerate(own.shards or ()):
                 for name in shard.over:
                     over.setdefault(name, []).append(first + i)
-            first += len(group["params"])
+            first += len(own.bucket_index)
         self._over = {name: index(numbers) for name, numbers in over.items()}
 
     def _gathered(self, mine: Any) -> list[Any]:
@@ -127,37 +135,38 @@ class Pool:
         if not torch.compiler.is_compiling():
             torch.autograd.graph.increment_version([p for p in self.dtensors if p.grad is not None])
 
-    def add(self, steps: Sequence[Any], groups: list[dict[str, Any]]) -> None:
-        """Give each step the sums over all ranks in the place of its local ones."""
-        going = [step if shards is not None else None for step, shards in zip(steps, self.shards, strict=True)]
-        rows = 2 if any(g["adaptive_tiny"] for g in groups) else 1
+    def add(self, steps: Sequence[Any]) -> None:
+        """Give each step, or None, the sums over all ranks in the place of its local ones."""
+        steps = [None if own.shards is None else step for step, own in zip(steps, self.groups, strict=True)]
+        counts = [len(own.bucket_index) for own in self.groups]
+        rows = 2 if any(own.group["adaptive_tiny"] for own in self.groups) else 1
         blocks = []
-        for step, group in zip(going, groups, strict=True):
-            block = torch.zeros((rows, len(group["params"])), dtype=torch.float64, device=self.device)
+        for step, count in zip(steps, counts, strict=True):
+            block = torch.zeros((rows, count), dtype=torch.float64, device=self.device)
             if step is not None:
                 local = step.sums().to(self.device)
-                block = local if len(local) == rows else torch.cat([local, block[len(local) :]])
+                block = torch.cat([local, block[len(local) :]])
             blocks.append(block)
         sums = torch.cat(blocks, 1)
         for name, index in self._over.items():
             sums = sums.index_copy(1, index, _reduced(sums.index_select(1, index), "sum", name))
-        each = sums.split([len(group["params"]) for group in groups], 1)
+        each = sums.split(counts, 1)
         squares = []
-        for group, mine, bucket_of in zip(groups, each, self._bucket_index, strict=True):
-            zeros = torch.zeros(len(group["bucket_names"]), dtype=torch.float64, device=self.device)
+        for own, mine, bucket_of in zip(self.groups, each, self._bucket_index, strict=True):
+            zeros = torch.zeros(len(own.bucket_names), dtype=torch.float64, device=self.device)
             squares.append(zeros.index_add(0, bucket_of, mine.select(0, 0)))
-        latest: list[Tensor | None] = [None] * len(groups)
-        if any(self.spans):
-            self._add_members(going, squares, latest)
-        for i, (group, step) in enumerate(zip(groups, going, strict=True)):
+        latest: list[Tensor | None] = [None] * len(steps)
+        if any(own.spans for own in self.groups):
+            self._add_members(steps, squares, latest)
+        for i, (own, step) in enumerate(zip(self.groups, steps, strict=True)):
             if step is not None:
-                step.take(squares[i], each[i].select(0, 1) if group["adaptive_tiny"] else None, latest[i])
+                step.take(squares[i], each[i].select(0, 1) if own.group["adaptive_tiny"] else None, latest[i])
 
     def _add_members(self, steps: Sequence[Any], squares: list[Tensor], latest: list[Tensor | None]) -> None:
         """Add the members of buckets that lie on the ranks of `process_group`, in place of the lists' entries."""
         sums = torch.zeros(self._bucket_count, dtype=torch.float64, device=self.device)
         most = torch.zeros_like(sums)
-        spanning = [i for i, spans in enumerate(self.spans) if spans]
+        spanning = [i for i, own in enumerate(self.groups) if own.spans]
         for i in spanning:
             sums = sums.index_copy(0, self._bucket_places[i], squares[i])
             if steps[i] is not None:
@@ -180,6 +189,12 @@ def ranks() -> int:
     """How many processes there are, as far as torch.distributed knows."""
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def real_sizes(params: Sequence[Tensor], shards: Sequence[Shard] | None) -> list[int]:
+    """Real numbers in each parameter, wherever they lie; 1 in an empty one, for the mean over them."""
+    counts = [p.numel() for p in params] if shards is None else [shard.size for shard in shards]
+    return [max(n * (2 if p.is_complex() else 1), 1) for n, p in zip(counts, params, strict=True)]
 
 
 def is_dtensor(x: Tensor) -> bool:
@@ -237,28 +252,22 @@ def same_layout(p: Any, x: Any) -> bool:
 
 
 @torch.no_grad()
-def local_gradient(p: Any, g: Any) -> Any:
-    """The gradient's plain tensor on this rank; it is redistributed if it does not lie as its parameter does."""
-    if is_dtensor(p) and not same_layout(p, g):
-        g = g.redistribute(p.device_mesh, p.placements)
-    return local_tensor(g)
-
-
 def localize(params: list[Any], grads: list[Any], moments: list[list[Any]]) -> None:
-    """Put the plain tensors of this rank in place of DTensors, and gradients where their parameters are."""
-    grads[:] = [local_gradient(p, g) for p, g in zip(params, grads, strict=True)]
-    for tensors in (params, *moments):
+    """Put the plain tensors of this rank in place of DTensors; a gradient is first laid out as its parameter."""
+    for i, (p, g) in enumerate(zip(params, grads, strict=True)):
+        if is_dtensor(p) and not same_layout(p, g):
+            grads[i] = g.redistribute(p.device_mesh, p.placements)
+    for tensors in (params, grads, *moments):
         tensors[:] = [local_tensor(x) for x in tensors]
 
 
-def check_layouts(params: list[Any], moments: dict[str, list[Any]]) -> None:
-    """Raise if state does not lie on the ranks as its parameter does."""
-    for name, tensors in moments.items():
-        if not all(same_layout(p, x) for p, x in zip(params, tensors, strict=True)):
-            raise RuntimeError(
-                f"`{name}` in the state does not lie on the ranks as its parameter does: load it with "
-                "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which spreads a state"
-            )
+def check_layouts(params: list[Any], moments: list[list[Any]]) -> None:
+    """Raise if state does not lie on the ranks as its parameter does: spreading it would change the state."""
+    if not all(same_layout(p, x) for tensors in moments for p, x in zip(params, tensors, strict=True)):
+        raise RuntimeError(
+            "a moment in the state does not lie on the ranks as its parameter does: load the state with "
+            "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which spreads it"
+        )
 
 
 def check_process_group(process_group: Any) -> None:
