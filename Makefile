@@ -84,7 +84,7 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/step_time.py
 
-# Every picture of README and docs, from the tables beside docs/pictures/make.py and from benchmarks/memory_trial/.
+# Every picture of README and docs, from the tables beside docs/pictures/make.py and the records in benchmarks/memory_trial/.
 pictures: $(STUDY)
 	$(BIN)/python docs/pictures/make.py
 
@@ -124,13 +124,16 @@ $(READY): $(INPUTS)
 
 # The index has torchvision, which timm needs, for CUDA only. Beside a CPU build of torch that one cannot be imported;
 # 0.15.2 is the last that can be without its compiled part, which nothing here uses. torchphysics asks for numpy below 2 and
-# for Jupyter, and works without either.
+# for Jupyter, and works without either. PhysicsNeMo asks for a newer torchvision, and for readers of formats that its
+# models do not use: the second line has what importing an FNO needs.
 .venv-integrations/.ready: $(INPUTS)
 	$(PYTHON) -m venv .venv-integrations
 	.venv-integrations/bin/python $(PIP) -c constraints.txt -e '.[torch,jax,lab,dev,integrations]'
 	.venv-integrations/bin/python -c "import torchvision" 2>/dev/null || \
 		.venv-integrations/bin/python $(PIP) --no-deps torchvision==0.15.2
-	.venv-integrations/bin/python $(PIP) -c constraints.txt --no-deps torchphysics
+	.venv-integrations/bin/python $(PIP) -c constraints.txt --no-deps torchphysics nvidia-physicsnemo
+	.venv-integrations/bin/python $(PIP) -c constraints.txt einops importlib-metadata jaxtyping nvtx omegaconf requests s3fs \
+		tensordict tqdm warp-lang
 	touch $@
 
 .venv-docs/.ready: pyproject.toml constraints.txt

@@ -5,17 +5,21 @@
 | spike       | norms.csv, gradient norms of a K-β run of testbed B; sunspike and β2 follow by the rule |
 | seeds       | the test runs of testbed B in benchmarks/memory_trial/B.csv                              |
 | sensitivity | the tuning runs of testbeds B, C and D there                                             |
-| verdicts    | the test runs of testbeds B, C and D there, K-β against each Adam, paired by seed; the  |
-|             | verdicts, in verdicts.csv, are the laboratory's: luck of tuning counted, Holm over eight |
+| curves      | curves.csv, losses of ten runs of testbed B per optimizer                                |
+| verdicts    | all runs of testbeds B, C and D in the archives there, K-β against each Adam, judged     |
+|             | by the laboratory: paired by seed, luck of tuning counted, Holm over eight comparisons   |
 | warmup      | the formula                                                                              |
 | buckets     | buckets.csv, β2 of all parameters of a small network                                     |
 
-runs.py beside this file says how norms.csv and buckets.csv were made.
+runs.py beside this file made norms.csv, curves.csv and buckets.csv.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
+import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +33,9 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 from scipy import stats
+
+from kourkoutas.lab.judging import comparing, endpoints, tuned
+from kourkoutas.lab.results.snapshot import Snapshot
 
 HERE = Path(__file__).parent
 TRIAL = HERE.parents[1] / "benchmarks" / "memory_trial"
@@ -66,6 +73,29 @@ def trial(testbed: str, phase: str) -> pd.DataFrame:
     return table[table["phase"] == phase]
 
 
+@functools.cache
+def clear_differences(testbed: str) -> frozenset[str]:
+    """The Adams from which K-β clearly differs, each at its own best learning rate."""
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(TRIAL / f"{testbed}.tar.xz") as archive:
+            archive.extractall(folder, filter="data")
+        study = Snapshot.read(Path(folder) / testbed)
+    endpoint = endpoints.measures(study.record)[0].endpoint
+    found = comparing.compare_pairs(
+        endpoints.values(study.runs, endpoint),
+        [("kbeta", arm) for arm in LABELS if arm != "kbeta"],
+        log=endpoint.log,
+        higher_is_better=endpoint.maximize,
+        lost=tuned.lost(study.record, tuned.tried(study)),
+        resamples=0,
+    )
+    for one in found.contrasts:
+        print(
+            f"{testbed}: K-β against {LABELS[one.baseline]}: {one.verdict}, p {one.p:.2g}, after Holm {one.p_holm:.2g}"
+        )
+    return frozenset(one.baseline for one in found.contrasts if one.verdict in ("better", "worse"))
+
+
 def spike(theme: str) -> Figure:
     """Norm, sunspike and β2 above each other, with one spike followed down."""
     table = pd.read_csv(HERE / "norms.csv")
@@ -99,6 +129,21 @@ def spike(theme: str) -> Figure:
     )
     for axis, note in zip(axes, notes, strict=True):
         axis.set_title(note, fontsize=10, loc="left")
+    return figure
+
+
+def curves(theme: str) -> Figure:
+    """The loss of ten runs per optimizer of testbed B, all at the paper's learning rate."""
+    table = pd.read_csv(HERE / "curves.csv", index_col="step")
+    arms = ["kbeta", "adam95", "adam999"]
+    figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), sharey=True, layout="constrained")
+    for axis, arm in zip(axes, arms, strict=True):
+        for name in table.columns[table.columns.str.startswith(f"{arm}-")]:
+            axis.plot(table.index, table[name], color=colour(theme, arm), lw=1, alpha=0.8)
+        axis.set_title(LABELS[arm], fontsize=10)
+        axis.set_xlabel("training step")
+    axes[0].set_yscale("log")
+    axes[0].set_ylabel("loss")
     return figure
 
 
@@ -149,19 +194,17 @@ def sensitivity(theme: str) -> Figure:
 def verdicts(theme: str) -> Figure:
     """K-β against every Adam, each tuned: the ratio of endpoints over ten seeds with its interval."""
     rivals = [arm for arm in LABELS if arm != "kbeta"]
-    judged = pd.read_csv(HERE / "verdicts.csv")
     figure, axes = plt.subplots(1, 3, figsize=(10, 3.9), sharey=True, layout="constrained")
     for axis, (testbed, (endpoint, title)) in zip(axes, TESTBEDS.items(), strict=True):
         table = trial(testbed, "test").pivot(index="seed", columns="arm", values=endpoint)
-        verdict = judged[judged["testbed"] == testbed].set_index("rival")["verdict"]
         for row, arm in enumerate(reversed(rivals)):
             logs = np.log(table[arm] / table["kbeta"]).to_numpy()
             half = stats.t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs))
             middle, low, high = np.exp([logs.mean(), logs.mean() - half, logs.mean() + half])
-            shown = verdict[arm] != "unclear"
-            shade = colour(theme, "kbeta" if shown else "ink")
+            clear = arm in clear_differences(testbed)
+            shade = colour(theme, "kbeta" if clear else "ink")
             axis.plot([low, high], [row, row], color=shade, lw=1.8)
-            axis.plot(middle, row, "o", color=shade, mfc=shade if shown else THEMES[theme]["paper"], ms=6.5)
+            axis.plot(middle, row, "o", color=shade, mfc=shade if clear else THEMES[theme]["paper"], ms=6.5)
         axis.axvline(1, color=THEMES[theme]["ink"], lw=1)
         axis.set_title(title, fontsize=10)
         axis.set_yticks(range(len(rivals)), [LABELS[arm] for arm in reversed(rivals)])
@@ -170,7 +213,7 @@ def verdicts(theme: str) -> Figure:
             axis.set_xlabel("Adam's loss ÷ K-β's\n← Adam lower        K-β lower →")
         else:
             axis.xaxis.set_major_formatter(lambda x, _: f"{round(100 * (x - 1)):+d} %".replace("+0", "0"))
-            axis.set_xlabel("Adam's value beside K-β's\n← Adam lower        K-β lower →")
+            axis.set_xlabel("Adam's value relative to K-β's\n← Adam lower        K-β lower →")
     return figure
 
 
@@ -237,6 +280,7 @@ def buckets(theme: str) -> list[Image.Image]:
 
 PICTURES: dict[str, Callable[[str], Figure]] = {
     "spike": spike,
+    "curves": curves,
     "seeds": seeds,
     "sensitivity": sensitivity,
     "verdicts": verdicts,

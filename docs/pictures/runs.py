@@ -1,12 +1,14 @@
-"""The two short runs behind the pictures, kept as tables beside this file.
+"""The runs behind the pictures, kept as tables beside this file.
 
     kbeta study heat3d --preset laptop --seeds 0 --optimizers kbeta --out RESULTS
-    python docs/pictures/runs.py norms RESULTS    norms.csv
-    python docs/pictures/runs.py buckets          buckets.csv, from a small network that is trained here
+    python docs/pictures/runs.py norms RESULTS     norms.csv
+    kbeta study heat3d --preset laptop --set steps=1500 --seeds 0-9 --out RESULTS
+    python docs/pictures/runs.py curves RESULTS    curves.csv
+    python docs/pictures/runs.py buckets           buckets.csv, from a small network that is trained here
 
-norms.csv has the gradient norm of one bucket, the hidden matrices, for the first steps of a K-β run of testbed B. The
-network of buckets.csv solves u'' = -π² sin(πx) on [-1, 1] with u = 0 at both ends; β2 of its twelve parameters, every
-fourth step.
+norms.csv has the gradient norm of one bucket, the hidden matrices, for the first steps of a K-β run of testbed B.
+curves.csv has the loss of K-β, Adam 0.95 and Adam 0.999, ten seeds each, a column per run. The network of buckets.csv
+solves u'' = -π² sin(πx) on [-1, 1] with u = 0 at both ends; β2 of its twelve parameters, every fourth step.
 """
 
 import csv
@@ -28,6 +30,16 @@ def norms(results: Path) -> None:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(["step", "norm"])
         writer.writerows((step, f"{norm:.6g}") for step, norm in enumerate(column, start=1))
+
+
+def curves(results: Path) -> None:
+    from kourkoutas.lab import load
+
+    table = load(results).curves()
+    run = table["optimizer"] + "-" + table["seed"].astype(str)
+    table.assign(run=run).pivot(index="step", columns="run", values="loss").to_csv(
+        HERE / "curves.csv", float_format="%.3g", lineterminator="\n"
+    )
 
 
 def buckets() -> None:
@@ -65,6 +77,8 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["norms", results]:
             norms(Path(results))
+        case ["curves", results]:
+            curves(Path(results))
         case ["buckets"]:
             buckets()
         case _:

@@ -29,6 +29,7 @@ ELSEWHERE = {  # run by other tests
     "deepxde_jax",
     "pina_switch",
     "neuralop_fno",
+    "physicsnemo_fno",
     "jinns_solve",
     "torchphysics_poisson",
     "pytorch_optimizer_registry",

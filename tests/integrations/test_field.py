@@ -1,4 +1,4 @@
-"""K-β in PINA, neuraloperator, jinns and torchphysics: it learns, finds unknowns, and resumes to the same bits."""
+"""K-β in PINA, neuraloperator, PhysicsNeMo, jinns, torchphysics: it learns, finds unknowns, resumes to the same bit."""
 
 import re
 from importlib.metadata import version
@@ -74,11 +74,14 @@ def test_in_pina_an_unknown_of_the_problem_is_no_module_of_the_model():
         optimizer()
 
 
-def test_an_fno_with_complex_weights_learns_and_resumes_bit_for_bit(tmp_path):
-    pytest.importorskip("neuralop")
-    example = load("neuralop_fno")
+@pytest.mark.parametrize(
+    ("package", "name", "complex_weights"), [("neuralop", "neuralop_fno", 2), ("physicsnemo", "physicsnemo_fno", 0)]
+)
+def test_an_fno_learns_and_resumes_bit_for_bit(tmp_path, package, name, complex_weights):
+    pytest.importorskip(package)
+    example = load(name)
     model, optimizer = example.fresh()
-    assert sum(p.is_complex() for p in model.parameters()) == 2
+    assert sum(p.is_complex() for p in model.parameters()) == complex_weights
     start = example.train(model, optimizer, 1)
     half = example.train(model, optimizer, 19)
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "half.pt")

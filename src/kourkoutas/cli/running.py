@@ -171,7 +171,9 @@ def study(
             help="A folder that all nodes of --ray share, or an fsspec address: runs of a lost node go on from there.",
         ),
     ] = None,
-    out_: Annotated[Path | None, of_output("--out", help="Results folder.", show_default="results/TESTBED or results/FILE")] = None,
+    out_: Annotated[
+        Path | None, of_output("--out", help="Results folder.", show_default="results/TESTBED or results/FILE")
+    ] = None,
     target_: Aimed = None,
     no_report: Annotated[bool, of_output("--no-report", help="Do not write report.html.")] = False,
     as_json: AsJson = False,

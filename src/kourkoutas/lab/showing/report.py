@@ -29,7 +29,6 @@ from kourkoutas.lab.judging import headline
 from kourkoutas.lab.judging.analysis import Analysis, ArmSummary
 from kourkoutas.lab.judging.comparing import Comparison
 from kourkoutas.lab.judging.statistics import show
-from kourkoutas.lab.judging.targets import ToTarget
 from kourkoutas.lab.judging.values import Seed, seed_ranges
 from kourkoutas.lab.results import export, files
 from kourkoutas.lab.results.snapshot import Snapshot
