@@ -47,7 +47,7 @@ def test_a_tuned_study_of_a_function_gives_frames_a_comparison_a_display_and_a_r
 ) -> None:
     made = {"optimizers": ARMS, "seeds": range(3), "tune": {"lr": (1e-3, 1e-1)}, "trials": 3, "tune_seeds": [9]}
     result = lab.study(task.train, **made, out=tmp_path / "out", workers=2)
-    assert "kbeta lr=0.01 seed 9" in capfd.readouterr().err
+    assert "K-β lr=0.01 seed 9" in capfd.readouterr().err
     assert result.chosen == {"kbeta": {"lr": 0.01}, "adam95": {"lr": 0.01}}
     frame = result.frame()
     assert list(frame["optimizer"]) == ["kbeta"] * 3 + ["adam95"] * 3
