@@ -66,7 +66,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[lab.Result
 
 def test_a_tuned_study_gives_frames_of_its_runs_and_curves(tuned: tuple[lab.Result, str]) -> None:
     result, said = tuned
-    assert "kbeta lr=0.01 seed 9" in said
+    assert "K-β lr=0.01 seed 9" in said
     assert result.chosen == {"kbeta": {"lr": 0.01}, "adam95": {"lr": 0.01}}
     frame = result.frame()
     assert list(frame["optimizer"]) == ["kbeta"] * 3 + ["adam95"] * 3
