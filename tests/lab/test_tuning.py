@@ -296,7 +296,7 @@ def account(done: Snapshot) -> Any:
     }
     said = analyse(done).to_dict()
     for arm in said["arms"]:
-        del arm["seconds"], arm["seconds_per_step"], arm["times"]
+        del arm["seconds"], arm["seconds_per_step"]
     return runs, done.record.chosen, said
 
 
