@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import io
 import json
+import math
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,7 @@ import kourkoutas.lab as lab
 from kourkoutas.lab import api
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.planning import shipping
+from tests.lab import made_study
 
 ARMS = ["kbeta", "adam95"]
 TASK = """
@@ -123,6 +125,15 @@ def test_the_effect_plot_has_each_contrast_with_its_interval(tuned: tuple[lab.Re
     assert list(mark) == [effect.value]
     assert axes.get_xlabel() == "worse  ◂  difference  ▸  better"
     assert [text.get_text() for text in axes.get_yticklabels()] == ["K-β – Adam 0.95"]
+
+
+def test_an_interval_without_an_end_leaves_the_plot_with_an_arrow(tmp_path: Path) -> None:
+    lost = {seed: math.nan if seed > 6 else 2.0 + 0.1 * seed for seed in range(8)}
+    made = made_study.own(tmp_path / "out", {"kbeta": {seed: 1.0 + 0.01 * seed for seed in range(8)}, "adam95": lost})
+    (axes,) = lab.load(made.path).plot().axes
+    arrows = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == ">"]
+    assert arrows == [[axes.get_xlim()[1]]]
+    assert not [line for line in axes.lines if line.get_marker() == "<"]
 
 
 def test_a_study_without_a_contrast_has_no_plot_but_a_display(task: Any, tmp_path: Path) -> None:

@@ -40,17 +40,24 @@ def figure(analysis: Analysis) -> Figure:
 def _panel(axes: Axes, endpoint: Comparison) -> None:
     percent = all(c.percent is not None for c in endpoint.contrasts if c.effect is not None)
     none = 1.0 if endpoint.log and not percent else 0.0
+    shown = [c.percent if percent else c.effect for c in endpoint.contrasts]
+    ends = [() if of is None or of.interval is None else (of.interval.low, of.interval.high) for of in shown]
+    numbers = [none, *(of.value for of in shown if of and of.value is not None), *(x for own in ends for x in own)]
+    finite = [x for x in numbers if math.isfinite(x)]
+    space = 0.06 * (max(finite) - min(finite) or 1.0)
+    left, right = min(finite) - space, max(finite) + space
+    axes.set_xlim(left, right)
     styles = looks([c.treatment for c in endpoint.contrasts])
-    for y, c in enumerate(endpoint.contrasts):
-        of = c.percent if percent else c.effect
+    for y, (c, of, own) in enumerate(zip(endpoint.contrasts, shown, ends, strict=True)):
         if of is None or of.value is None or not math.isfinite(of.value):
             continue
-        ends = () if of.interval is None else (of.interval.low, of.interval.high)
-        # an end at infinity is drawn at the estimate: there is no bar on that side
-        bar = [x if math.isfinite(x) else of.value for x in ends]
         colour = styles[c.treatment]["color"]
+        bar = [min(max(x, left), right) for x in own]
         axes.plot(bar, [y] * len(bar), color=colour)
         axes.plot([of.value], [y], "o", color=colour, markerfacecolor=colour if endpoint.primary else "white")
+        for x, mark in zip(bar, "<>", strict=False):  # an interval without an end leaves the picture with an arrow
+            if x in (left, right):
+                axes.plot([x], [y], mark, color=colour, clip_on=False)
     axes.axvline(none, color="0.6", linewidth=0.8)
     names = [f"{label(c.treatment)} – {label(c.baseline)}" for c in endpoint.contrasts]
     axes.set_yticks(range(len(names)), names)
