@@ -21,6 +21,7 @@ from kourkoutas.torch.options import (
     MOMENTS,
     NUMBERS,
     OPTIONS,
+    Options,
     check_group,
     check_loaded,
     check_parameter,
@@ -39,6 +40,7 @@ from kourkoutas.trace import Trace
 class Derived:
     """What follows from one param group and its state, and is not saved."""
 
+    options: Options  # as of the last `check`
     vectors: Vectors | None = None
     plan: Any = None  # the kernel's working memory
     shards: list[Shard] | None = None  # None if its tensors and buckets are whole
@@ -48,7 +50,6 @@ class Derived:
         self.group = group
         # Kept here, too, as ZeroRedundancyOptimizer overwrites them with those of another rank's group.
         self.bucket_names, self.bucket_index = group["bucket_names"], group["bucket_index"]
-        self.options = make_options(group)
 
     def check(self) -> None:
         """Take over what was written into the group since the last step."""
@@ -57,7 +58,7 @@ class Derived:
             join_betas(group)
         if group["bucket_index"] is not self.bucket_index:
             group["bucket_names"], group["bucket_index"] = self.bucket_names, self.bucket_index
-        if self.options.key != OPTIONS(group):
+        if not hasattr(self, "options") or self.options.key != OPTIONS(group):
             self.options = make_options(group)
             group["amsgrad"] = self.options.hyper.leak is not None  # for an Adam that loads this state
 
@@ -218,7 +219,7 @@ class KourkoutasBeta(Optimizer):
         group["buckets"] = options["buckets"] if isinstance(options["buckets"], str) else "custom"
         group["bucket_names"], group["bucket_index"] = list(found.names), list(found.index)
         self._derived.append(Derived(group))
-        group["amsgrad"] = self._derived[-1].options.hyper.leak is not None  # for an Adam that loads this state
+        self._derived[-1].check()
         self._pool = None
         if self._recorder is not None:
             self._recorder.widen(len(group["bucket_names"]))
@@ -267,6 +268,7 @@ class KourkoutasBeta(Optimizer):
             if beta2 is not None and group["bias_correction"] == "exact" and "step" in self.state[p]:
                 self.state[p]["log_beta2"] = adam_log_beta2(beta2, self.state[p]["step"].double(), torch)
         for own in self._derived:
+            own.check()
             own.vectors = Vectors(own.group, own.options.numbers, self.state, None)
             own.vectors.show(self.state, own.group["params"], [])
 
@@ -366,7 +368,7 @@ class KourkoutasBeta(Optimizer):
             # The first step finds its state, and the trace, only after they have been made.
             made = own.vectors is not None and (self._recorder is not None or not own.group["diagnostics"])
             if own.shards is not None or not made or not kernel.gather(own, self.state, None):
-                return bool(work().params) and kernel.gather(own, self.state, work())
+                return kernel.gather(own, self.state, work())
             return True
 
         route = routes.choose(own, kernel_takes, lambda: fused_takes(work(), own.options.hyper))
