@@ -333,6 +333,13 @@ def test_the_help_of_a_study_has_panels_defaults_and_an_example() -> None:
     words = " ".join(re.sub(r"[│╭╮╰╯─]", " ", inside("study", "--help").stdout).split())
     panels = [words.index(title) for title in ("What to run", "Tuning", "Where and how it runs", "Output")]
     assert panels == sorted(panels)
-    for default in ("[default: 0-9]", "(8)", "(100-102)", "(one per core)", "(results/TESTBED)", "(smoke)"):
+    for default in (
+        "[default: 0-9]",
+        "(8)",
+        "(100-102)",
+        "(one per core)",
+        "(results/TESTBED or results/FILE)",
+        "(smoke)",
+    ):
         assert default in words
     assert words.index("Example: kbeta study rare_trigger") > panels[-1]

@@ -207,8 +207,8 @@ def test_the_endpoint_is_not_read_in_another_way_later(tmp_path: Path, name: str
         ({"options": {"x": [1.0, np.float32("nan")]}}, r"--set x=\[1.0, .*nan.*\]: a number must be finite"),
         ({"options": {"x": object}}, r"--set x=<class 'object'>: a value must be a number, text.*; got type"),
         ({"grids": {"lr": "0.1,inf"}}, r"--grid lr=inf: a number must be finite"),
-        ({"grids": {"lr": ","}}, r"--grid lr=, names no value; write some, for example --grid lr=0.1,0.01"),
-        ({"grids": {"lr": []}}, r"--grid lr=\[\] names no value"),
+        ({"grids": {"lr": ","}}, r"--grid lr names no value; got ',': write some, for example --grid lr=0.1,0.01"),
+        ({"grids": {"lr": []}}, r"--grid lr names no value; got \[\]"),
         ({"grids": {"lr": 0.1}}, r"--grid lr must be a list of values, for example \[0.1, 0.01\]; got 0.1"),
         ({"options": {"lr": "0.5"}, "grids": {"lr": "0.1,0.01"}}, r"--grid lr: --set gives it the value 0.5, too"),
         ({"options": {"kbeta.alpha": 0.5}, "grids": {"kbeta.alpha": [0.9]}}, r"--grid kbeta.alpha: --set gives it"),
@@ -236,11 +236,15 @@ def test_values_of_a_grid_that_are_understood_as_the_same_are_refused() -> None:
 
 def test_a_study_that_is_refused_writes_nothing(tmp_path: Path) -> None:
     target, out = own(tmp_path), tmp_path / "out"
-    for wrong in ({"seeds": [-1]}, {"seeds": []}, {"grid": {"lr": []}}, {"settings": {"lr": math.nan}}):
-        with pytest.raises(ValueError, match="--"):
-            lab.study(target, out=out, progress=False, **wrong)  # type: ignore[arg-type]
-    for wrong in ({"tune": {"lr": 0.1}}, {"tune": {"lr": (0.1, 1)}, "tune_seeds": [100.5]}):
-        with pytest.raises(ValueError, match=r"`tune` must give lr a range.*got 0.1|--tune-seeds .*got 100.5"):
+    for wrong in (
+        {"seeds": [-1]},
+        {"seeds": []},
+        {"grid": {"lr": []}},
+        {"settings": {"lr": math.nan}},
+        {"tune": {"lr": 0.1}},
+        {"tune_seeds": [100.5], "tune": {"lr": (0.1, 1)}},
+    ):
+        with pytest.raises(ValueError, match=rf"`{next(iter(wrong))}`|\b{next(iter(wrong))}="):
             lab.study(target, out=out, progress=False, **wrong)  # type: ignore[arg-type]
     assert not out.exists()
 

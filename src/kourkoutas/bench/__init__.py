@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -72,6 +73,11 @@ def run(
       {"machine": …, "versions": …, "rows": [{"framework", "shape", "contestant", "baseline", "seconds", "ratio", …}],
       "skipped": [{"what", "why"}]}.
     """
+    for name, value in (("rounds", rounds), ("threads", threads)):
+        if value is not None and value < 1:
+            raise ValueError(f"`{name}` must be at least 1; got {value}")
+    if not seconds >= 0:
+        raise ValueError(f"`seconds` must be a time >= 0; got {seconds}")
     threads = threads or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
     result: dict[str, Any] = {
         "machine": {"cpu": platform.processor() or platform.machine(), "threads": threads, "load": _load()},
@@ -139,19 +145,11 @@ def main(argv: Sequence[str] | None = None, worker: Sequence[str] = WORKER) -> i
     parser.add_argument("--out", type=Path, help="folder for bench.json")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args(argv)
-    for name in ("rounds", "threads"):
-        if (value := getattr(options, name)) is not None and value < 1:
-            parser.error(f"--{name} must be at least 1; got {value}")
-    if not options.seconds >= 0:
-        parser.error(f"--seconds must be a time >= 0; got {options.seconds}")
-    result = run(
-        options.framework,
-        options.shape or tuple(SHAPES),
-        threads=options.threads,
-        rounds=options.rounds,
-        seconds=options.seconds,
-        worker=worker,
-    )
+    how = {name: getattr(options, name) for name in ("threads", "rounds", "seconds")}
+    try:
+        result = run(options.framework, options.shape or tuple(SHAPES), **how, worker=worker)
+    except ValueError as error:
+        parser.error(re.sub("`(threads|rounds|seconds)`", r"--\1", str(error)))
     sys.stdout.write(json.dumps(result, indent=1) + "\n" if options.json else table(result))
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)

@@ -278,7 +278,7 @@ def _points(name: str, values: str | Iterable[Any]) -> list[Any]:
         raise ValueError(f"--grid {name} must be a list of values, for example [0.1, 0.01]; got {values!r}") from None
     points = [_settled("--grid", name, word.strip() if isinstance(word, str) else word) for word in words]
     if not points:
-        raise ValueError(f"--grid {name}={values} names no value; write some, for example --grid lr=0.1,0.01")
+        raise ValueError(f"--grid {name} names no value; got {values!r}: write some, for example --grid lr=0.1,0.01")
     return list({repr(one) if isinstance(one, bool | list | dict) else one: one for one in points}.values())
 
 
