@@ -233,7 +233,6 @@ def test_what_is_unclear_has_no_shares_and_counts_the_luck_in_what_it_could_have
     page = rendered(study)
     assert "All but the first row ignore tuning luck." in page
     assert f"p = {only.p:.3g}" in page
-    assert "more --tune-seeds" in " ".join(kbeta("power", tmp_path / "out").split())
 
 
 def test_a_difference_that_is_clear_keeps_its_shares(tmp_path: Path) -> None:
@@ -426,19 +425,6 @@ def test_stats_says_why_nothing_is_compared(tmp_path: Path) -> None:
     }
     made_study.own(tmp_path / "out", ends)
     assert "never asked for trial.optimizer" in " ".join(kbeta("stats", tmp_path / "out").split())
-
-
-def test_power_leaves_out_the_contrast_that_has_no_percentages(tmp_path: Path) -> None:
-    noisy = {i: x + 0.1 * (-1) ** i for i, x in enumerate(AHEAD)}
-    ends: dict[str, Any] = {"kbeta": dict(enumerate(AHEAD)), "adam95": noisy, "lion": dict.fromkeys(range(8), math.nan)}
-    made_study.own(tmp_path / "out", ends)
-    rows = [line.split() for line in kbeta("power", tmp_path / "out").splitlines()]
-    (lion,) = [row for row in rows if "Lion" in row]
-    (adam,) = [row for row in rows if "0.95" in row]
-    assert lion.count("–") == 4
-    assert "–" not in adam
-    made_study.own(tmp_path / "none", {"kbeta": ends["kbeta"], "lion": ends["lion"]})
-    assert kbeta("power", tmp_path / "none")
 
 
 def test_an_undefined_t_says_why_and_not_something_else() -> None:

@@ -25,10 +25,9 @@ from typing import Any, Literal
 import numpy as np
 
 from kourkoutas.lab.errors import unknown
-from kourkoutas.lab.judging import power
 from kourkoutas.lab.judging.attribution import Attribution, attribute
 from kourkoutas.lab.judging.deciding import RANKS, Lost, T, nothing_lost
-from kourkoutas.lab.judging.hypothesis_tests import holm
+from kourkoutas.lab.judging.hypothesis_tests import detectable_ratio, holm
 from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES, Interval, antilog, fieller, t_interval
 from kourkoutas.lab.judging.statistics import (
     OF_ARMS,
@@ -108,8 +107,6 @@ class Contrast:
     log: bool
     higher_is_better: bool
     side: float = field(repr=False)
-    spread: float | None = field(repr=False)
-    baseline_size: float | None = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -148,28 +145,6 @@ class Contrast:
                 p, p_holm = ("", "") if found.p is None else (show(found.p, 3), show(found.p_holm, 3))
                 rows.append((one.title, one.show(found), p, p_holm))
         return rows
-
-    def seeds_needed(self, text: str, probability: float = power.POWER) -> int | None:
-        """Seeds that find the difference `text`, "5%" or a size in the endpoint's units, with this probability; None
-        beyond `power.MOST_SEEDS`."""
-        size, percent = power.parse_difference(text)
-        if self.log and not percent:
-            raise ValueError(f"--difference {text}: this endpoint is compared as ratios; give percent, for example 5%")
-        if percent and self.log:
-            part = 1 + size / 100 if self.higher_is_better else 1 - size / 100
-            if part <= 0:
-                raise ValueError(f"--difference {text}: nothing is lower by 100 % or more; name less, for example 5%")
-            size = abs(math.log10(part))
-        elif percent:
-            if self.baseline_size is None:
-                raise ValueError(
-                    f"--difference {text}: {self.baseline} has values on both sides of 0, or none, of which nothing is "
-                    "a percentage; give a size in the endpoint's units"
-                )
-            size = self.baseline_size * size / 100
-        if self.spread is None:
-            return None
-        return power.seeds_needed(size / self.spread, (1 - CONFIDENCE) / self.family, probability)
 
     def to_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = to_json(self)
@@ -379,8 +354,6 @@ def _contrast(
         log=paired.log,
         higher_is_better=paired.higher_is_better,
         side=side or 0.0,
-        spread=None if paired.t.t is None else float(paired.both.std(ddof=1)),
-        baseline_size=size,
     )
 
 
@@ -416,11 +389,11 @@ def _percent(paired: Paired, size: float | None, level: float) -> Result | None:
 
 
 def _detectable(paired: Paired, family: int) -> float | None:
-    """The difference that these seeds would have found with probability `power.POWER`; None where ranks decide."""
+    """The difference that these seeds would have found with probability 0.8; None where ranks decide."""
     if paired.decision.test != T or paired.t.t is None:
         return None
     alpha = (1 - CONFIDENCE) / family
-    found = power.detectable_ratio(len(paired.both), alpha) * float(paired.both.std(ddof=1))
+    found = detectable_ratio(len(paired.both), alpha) * float(paired.both.std(ddof=1))
     if paired.decision.tuned:
         with_luck, without = paired.decision.interval(1 - alpha), t_interval(paired.both, 1 - alpha)
         if with_luck is None:
