@@ -311,7 +311,7 @@ def test_with_a_tuning_run_missing_nothing_is_shown_against_that_arm(tmp_path: P
 def test_seeds_that_are_one_number_are_one_seed(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("seed,optimizer,value\n1,a,1.0\n2,a,3.0\n01,a,2.0\n")
-    with pytest.raises(ValueError, match="line 4, column 'seed': 'a' has seed 1 already on line 2; keep one"):
+    with pytest.raises(ValueError, match="line 4: 'a' has seed 1 already; keep one"):
         table_file.read_table(table)
     table.write_text("seed,optimizer,value\n1,a,1.0\nx,a,3.0\n01,a,2.0\n")
     assert table_file.read_table(table) == {"a": {"1": 1.0, "x": 3.0, "01": 2.0}}

@@ -87,38 +87,6 @@ def export(
 
 
 @app.command()
-def norms(
-    folder: Folder,
-    optimizer: Annotated[str | None, typer.Option(help="One optimizer, bucket by bucket.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Which memory, which β2, would have predicted the recorded gradient norms best?"""
-    from kourkoutas.lab.results.snapshot import Snapshot
-    from kourkoutas.lab.showing import beta2_forecast
-    from kourkoutas.lab.specs.looks import label
-
-    study = Snapshot.read(folder)
-    arms = [arm.label for arm in study.record.arms]
-    if optimizer is not None and optimizer not in arms:
-        raise ValueError(f"`--optimizer` {optimizer!r} is not in {folder}; it has {', '.join(arms)}")
-    chosen = arms if optimizer is None else [optimizer]
-    found = {arm: one for arm in chosen if (one := beta2_forecast.of_arm(study.runs, arm)) is not None}
-    if not found:
-        raise ValueError(
-            f"{folder} has no recorded norms: they come from K-β (kbeta; kbeta-fixed is Adam), made by this version or "
-            "a later one"
-        )
-    if as_json:
-        print_json({arm: one.to_json() for arm, one in found.items()})
-        return
-    for arm, one in found.items():
-        print_table(f"What each memory loses, in nats per step: {label(arm)}", *beta2_forecast.table(one))
-    if optimizer is not None:
-        print_table(f"Best β of each bucket, {label(optimizer)}", *beta2_forecast.buckets(found[optimizer]))
-    out.print(beta2_forecast.NOTE, markup=False, highlight=False)
-
-
-@app.command()
 def report(folder: Folder, endpoint: Asked = None, target: Aimed = None) -> None:
     """Write report.html of a results folder again."""
     from kourkoutas.lab.showing import report as lab

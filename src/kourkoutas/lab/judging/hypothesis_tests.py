@@ -1,4 +1,4 @@
-"""The paired tests on the differences d of the seeds: t and its power, Wilcoxon's signed ranks, sign, McNemar; Holm's rule.
+"""The paired tests on the differences d of the seeds: t and its power, Wilcoxon, sign, McNemar; and Holm's rule.
 
 `rounding` bounds the rounding error of each d: differences that it cannot tell apart count as equal.
 """
