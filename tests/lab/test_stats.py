@@ -383,7 +383,7 @@ def test_a_broken_table_names_file_line_and_remedy(tmp_path: Path, text: str, me
 def test_a_missing_folder_or_binary_table_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"gone\.csv: .*No such file or directory.*; give a UTF-8 table"):
         table_file.read_table(tmp_path / "gone.csv")
-    with pytest.raises(ValueError, match="Is a directory.*; give a UTF-8 table"):
+    with pytest.raises(ValueError, match=r"Is a directory.*; give a UTF-8 table"):
         table_file.read_table(tmp_path)
     (tmp_path / "b.csv").write_bytes(b"seed\xff")
     with pytest.raises(ValueError, match=r"b\.csv: .*in position 4.*; give a UTF-8 table"):

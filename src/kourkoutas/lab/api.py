@@ -40,10 +40,10 @@ from kourkoutas.lab.specs.spec import Endpoint, RunResult, RunSpec
 
 if TYPE_CHECKING:  # scipy takes a second, which the workers need not wait for
     import pandas as pd
-    from matplotlib.figure import Figure
 
     from kourkoutas.lab.judging.analysis import Analysis, ArmSummary
     from kourkoutas.lab.judging.comparing import Comparison, Contrast
+    from kourkoutas.lab.showing.drawing import Drawing
 
 Make = Callable[[Sequence[RunSpec]], None]
 Range = tuple[float, float] | tuple[float, float, Literal["log", "linear"]]
@@ -370,11 +370,14 @@ class Result:
             rows[race.baseline] |= {**first, "p_holm": race.p_holm}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("optimizer")
 
-    def plot(self) -> Figure:
-        """The effect plot, a matplotlib figure: every contrast with its interval, right of the line where better."""
-        from kourkoutas.lab.showing import effect_figure
+    def plot(self) -> Drawing:
+        """The effect plot, which a notebook shows: every contrast with its interval, right of the line where better.
 
-        return effect_figure.figure(self.analysis)
+        Its `svg` is the text of an SVG file.
+        """
+        from kourkoutas.lab.showing import report
+
+        return report.effect_plot(self.analysis)
 
     @_naming_arguments()
     def report(self, *, target: str | None = None) -> Path:
@@ -404,13 +407,12 @@ class Result:
 
     def _repr_html_(self) -> str:
         """For notebooks: the answer, the effect plot, one row per arm, and the numbers."""
-        from kourkoutas.lab.showing import effect_figure
-
         found = self.analysis
         parts = [f"<p><b>{html.escape(found.headline)}</b></p>"]
         if any(endpoint.contrasts for endpoint in found.endpoints):
-            data = base64.b64encode(effect_figure.png(found)).decode()
-            parts.append(f'<img alt="Effect of each contrast with its interval" src="data:image/png;base64,{data}">')
+            drawn = self.plot()
+            data = base64.b64encode(drawn.svg.encode()).decode()
+            parts.append(f'<img alt="{html.escape(drawn.description)}" src="data:image/svg+xml;base64,{data}">')
         parts.append(self.summary().reset_index().map(_shown).to_html(index=False, border=0))
         parts += [f"<p>{html.escape(line)}</p>" for line in (*found.answers, *map(in_python, found.fairness))]
         return f"<div>{''.join(parts)}</div>"

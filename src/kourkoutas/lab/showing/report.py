@@ -16,7 +16,7 @@ import hashlib
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -95,7 +95,7 @@ def render(analysis: Analysis, *, live: bool = False) -> str:
         analysis=analysis,
         live=live,
         facts=_facts(snapshot),
-        effects=effects.plot(analysis.endpoints, arms),
+        effects=effects.plot(analysis.endpoints),
         by_ranks=any(c.lost for one in analysis.endpoints for c in one.contrasts),
         ranked=_ranked(analysis),
         looks=arms,
@@ -104,6 +104,21 @@ def render(analysis: Analysis, *, live: bool = False) -> str:
         sections=_sections(analysis, arms),
         status=status_of(snapshot),
     )
+
+
+def effect_plot(analysis: Analysis) -> Drawing:
+    """The effect plot as a picture of its own, which holds its style.
+
+    Raises:
+      ValueError: nothing is compared.
+    """
+    drawn = effects.plot(analysis.endpoints)
+    if drawn is None:
+        raise ValueError(f"there is nothing to plot: {analysis.headline}")
+    own = "svg { background: var(--paper); font: 12px system-ui, sans-serif; }"
+    head, inside = str(drawn.svg).split(">", 1)
+    svg = f'{head} xmlns="http://www.w3.org/2000/svg"><style>{_style()}{own}</style>{inside}'
+    return replace(drawn, svg=Markup(svg))
 
 
 def _facts(snapshot: Snapshot) -> dict[str, str]:
@@ -156,7 +171,7 @@ def _sections(analysis: Analysis, arms: Looks) -> list[Section]:
 def _curves(analysis: Analysis, arms: Looks) -> Section:
     courses = curves.courses(analysis.snapshot)
     pairs = [(c.treatment, c.baseline) for c in analysis.primary.contrasts]
-    drawn = [*curves.panels(courses, arms), curves.gaps(courses, pairs, arms), curves.rate(analysis.snapshot.runs)]
+    drawn = [*curves.panels(courses, arms), curves.gaps(courses, pairs, arms)]
     shown = [note(CURVES), legend(arms), panels(drawn)] if any(drawn) else [text("No run has logged a loss.")]
     return Section("curves", "Learning curves", shown, open=True)
 
@@ -176,7 +191,7 @@ def _endpoint(number: int, one: Comparison, analysis: Analysis, arms: Looks, anc
         side += f"; success: {'at least' if one.higher_is_better else 'at most'} {show(one.threshold)}"
     shown = [note(f"{side}. {analysis.rule if one.primary else ''}")]
     shown += [text(headline.answer(c), c.verdict) for c in one.contrasts]
-    if not one.primary and (plot := effects.plot([one], arms)) is not None:
+    if not one.primary and (plot := effects.plot([one])) is not None:
         shown.append(element("figure", plot.svg, class_="effects"))
     if one.notes:
         shown.append(element("ul", *(element("li", line) for line in one.notes), class_="soft"))
@@ -187,7 +202,7 @@ def _endpoint(number: int, one: Comparison, analysis: Analysis, arms: Looks, anc
     if one.arms:
         shown += [heading("Each optimizer"), table(f"Each optimizer, {one.title}", *console.of_arms(one))]
     if one.contrasts:
-        shown += [heading("Each comparison"), panels(distributions.pairs(one, arms, anchor))]
+        shown += [heading("Each comparison"), panels(distributions.pairs(one, anchor))]
         shown.append(note(console.statistics_title(one)))
         rows = []
         for c in one.contrasts:
@@ -251,10 +266,10 @@ def _target(analysis: Analysis, arms: Looks) -> Section:
 def _traces(runs: Sequence[StoredRun], arms: Looks) -> Section:
     """sun and β2; all optimizers but the first are folded once more."""
     shown: list[Markup] = []
-    for arm, look in arms.items():
+    for number, (arm, look) in enumerate(arms.items()):
         if recorded := maps.recorded(runs, arm):
             drawn = panels(maps.drawings(recorded, look), "two")
-            fold = element("details", element("summary", look.name), drawn, id=f"traces-{look.place}")
+            fold = element("details", element("summary", look.name), drawn, id=f"traces-{number}")
             shown.append(fold if shown else drawn)
     return Section("traces", "sun and β2 over training", [note(TRACES), *shown] if shown else [], open=True)
 
@@ -339,10 +354,7 @@ def panels(drawings: Iterable[Drawing | None], kind: str = "") -> Markup:
 
 
 def legend(arms: Looks) -> Markup:
-    items = (
-        element("li", swatch(look), element("span", look.name, class_="pick"), data_arm=look.place)
-        for look in arms.values()
-    )
+    items = (element("li", swatch(look), look.name) for look in arms.values())
     return element("ul", *items, class_="legend", aria_label="Optimizers")
 
 
@@ -389,18 +401,21 @@ def _file(name: str) -> str:
 
 
 @cache
+def _style() -> str:
+    """The style sheet with the colours of the optimizers, light and dark."""
+    light, dark = (" ".join(f"--c{k}: {c};" for k, c in enumerate(own)) for own in (looks.LIGHT, looks.DARK))
+    sheet = _file("report.css").replace("/* light */", light).replace("/* dark */", dark)
+    return sheet + "\n".join(f".c{k} {{ --c: var(--c{k}); }}" for k in range(len(looks.LIGHT)))
+
+
+@cache
 def _template() -> jinja2.Template:
     """The page with its style, its script and the policy that allows no other."""
-
-    def palette(colours: Sequence[str]) -> str:
-        return " ".join(f"--c{k}: {colour};" for k, colour in enumerate(colours))
 
     def digest(of: str) -> str:
         return "'sha256-" + base64.b64encode(hashlib.sha256(of.encode("utf-8")).digest()).decode("ascii") + "'"
 
-    sheet = _file("report.css").replace("/* light */", palette(looks.LIGHT)).replace("/* dark */", palette(looks.DARK))
-    style = sheet + "\n".join(f".c{k} {{ --c: var(--c{k}); }}" for k in range(len(looks.LIGHT)))
-    script = _file("report.js")
+    style, script = _style(), _file("report.js")
     policy = (
         f"default-src 'none'; img-src data:; style-src {digest(style)}; script-src {digest(script)}; "
         "base-uri 'none'; form-action 'none'"
