@@ -80,7 +80,7 @@ def test_a_tuned_study_gives_frames_of_its_runs_and_curves(tuned: tuple[lab.Resu
     assert len(result.frame(tuning=True)) == 2 * 3
     curves = result.curves()
     assert len(curves) == 6 * 3
-    assert list(curves.columns[:4]) == ["optimizer", "seed", "lr", "step"]
+    assert list(curves.columns[:5]) == ["id", "optimizer", "seed", "lr", "step"]
     assert curves["loss"].iloc[0] == 5
 
 

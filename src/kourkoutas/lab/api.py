@@ -28,9 +28,9 @@ from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.planning import search, shipping
 from kourkoutas.lab.planning.plan import Plan
 from kourkoutas.lab.planning.search import Tried, Values
-from kourkoutas.lab.results import store
+from kourkoutas.lab.results import export, store
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.results.store import StoredRun, Study
+from kourkoutas.lab.results.store import Study
 from kourkoutas.lab.running import pool
 from kourkoutas.lab.running import study as running
 from kourkoutas.lab.running.executor import ExecutorFactory, Observer
@@ -311,23 +311,16 @@ class Result:
         return analyse(self.snapshot, endpoints=endpoints, target=aim)
 
     def frame(self, *, tuning: bool = False) -> pd.DataFrame:
-        """One row per run that is compared, or of the tuning: arm, seed, tuned values, status, endpoint, metrics."""
+        """One row per run that is compared, or of the tuning, with the columns of `kbeta export`."""
         import pandas as pd
 
-        runs = self.snapshot.tuning_runs if tuning else self.snapshot.runs
-        return pd.DataFrame([self._row(run) for run in runs])
+        return pd.DataFrame(export.rows(self.snapshot, tuning=tuning))
 
     def curves(self, *, tuning: bool = False) -> pd.DataFrame:
         """One row per logged point: optimizer, seed, step and the metrics."""
         import pandas as pd
 
-        runs = self.snapshot.tuning_runs if tuning else self.snapshot.runs
-        parts = [
-            pd.DataFrame({**self._name(run), **run.result.curve})
-            for run in runs
-            if run.result is not None and run.result.curve
-        ]
-        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["optimizer", "seed", "step"])
+        return pd.DataFrame(export.rows(self.snapshot, "curves", tuning=tuning))
 
     def summary(self) -> pd.DataFrame:
         """One row per arm."""
@@ -385,19 +378,6 @@ class Result:
         from kourkoutas.lab.showing import report
 
         return report.write(self.analysis if target is None else self._analysed(target=target))
-
-    def _name(self, run: StoredRun) -> dict[str, Any]:
-        question = self.snapshot.record.tuning
-        values = {} if question is None else question.values(run.spec)
-        return {"optimizer": run.spec.optimizer, "seed": run.spec.seed, **values}
-
-    def _row(self, run: StoredRun) -> dict[str, Any]:
-        row = self._name(run)
-        if run.result is None:
-            return {**row, "status": "unfinished"}
-        result = run.result
-        ended = {"status": result.status, "endpoint": result.endpoint, "seconds": result.seconds}
-        return {**result.metrics, **row, **ended, "seconds_per_step": result.seconds_per_step, "error": result.error}
 
     def __repr__(self) -> str:
         found = self.analysis

@@ -73,13 +73,6 @@ function unfold(id) {
 }
 addEventListener("hashchange", () => unfold(location.hash.slice(1)));
 
-let folded = [];
-addEventListener("beforeprint", () => {
-  folded = [...document.querySelectorAll("details:not([open])")];
-  for (const one of folded) one.open = true;
-});
-addEventListener("afterprint", () => { for (const one of folded) one.open = false; });
-
 takeTitles();
 if (location.hash) unfold(location.hash.slice(1));
 
