@@ -98,7 +98,7 @@ def report(folder: Folder, endpoint: Asked = None, target: Aimed = None) -> None
 def watch(folder: Folder) -> None:
     """Write the report again and again while a study runs, as a page that reloads itself; Ctrl-C ends it."""
     from kourkoutas.lab.results.snapshot import Snapshot
-    from kourkoutas.lab.showing import watch as lab
+    from kourkoutas.lab.showing import report as lab
 
     Snapshot.read(folder)  # an error now, before anything is promised
     answer(f"{folder / 'report.html'} shows {folder} as it goes on; Ctrl-C ends this, and not the study.")

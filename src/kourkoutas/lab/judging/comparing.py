@@ -72,6 +72,7 @@ class Contrast:
     """Treatment against baseline.
 
     Attributes:
+      verdict: by the one rule: where p_holm is below 0.05, the effect's side says "better" or "worse".
       diverged, failed: how many runs of (treatment, baseline) were lost in which way.
       test: what decides: "paired t", or "Wilcoxon" where a run was lost.
       tuned: whether p and intervals count the luck of a tuning.
@@ -87,7 +88,9 @@ class Contrast:
 
     treatment: str
     baseline: str
+    verdict: Verdict = field(init=False)
     pairs: tuple[Pair, ...]
+    n: int
     wins: int
     ties: int
     losses: int
@@ -108,21 +111,10 @@ class Contrast:
     higher_is_better: bool
     side: float = field(repr=False)
 
-    @property
-    def name(self) -> str:
-        return versus(self.treatment, self.baseline)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "verdict", self._verdict())
 
-    @property
-    def n(self) -> int:
-        return len(self.pairs)
-
-    @property
-    def lost(self) -> int:
-        return sum(self.diverged) + sum(self.failed)
-
-    @property
-    def verdict(self) -> Verdict:
-        """The one rule of the laboratory: where p_holm is below 0.05, the effect's side says "better" or "worse"."""
+    def _verdict(self) -> Verdict:
         if self.ties == self.n:
             return "identical" if any(math.isfinite(pair.treatment) for pair in self.pairs) else "untested"
         if self.p_holm is None or self.n < 2:
@@ -130,6 +122,14 @@ class Contrast:
         if self.p_holm >= 1 - CONFIDENCE:
             return "unclear"
         return "better" if self.side > 0 else "worse"
+
+    @property
+    def name(self) -> str:
+        return versus(self.treatment, self.baseline)
+
+    @property
+    def lost(self) -> int:
+        return sum(self.diverged) + sum(self.failed)
 
     @property
     def test_name(self) -> str:
@@ -145,10 +145,6 @@ class Contrast:
                 p, p_holm = ("", "") if found.p is None else (show(found.p, 3), show(found.p_holm, 3))
                 rows.append((one.title, one.show(found), p, p_holm))
         return rows
-
-    def to_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = to_json(self)
-        return found | {"n": self.n, "verdict": self.verdict}
 
 
 @dataclass(frozen=True)
@@ -191,8 +187,8 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; numbers that are not finite become "nan", "inf" and "-inf"."""
-        light: dict[str, Any] = to_json(dataclasses.replace(self, contrasts=()))
-        return light | {"contrasts": [c.to_dict() for c in self.contrasts]}
+        found: dict[str, Any] = to_json(self)
+        return found
 
 
 def compare_pairs(
@@ -327,7 +323,7 @@ def _contrast(
     level = 1 - (1 - CONFIDENCE) * decision.p / p_holm if decision.p and p_holm else CONFIDENCE
     size = None if paired.log else _one_sign(paired.y[paired.whole])
     detectable = _detectable(paired, family)
-    side = paired.wilcoxon.rank_biserial if decision.test == RANKS else decision.estimate
+    side = (paired.wilcoxon.rank_biserial if decision.test == RANKS else decision.estimate) or 0.0
     return Contrast(
         treatment=treatment,
         baseline=baseline,
@@ -335,6 +331,7 @@ def _contrast(
             Pair(s, float(x), float(y), float(d))
             for s, x, y, d in zip(seeds, paired.x, paired.y, paired.d, strict=True)
         ),
+        n=len(seeds),
         wins=paired.wins,
         ties=len(seeds) - paired.wins - paired.losses,
         losses=paired.losses,
@@ -353,7 +350,7 @@ def _contrast(
         notes=(*unpaired(values, treatment, baseline), *_limits(paired)),
         log=paired.log,
         higher_is_better=paired.higher_is_better,
-        side=side or 0.0,
+        side=side,
     )
 
 

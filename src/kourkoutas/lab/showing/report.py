@@ -2,6 +2,7 @@
 
     write(analysis)      report.html in the results folder
     render(analysis)     the page as text
+    follow(path)         the page of a study that goes on, again and again
 
 The page is one file. It holds its style, its script and its pictures, its content policy forbids the browser to fetch
 or run anything else, and it can be read with scripts off. The template has the first screen; what is folded below it
@@ -11,10 +12,12 @@ is made here, a function per section.
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import hashlib
 import io
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -26,13 +29,13 @@ import jinja2
 from markupsafe import Markup
 
 from kourkoutas.lab.judging import headline
-from kourkoutas.lab.judging.analysis import Analysis, ArmSummary
+from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, analyse
 from kourkoutas.lab.judging.comparing import Comparison
 from kourkoutas.lab.judging.statistics import show
 from kourkoutas.lab.judging.values import Seed, seed_ranges
 from kourkoutas.lab.results import export, files
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.results.store import StoredRun
+from kourkoutas.lab.results.store import StoredRun, StoreError
 from kourkoutas.lab.showing import console, curves, distributions, effects, maps, pictures, sensitivity
 from kourkoutas.lab.showing.drawing import Drawing, element
 from kourkoutas.lab.showing.status import duration, failures, status_of
@@ -62,6 +65,8 @@ TRACES = (
     "smaller β2, down to β2_min. Each column of a map is a stretch of steps; a cell shows the largest sun, or the "
     "smallest β2, of its bucket there, averaged over the runs. The lines are all buckets and runs together."
 )
+PATIENCE = 4.0  # a page that is followed is made again after this many times the seconds that making it took
+SHORTEST, LONGEST = 2.0, 20.0  # seconds
 NOT_ON_THE_PAGE = "mean [BCa]"  # `kbeta stats` has the bootstrap
 
 Looks = Mapping[str, looks.Look]
@@ -85,6 +90,29 @@ def write(analysis: Analysis, out: str | Path | None = None, *, live: bool = Fal
     files.make_folder(out.parent)
     files.write_text(out, text)
     return out
+
+
+def follow(path: Path) -> None:
+    """Write the page of the folder at `path` again and again, as one that reloads itself, until the study has ended.
+
+    Raises:
+      StoreError: there is no study to begin with.
+    """
+    start = time.monotonic()
+    going = _follow_once(path)
+    while going:
+        time.sleep(min(LONGEST, max(SHORTEST, PATIENCE * (time.monotonic() - start))))
+        start = time.monotonic()
+        # A file may be half there for a moment: the last good page stays, and the next look tries again.
+        with contextlib.suppress(StoreError, OSError):
+            going = _follow_once(path)
+
+
+def _follow_once(path: Path) -> bool:
+    """Write the page; whether the study still goes on."""
+    analysis = analyse(Snapshot.read(path), resamples=0)
+    write(analysis, live=not analysis.finished)
+    return not analysis.finished
 
 
 def render(analysis: Analysis, *, live: bool = False) -> str:
@@ -276,9 +304,9 @@ def _traces(runs: Sequence[StoredRun], arms: Looks) -> Section:
 
 def _learnt(snapshot: Snapshot) -> Section:
     shown = []
-    for one in (pictures.embed(figure, description) for figure, description in pictures.own(snapshot)):
-        image = element("img", src=one.source, alt=one.description, width=one.width)
-        shown.append(element("figure", scroll(one.description, image), element("figcaption", one.description)))
+    for figure, told in pictures.own(snapshot):
+        image = element("img", src=pictures.embed(figure), alt=told, width=round(96 * figure.get_figwidth()))
+        shown.append(element("figure", scroll(told, image), element("figcaption", told)))
     return Section("learnt", "What was learnt", shown, open=True)
 
 
