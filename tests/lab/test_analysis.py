@@ -15,8 +15,9 @@ import pytest
 from scipy import stats as scipy_stats
 from statsmodels.stats.power import TTestPower
 
-from kourkoutas.lab.judging import analysis, attribution, comparing, endpoints, headline, intervals, planned, power
+from kourkoutas.lab.judging import analysis, attribution, comparing, endpoints, headline, intervals, planned
 from kourkoutas.lab.judging.headline import digits
+from kourkoutas.lab.judging.hypothesis_tests import detectable_ratio, power_of_t
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
 from kourkoutas.lab.results.snapshot import Snapshot
@@ -112,17 +113,17 @@ def test_on_logarithms_the_percentage_is_of_geometric_means(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("n", "alpha", "ratio"), [(5, 0.05, 1.5), (10, 0.0125, 0.9), (40, 0.05, 0.3), (3, 0.05, 4.0)])
 def test_power_equals_statsmodels(n: int, alpha: float, ratio: float) -> None:
-    assert power.found(ratio, n, alpha) == pytest.approx(TTestPower().power(ratio, n, alpha), abs=2e-5)
+    assert power_of_t(ratio, n, alpha) == pytest.approx(TTestPower().power(ratio, n, alpha), abs=2e-5)
 
 
 @pytest.mark.parametrize(("n", "alpha", "ratio"), [(101, 0.05, 0.3), (101, 0.0125, 0.3), (1_000, 0.05, 0.1)])
 def test_power_of_many_seeds_is_right_to_four_digits(n: int, alpha: float, ratio: float) -> None:
-    assert power.found(ratio, n, alpha) == pytest.approx(TTestPower().power(ratio, n, alpha), abs=2e-4)
+    assert power_of_t(ratio, n, alpha) == pytest.approx(TTestPower().power(ratio, n, alpha), abs=2e-4)
 
 
 @pytest.mark.parametrize(("n", "alpha"), [(3, 0.05), (5, 0.05), (10, 0.01), (100, 0.05)])
 def test_the_detectable_difference_is_found_with_the_stated_probability(n: int, alpha: float) -> None:
-    ratio = power.detectable_ratio(n, alpha)
+    ratio = detectable_ratio(n, alpha)
     assert TTestPower().power(ratio, n, alpha) == pytest.approx(0.8, abs=1e-4)
 
 
@@ -144,37 +145,6 @@ def test_unclear_says_what_the_seeds_could_have_found_and_stops_there(tmp_path: 
 def compared(treatment: Sequence[float], baseline: Sequence[float], **how: Any) -> comparing.Contrast:
     values = {"a": dict(enumerate(treatment)), "b": dict(enumerate(baseline))}
     return comparing.compare_pairs(values, [("a", "b")], resamples=0, **how).contrasts[0]
-
-
-def test_seeds_needed_for_a_stated_difference() -> None:
-    shift = np.array([1.0, -0.8, 0.9, -0.5, 0.6])
-    c = compared([10.0] * 5, list(10 + shift))
-    effect = 0.05 * np.mean(10 + shift) / np.std(shift, ddof=1)
-    assert c.seeds_needed("5%") == math.ceil(TTestPower().solve_power(effect_size=effect, alpha=0.05, power=0.8))
-    for bad in ("0", "-1%", "much", "nan"):
-        with pytest.raises(ValueError, match="--difference must be a size > 0"):
-            c.seeds_needed(bad)
-    ratios = compared([10.0] * 5, list(10 + shift), log=True)
-    with pytest.raises(ValueError, match="compared as ratios; give percent"):
-        ratios.seeds_needed("0.5")
-    with pytest.raises(ValueError, match="nothing is lower by 100 % or more"):
-        ratios.seeds_needed("100%")
-    for factor, higher in ((0.8, False), (1.2, True)):
-        effect = abs(math.log10(factor)) / np.std(np.log10(10 + shift), ddof=1)
-        of = compared([10.0] * 5, list(10 + shift), log=True, higher_is_better=higher)
-        assert of.seeds_needed("20%") == power.seeds_needed(effect, 0.05)
-    with pytest.raises(ValueError, match="b has values on both sides of 0"):
-        compared([0.0] * 3, [-1.0, 2.0, 0.5]).seeds_needed("5%")
-    assert compared([1.0] * 3, [2.0] * 3).seeds_needed("5%") is None
-
-
-@pytest.mark.parametrize(("ratio", "alpha", "wanted"), [(0.1, 0.05, 0.055), (1.0, 0.05, 0.8), (0.3, 0.2, 0.21)])
-def test_the_number_of_seeds_is_the_smallest_that_is_enough(ratio: float, alpha: float, wanted: float) -> None:
-    """At a low power both tails count, and fewer seeds are enough than one tail says."""
-    enough = [n for n in range(2, 60) if power.found(ratio, n, alpha) >= wanted]
-    assert power.seeds_needed(ratio, alpha, wanted) == enough[0]
-    assert power.seeds_needed(0.0, alpha, wanted) is None
-    assert power.seeds_needed(1e-9, alpha, 0.99) is None
 
 
 def test_the_answer_says_what_the_data_say() -> None:

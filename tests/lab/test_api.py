@@ -7,12 +7,14 @@ import importlib.util
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -78,7 +80,7 @@ def test_a_tuned_study_gives_frames_of_its_runs_and_curves(tuned: tuple[lab.Resu
     assert len(result.frame(tuning=True)) == 2 * 3
     curves = result.curves()
     assert len(curves) == 6 * 3
-    assert list(curves.columns[:4]) == ["optimizer", "seed", "lr", "step"]
+    assert list(curves.columns[:5]) == ["id", "optimizer", "seed", "lr", "step"]
     assert curves["loss"].iloc[0] == 5
 
 
@@ -104,7 +106,7 @@ def test_what_a_study_shows_comes_as_frames(tuned: tuple[lab.Result, str]) -> No
 def test_a_notebook_shows_the_answer_then_the_effect_plot_then_the_table(tuned: tuple[lab.Result, str]) -> None:
     result, _ = tuned
     shown = result._repr_html_()
-    places = [shown.index(part) for part in (result.analysis.headline, "data:image/png;base64,", "<td>kbeta</td>")]
+    places = [shown.index(part) for part in (result.analysis.headline, "data:image/svg+xml;base64,", "<td>kbeta</td>")]
     assert places == sorted(places)
     assert "Tuned alike" in shown
     assert "Study of a_task_of_mine.train" in repr(result)
@@ -112,28 +114,27 @@ def test_a_notebook_shows_the_answer_then_the_effect_plot_then_the_table(tuned: 
     assert repr(lab.load(result.path)) == repr(result)
 
 
-def test_the_effect_plot_has_each_contrast_with_its_interval(tuned: tuple[lab.Result, str]) -> None:
+def test_the_effect_plot_is_a_whole_svg_with_each_contrast_and_its_interval(tuned: tuple[lab.Result, str]) -> None:
     result, _ = tuned
-    (axes,) = result.plot().axes
     (contrast,) = result.analysis.primary.contrasts
     effect = contrast.effect  # three seeds with losses from 1 to 3 have no percentage with an interval
     assert contrast.percent is None
     assert effect is not None
     assert effect.interval is not None
-    bar, mark = axes.lines[0].get_xdata(), axes.lines[1].get_xdata()
-    assert list(bar) == [effect.interval.low, effect.interval.high]
-    assert list(mark) == [effect.value]
-    assert axes.get_xlabel() == "worse  ◂  difference  ▸  better"
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["K-β – Adam 0.95"]
+    drawn = result.plot()
+    told = f"{effect.value:+.2g} [{effect.interval.low:+.2g}, {effect.interval.high:+.2g}]".replace("-", "−")
+    root = ElementTree.fromstring(drawn.svg)
+    assert f"K-β vs Adam 0.95: {told}" in [text.text for text in root.iter("{http://www.w3.org/2000/svg}title")]
+    (style,) = root.iter("{http://www.w3.org/2000/svg}style")
+    assert ".interval { stroke: var(--c)" in (style.text or "")
+    assert drawn._repr_svg_() == drawn.svg
 
 
 def test_an_interval_without_an_end_leaves_the_plot_with_an_arrow(tmp_path: Path) -> None:
     lost = {seed: math.nan if seed > 6 else 2.0 + 0.1 * seed for seed in range(8)}
     made = made_study.own(tmp_path / "out", {"kbeta": {seed: 1.0 + 0.01 * seed for seed in range(8)}, "adam95": lost})
-    (axes,) = lab.load(made.path).plot().axes
-    arrows = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == ">"]
-    assert arrows == [[axes.get_xlim()[1]]]
-    assert not [line for line in axes.lines if line.get_marker() == "<"]
+    (arrow,) = re.findall(r'd="M([\d.]+) [\d.]+l(-?\d+) -5v10z" class="arrow"', lab.load(made.path).plot().svg)
+    assert arrow[1] == "-6"  # its tip is 6 px right of the end of the line
 
 
 def test_a_study_without_a_contrast_has_no_plot_but_a_display(task: Any, tmp_path: Path) -> None:

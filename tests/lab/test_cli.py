@@ -57,7 +57,6 @@ def test_help_names_every_command_and_imports_no_framework_and_no_laboratory() -
         "study",
         "stats",
         "report",
-        "power",
         "export",
         "testbeds",
         "doctor",
@@ -233,8 +232,6 @@ def test_a_results_folder_is_judged_and_exported_from_the_command_line(
     assert "K-β is 17 % ahead of Adam 0.95" in " ".join(shown.split())
     found = json.loads(inside("stats", "one", "--endpoint", "acc:max", "--json").stdout)
     assert [one["name"] for one in found["endpoints"]] == ["endpoint", "acc:max"]
-    needed = json.loads(inside("power", "one", "--difference", "10%", "--json").stdout)
-    assert needed[0]["seeds"]["10%"] >= 2
     assert inside("export", "one", "--to", "runs.csv").stdout == "runs.csv: 10 rows\n"
     inside("report", "one", "--endpoint", "acc:max")
     assert "acc (secondary)" in (tmp_path / "one" / "report.html").read_text()
@@ -288,7 +285,6 @@ def test_a_command_scans_the_folder_once_and_analyses_once(tmp_path: Path, monke
         (["report", out], 1),
         (["stats", out], 1),
         (["stats", out, "--json"], 1),
-        (["power", out], 1),
         (["export", out], 0),
         (["status", out], 0),
     ):

@@ -112,12 +112,6 @@ def test_without_curves_there_are_no_panels() -> None:
     assert curves.panels({"a": {0: course([NAN, NAN])}}, looks.looks_of(["a"])) == []
 
 
-def test_a_learning_rate_that_changes_is_drawn_and_a_constant_one_is_not() -> None:
-    steps = np.array([1.0, 2.0, 3.0])
-    assert curves.rate_panel(steps, np.array([1e-3, 1e-3, 1e-5])) is not None
-    assert curves.rate_panel(steps, np.array([1e-3, 1e-3, 1e-3])) is None
-
-
 def test_every_run_is_a_mark_at_its_value_and_a_diverged_one_a_cross_on_the_worse_side(tmp_path: Path) -> None:
     for higher in (False, True):
         ends = {"a": {0: 1.0, 1: 2.0, 2: 3.0, 3: NAN}, "b": {0: 2.0, 1: NAN, 2: NAN, 3: NAN}}
@@ -138,7 +132,7 @@ def test_every_run_is_a_mark_at_its_value_and_a_diverged_one_a_cross_on_the_wors
 
 def test_pair_lines_join_the_two_values_of_a_seed_and_tell_the_better(tmp_path: Path) -> None:
     found = judged(tmp_path, {"new": {0: 1.0, 1: 3.0, 2: 2.0}, "old": {0: 2.0, 1: 2.5, 2: 2.0}})
-    (drawn,) = distributions.pairs(found, looks.looks_of(["new", "old"]), lambda arm, seed: "runs")
+    (drawn,) = distributions.pairs(found, lambda arm, seed: "runs")
     assert "seed 0: old 2, new 1: better" in drawn.svg
     assert "seed 1: old 2.5, new 3: worse" in drawn.svg
     assert "seed 2: old 2, new 2: equal" in drawn.svg
@@ -150,7 +144,7 @@ def test_the_effect_plot_puts_estimates_and_ends_at_their_percentages(tmp_path: 
     (c,) = found.contrasts
     assert c.percent is not None
     assert c.percent.interval is not None
-    drawn = effects.plot([found], looks.looks_of(["new", "old"]))
+    drawn = effects.plot([found])
     assert drawn is not None
     (at,) = re.findall(r'<circle cx="([\d.]+)"', drawn.svg)
     bar = re.search(r'<line x1="([\d.]+)" x2="([\d.]+)"[^>]*class="interval"', drawn.svg)
@@ -166,7 +160,7 @@ def test_the_effect_plot_puts_estimates_and_ends_at_their_percentages(tmp_path: 
 
 def test_an_interval_far_beyond_the_estimates_is_cut_with_an_arrow(tmp_path: Path) -> None:
     ends = {"new": {0: 1.0, 1: 40.0, 2: 0.02}, "old": {0: 1.0, 1: 0.1, 2: 0.5}}
-    drawn = effects.plot([judged(tmp_path, ends, log=True)], looks.looks_of(["new", "old"]))
+    drawn = effects.plot([judged(tmp_path, ends, log=True)])
     assert drawn is not None
     assert 'class="arrow"' in drawn.svg
 

@@ -61,8 +61,3 @@ def test_the_pictures_follow_a_dark_page_and_keep_their_text(folder):
 def test_a_testbed_without_pictures_gets_no_section_for_them(tmp_path):
     study = made_study.own(tmp_path / "out", {"x": {0: 1.0}, "y": {0: 2.0}})
     assert "What was learnt" not in rendered(study)
-
-
-def test_the_schedule_is_drawn_beside_the_losses(folder):
-    page = rendered(store.Study.open(folder))
-    assert 'aria-label="Learning rate against step"' in page

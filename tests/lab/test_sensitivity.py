@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from kourkoutas.lab.judging.sensitivity import Sensitivity, sensitivities
+from kourkoutas.lab.judging.tuned import Sensitivity, sensitivities
 from kourkoutas.lab.planning.search import Tried
 from kourkoutas.lab.showing import sensitivity as drawing
 from kourkoutas.lab.specs.looks import looks_of

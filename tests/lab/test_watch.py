@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from kourkoutas.cli import app, printing
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import Holder, StoreError, Study
-from kourkoutas.lab.showing import status, watch
+from kourkoutas.lab.showing import report, status
 from tests.lab import made_study
 from tests.lab.browsing import MISSING, Tab, chromium
 
@@ -181,18 +181,18 @@ def test_a_tuned_study_is_followed_through_its_tuning_and_its_comparison(tmp_pat
 def test_a_page_is_made_again_until_the_study_ends_and_a_broken_folder_keeps_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[str] = []
+    made: list[Path] = []
 
-    def write(path: Path, page: Path) -> bool:
-        made.append(page.name)
+    def write(path: Path) -> bool:
+        made.append(path)
         if len(made) == 2:
             raise StoreError("half a file")
         return len(made) < 4
 
-    monkeypatch.setattr(watch, "SHORTEST", 0.01)
-    monkeypatch.setattr(watch, "_write", write)
-    watch.follow(tmp_path)
-    assert made == ["report.html"] * 4  # tried again after the error, and ended with the study
+    monkeypatch.setattr(report, "SHORTEST", 0.01)
+    monkeypatch.setattr(report, "_follow_once", write)
+    report.follow(tmp_path)
+    assert made == [tmp_path] * 4  # tried again after the error, and ended with the study
 
 
 def test_watching_what_cannot_be_watched_is_one_line(tmp_path: Path) -> None:

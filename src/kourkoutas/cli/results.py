@@ -70,48 +70,6 @@ def stats(
 
 
 @app.command()
-def power(
-    folder: Folder,
-    difference: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A difference to find: 5%, or a size in the endpoint's units.", show_default="1%, 2%, 5%, 10%"
-        ),
-    ] = None,
-    probability: Annotated[float, typer.Option("--power", help="The probability of finding it.")] = 0.8,
-    endpoint: Annotated[str | None, typer.Option(help="A logged metric, as in `kbeta stats`.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """How many seeds a study needs to find a difference that you name, at the scatter seen so far."""
-    from kourkoutas.lab.judging import power as lab
-
-    if not 0 < probability < 1:
-        raise ValueError(f"--power must be between 0 and 1, for example 0.8; got {probability}")
-    judged = analyse_folder(folder, [endpoint] if endpoint else None, resamples=0).endpoints[-1 if endpoint else 0]
-    texts = difference or ("1%", "2%", "5%", "10%")
-    for text in texts:
-        lab.parse_difference(text)
-    rows: list[tuple[Any, dict[str, int | None]]] = []
-    for c in judged.contrasts:
-        # a contrast without percentages has an empty cell, unless none has any and they were asked for
-        lacks = not c.log and c.baseline_size is None
-        skip = lacks and (difference is None or any(o.log or o.baseline_size is not None for o in judged.contrasts))
-        known = [] if c.spread is None else [t for t in texts if not (skip and t.strip().endswith("%"))]
-        rows.append((c, {text: c.seeds_needed(text, probability) for text in known}))
-    if as_json:
-        print_json([{"treatment": c.treatment, "baseline": c.baseline, "seeds": needed} for c, needed in rows])
-        return
-    cells = [
-        [c.name, str(c.n), *("–" if t not in needed else str(needed[t] or f"> {lab.MOST_SEEDS}") for t in texts)]
-        for c, needed in rows
-    ]
-    title = f"{judged.title}: seeds that find a difference with {100 * probability:g} % probability"
-    print_table(title, ["", "seeds now", *(f"for {text}" for text in texts)], cells)
-    if any(c.tuned for c in judged.contrasts):
-        out.print("These seeds are for values that are given. A tuned comparison needs more, and more --tune-seeds.")
-
-
-@app.command()
 def export(
     folder: Folder,
     to: Annotated[
@@ -129,38 +87,6 @@ def export(
 
 
 @app.command()
-def norms(
-    folder: Folder,
-    optimizer: Annotated[str | None, typer.Option(help="One optimizer, bucket by bucket.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Which memory, which β2, would have predicted the recorded gradient norms best?"""
-    from kourkoutas.lab.results.snapshot import Snapshot
-    from kourkoutas.lab.showing import beta2_forecast
-    from kourkoutas.lab.specs.looks import label
-
-    study = Snapshot.read(folder)
-    arms = [arm.label for arm in study.record.arms]
-    if optimizer is not None and optimizer not in arms:
-        raise ValueError(f"`--optimizer` {optimizer!r} is not in {folder}; it has {', '.join(arms)}")
-    chosen = arms if optimizer is None else [optimizer]
-    found = {arm: one for arm in chosen if (one := beta2_forecast.of_arm(study.runs, arm)) is not None}
-    if not found:
-        raise ValueError(
-            f"{folder} has no recorded norms: they come from K-β (kbeta; kbeta-fixed is Adam), made by this version or "
-            "a later one"
-        )
-    if as_json:
-        print_json({arm: one.to_json() for arm, one in found.items()})
-        return
-    for arm, one in found.items():
-        print_table(f"What each memory loses, in nats per step: {label(arm)}", *beta2_forecast.table(one))
-    if optimizer is not None:
-        print_table(f"Best β of each bucket, {label(optimizer)}", *beta2_forecast.buckets(found[optimizer]))
-    out.print(beta2_forecast.NOTE, markup=False, highlight=False)
-
-
-@app.command()
 def report(folder: Folder, endpoint: Asked = None, target: Aimed = None) -> None:
     """Write report.html of a results folder again."""
     from kourkoutas.lab.showing import report as lab
@@ -172,7 +98,7 @@ def report(folder: Folder, endpoint: Asked = None, target: Aimed = None) -> None
 def watch(folder: Folder) -> None:
     """Write the report again and again while a study runs, as a page that reloads itself; Ctrl-C ends it."""
     from kourkoutas.lab.results.snapshot import Snapshot
-    from kourkoutas.lab.showing import watch as lab
+    from kourkoutas.lab.showing import report as lab
 
     Snapshot.read(folder)  # an error now, before anything is promised
     answer(f"{folder / 'report.html'} shows {folder} as it goes on; Ctrl-C ends this, and not the study.")

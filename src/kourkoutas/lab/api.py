@@ -28,9 +28,9 @@ from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.planning import search, shipping
 from kourkoutas.lab.planning.plan import Plan
 from kourkoutas.lab.planning.search import Tried, Values
-from kourkoutas.lab.results import store
+from kourkoutas.lab.results import export, store
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.results.store import StoredRun, Study
+from kourkoutas.lab.results.store import Study
 from kourkoutas.lab.running import pool
 from kourkoutas.lab.running import study as running
 from kourkoutas.lab.running.executor import ExecutorFactory, Observer
@@ -40,10 +40,10 @@ from kourkoutas.lab.specs.spec import Endpoint, RunResult, RunSpec
 
 if TYPE_CHECKING:  # scipy takes a second, which the workers need not wait for
     import pandas as pd
-    from matplotlib.figure import Figure
 
     from kourkoutas.lab.judging.analysis import Analysis, ArmSummary
     from kourkoutas.lab.judging.comparing import Comparison, Contrast
+    from kourkoutas.lab.showing.drawing import Drawing
 
 Make = Callable[[Sequence[RunSpec]], None]
 Range = tuple[float, float] | tuple[float, float, Literal["log", "linear"]]
@@ -311,23 +311,16 @@ class Result:
         return analyse(self.snapshot, endpoints=endpoints, target=aim)
 
     def frame(self, *, tuning: bool = False) -> pd.DataFrame:
-        """One row per run that is compared, or of the tuning: arm, seed, tuned values, status, endpoint, metrics."""
+        """One row per run that is compared, or of the tuning, with the columns of `kbeta export`."""
         import pandas as pd
 
-        runs = self.snapshot.tuning_runs if tuning else self.snapshot.runs
-        return pd.DataFrame([self._row(run) for run in runs])
+        return pd.DataFrame(export.rows(self.snapshot, tuning=tuning))
 
     def curves(self, *, tuning: bool = False) -> pd.DataFrame:
         """One row per logged point: optimizer, seed, step and the metrics."""
         import pandas as pd
 
-        runs = self.snapshot.tuning_runs if tuning else self.snapshot.runs
-        parts = [
-            pd.DataFrame({**self._name(run), **run.result.curve})
-            for run in runs
-            if run.result is not None and run.result.curve
-        ]
-        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["optimizer", "seed", "step"])
+        return pd.DataFrame(export.rows(self.snapshot, "curves", tuning=tuning))
 
     def summary(self) -> pd.DataFrame:
         """One row per arm."""
@@ -370,11 +363,14 @@ class Result:
             rows[race.baseline] |= {**first, "p_holm": race.p_holm}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("optimizer")
 
-    def plot(self) -> Figure:
-        """The effect plot, a matplotlib figure: every contrast with its interval, right of the line where better."""
-        from kourkoutas.lab.showing import effect_figure
+    def plot(self) -> Drawing:
+        """The effect plot, which a notebook shows: every contrast with its interval, right of the line where better.
 
-        return effect_figure.figure(self.analysis)
+        Its `svg` is the text of an SVG file.
+        """
+        from kourkoutas.lab.showing import report
+
+        return report.effect_plot(self.analysis)
 
     @_naming_arguments()
     def report(self, *, target: str | None = None) -> Path:
@@ -382,19 +378,6 @@ class Result:
         from kourkoutas.lab.showing import report
 
         return report.write(self.analysis if target is None else self._analysed(target=target))
-
-    def _name(self, run: StoredRun) -> dict[str, Any]:
-        question = self.snapshot.record.tuning
-        values = {} if question is None else question.values(run.spec)
-        return {"optimizer": run.spec.optimizer, "seed": run.spec.seed, **values}
-
-    def _row(self, run: StoredRun) -> dict[str, Any]:
-        row = self._name(run)
-        if run.result is None:
-            return {**row, "status": "unfinished"}
-        result = run.result
-        ended = {"status": result.status, "endpoint": result.endpoint, "seconds": result.seconds}
-        return {**result.metrics, **row, **ended, "seconds_per_step": result.seconds_per_step, "error": result.error}
 
     def __repr__(self) -> str:
         found = self.analysis
@@ -404,13 +387,12 @@ class Result:
 
     def _repr_html_(self) -> str:
         """For notebooks: the answer, the effect plot, one row per arm, and the numbers."""
-        from kourkoutas.lab.showing import effect_figure
-
         found = self.analysis
         parts = [f"<p><b>{html.escape(found.headline)}</b></p>"]
         if any(endpoint.contrasts for endpoint in found.endpoints):
-            data = base64.b64encode(effect_figure.png(found)).decode()
-            parts.append(f'<img alt="Effect of each contrast with its interval" src="data:image/png;base64,{data}">')
+            drawn = self.plot()
+            data = base64.b64encode(drawn.svg.encode()).decode()
+            parts.append(f'<img alt="{html.escape(drawn.description)}" src="data:image/svg+xml;base64,{data}">')
         parts.append(self.summary().reset_index().map(_shown).to_html(index=False, border=0))
         parts += [f"<p>{html.escape(line)}</p>" for line in (*found.answers, *map(in_python, found.fairness))]
         return f"<div>{''.join(parts)}</div>"

@@ -16,9 +16,9 @@ from kourkoutas.lab.judging import planned, tuned
 from kourkoutas.lab.judging.attribution import summary
 from kourkoutas.lab.judging.comparing import Comparison, compare_pairs
 from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES
-from kourkoutas.lab.judging.sensitivity import Sensitivity
 from kourkoutas.lab.judging.statistics import Result
 from kourkoutas.lab.judging.targets import Target, ToTarget, to_target
+from kourkoutas.lab.judging.tuned import Sensitivity
 from kourkoutas.lab.judging.values import Seed, listed, to_json
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
@@ -96,8 +96,8 @@ class Analysis:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; numbers that are not finite become the strings "nan", "inf" and "-inf"."""
-        light: dict[str, Any] = to_json(dataclasses.replace(self, endpoints=()))
-        return light | {"endpoints": [one.to_dict() for one in self.endpoints]}
+        found: dict[str, Any] = to_json(self)
+        return found
 
 
 def analyse(

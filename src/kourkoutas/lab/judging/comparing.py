@@ -25,10 +25,9 @@ from typing import Any, Literal
 import numpy as np
 
 from kourkoutas.lab.errors import unknown
-from kourkoutas.lab.judging import power
 from kourkoutas.lab.judging.attribution import Attribution, attribute
 from kourkoutas.lab.judging.deciding import RANKS, Lost, T, nothing_lost
-from kourkoutas.lab.judging.hypothesis_tests import holm
+from kourkoutas.lab.judging.hypothesis_tests import detectable_ratio, holm
 from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES, Interval, antilog, fieller, t_interval
 from kourkoutas.lab.judging.statistics import (
     OF_ARMS,
@@ -73,6 +72,7 @@ class Contrast:
     """Treatment against baseline.
 
     Attributes:
+      verdict: by the one rule: where p_holm is below 0.05, the effect's side says "better" or "worse".
       diverged, failed: how many runs of (treatment, baseline) were lost in which way.
       test: what decides: "paired t", or "Wilcoxon" where a run was lost.
       tuned: whether p and intervals count the luck of a tuning.
@@ -88,7 +88,9 @@ class Contrast:
 
     treatment: str
     baseline: str
+    verdict: Verdict = field(init=False)
     pairs: tuple[Pair, ...]
+    n: int
     wins: int
     ties: int
     losses: int
@@ -108,24 +110,11 @@ class Contrast:
     log: bool
     higher_is_better: bool
     side: float = field(repr=False)
-    spread: float | None = field(repr=False)
-    baseline_size: float | None = field(repr=False)
 
-    @property
-    def name(self) -> str:
-        return versus(self.treatment, self.baseline)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "verdict", self._verdict())
 
-    @property
-    def n(self) -> int:
-        return len(self.pairs)
-
-    @property
-    def lost(self) -> int:
-        return sum(self.diverged) + sum(self.failed)
-
-    @property
-    def verdict(self) -> Verdict:
-        """The one rule of the laboratory: where p_holm is below 0.05, the effect's side says "better" or "worse"."""
+    def _verdict(self) -> Verdict:
         if self.ties == self.n:
             return "identical" if any(math.isfinite(pair.treatment) for pair in self.pairs) else "untested"
         if self.p_holm is None or self.n < 2:
@@ -133,6 +122,14 @@ class Contrast:
         if self.p_holm >= 1 - CONFIDENCE:
             return "unclear"
         return "better" if self.side > 0 else "worse"
+
+    @property
+    def name(self) -> str:
+        return versus(self.treatment, self.baseline)
+
+    @property
+    def lost(self) -> int:
+        return sum(self.diverged) + sum(self.failed)
 
     @property
     def test_name(self) -> str:
@@ -148,32 +145,6 @@ class Contrast:
                 p, p_holm = ("", "") if found.p is None else (show(found.p, 3), show(found.p_holm, 3))
                 rows.append((one.title, one.show(found), p, p_holm))
         return rows
-
-    def seeds_needed(self, text: str, probability: float = power.POWER) -> int | None:
-        """Seeds that find the difference `text`, "5%" or a size in the endpoint's units, with this probability; None
-        beyond `power.MOST_SEEDS`."""
-        size, percent = power.parse_difference(text)
-        if self.log and not percent:
-            raise ValueError(f"--difference {text}: this endpoint is compared as ratios; give percent, for example 5%")
-        if percent and self.log:
-            part = 1 + size / 100 if self.higher_is_better else 1 - size / 100
-            if part <= 0:
-                raise ValueError(f"--difference {text}: nothing is lower by 100 % or more; name less, for example 5%")
-            size = abs(math.log10(part))
-        elif percent:
-            if self.baseline_size is None:
-                raise ValueError(
-                    f"--difference {text}: {self.baseline} has values on both sides of 0, or none, of which nothing is "
-                    "a percentage; give a size in the endpoint's units"
-                )
-            size = self.baseline_size * size / 100
-        if self.spread is None:
-            return None
-        return power.seeds_needed(size / self.spread, (1 - CONFIDENCE) / self.family, probability)
-
-    def to_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = to_json(self)
-        return found | {"n": self.n, "verdict": self.verdict}
 
 
 @dataclass(frozen=True)
@@ -216,8 +187,8 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; numbers that are not finite become "nan", "inf" and "-inf"."""
-        light: dict[str, Any] = to_json(dataclasses.replace(self, contrasts=()))
-        return light | {"contrasts": [c.to_dict() for c in self.contrasts]}
+        found: dict[str, Any] = to_json(self)
+        return found
 
 
 def compare_pairs(
@@ -352,7 +323,7 @@ def _contrast(
     level = 1 - (1 - CONFIDENCE) * decision.p / p_holm if decision.p and p_holm else CONFIDENCE
     size = None if paired.log else _one_sign(paired.y[paired.whole])
     detectable = _detectable(paired, family)
-    side = paired.wilcoxon.rank_biserial if decision.test == RANKS else decision.estimate
+    side = (paired.wilcoxon.rank_biserial if decision.test == RANKS else decision.estimate) or 0.0
     return Contrast(
         treatment=treatment,
         baseline=baseline,
@@ -360,6 +331,7 @@ def _contrast(
             Pair(s, float(x), float(y), float(d))
             for s, x, y, d in zip(seeds, paired.x, paired.y, paired.d, strict=True)
         ),
+        n=len(seeds),
         wins=paired.wins,
         ties=len(seeds) - paired.wins - paired.losses,
         losses=paired.losses,
@@ -378,9 +350,7 @@ def _contrast(
         notes=(*unpaired(values, treatment, baseline), *_limits(paired)),
         log=paired.log,
         higher_is_better=paired.higher_is_better,
-        side=side or 0.0,
-        spread=None if paired.t.t is None else float(paired.both.std(ddof=1)),
-        baseline_size=size,
+        side=side,
     )
 
 
@@ -416,11 +386,11 @@ def _percent(paired: Paired, size: float | None, level: float) -> Result | None:
 
 
 def _detectable(paired: Paired, family: int) -> float | None:
-    """The difference that these seeds would have found with probability `power.POWER`; None where ranks decide."""
+    """The difference that these seeds would have found with probability 0.8; None where ranks decide."""
     if paired.decision.test != T or paired.t.t is None:
         return None
     alpha = (1 - CONFIDENCE) / family
-    found = power.detectable_ratio(len(paired.both), alpha) * float(paired.both.std(ddof=1))
+    found = detectable_ratio(len(paired.both), alpha) * float(paired.both.std(ddof=1))
     if paired.decision.tuned:
         with_luck, without = paired.decision.interval(1 - alpha), t_interval(paired.both, 1 - alpha)
         if with_luck is None:

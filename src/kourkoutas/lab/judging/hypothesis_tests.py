@@ -1,10 +1,11 @@
-"""The paired tests, each on the differences d of its seeds: t, Wilcoxon's signed ranks, sign, McNemar; and Holm's rule.
+"""The paired tests on the differences d of the seeds: t and its power, Wilcoxon, sign, McNemar; and Holm's rule.
 
 `rounding` bounds the rounding error of each d: differences that it cannot tell apart count as equal.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from kourkoutas.lab.judging.intervals import bisect
 from kourkoutas.lab.judging.values import Array
 
 EXACT_UP_TO = 500  # pairs; the exact distribution of the signed ranks takes O(n³), a fraction of a second at 500
+MANY = 1_000  # degrees of freedom beyond which t is taken as normal in its power
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,34 @@ def paired_t(d: Array, rounding: Array) -> PairedT:
     t = float(d.mean() / (d.std(ddof=1) / math.sqrt(n)))
     p = 2 * float(special.stdtr(df, -abs(t)))
     return PairedT(df, t, p, t / math.sqrt(n), math.sqrt(t**2 / (t**2 + df)))
+
+
+@functools.lru_cache(maxsize=4096)
+def power_of_t(ratio: float, n: int, alpha: float) -> float:
+    """The probability that the two-sided paired t test at level α finds δ/s = `ratio` on n pairs.
+
+    With d of mean δ and standard deviation s, t is noncentral with n - 1 degrees of freedom and noncentrality δ√n/s:
+    the power is P(|T| > t_{n-1, 1-α/2}).
+    """
+    df, nc = n - 1, abs(ratio) * math.sqrt(n)
+    c = float(special.stdtrit(df, 1 - alpha / 2))
+    if df > MANY:
+        return float(special.ndtr(nc - c) + special.ndtr(-nc - c))
+    # scipy gives NaN for a lower tail that is too small for its series
+    return 1 - float(special.nctdtr(df, nc, c)) + float(np.nan_to_num(special.nctdtr(df, nc, -c)))
+
+
+@functools.lru_cache(maxsize=4096)
+def detectable_ratio(n: int, alpha: float) -> float:
+    """δ/s that n pairs find with probability 0.8.
+
+    NOTE: s is the one seen in the study, so with few seeds this is a rough figure. It is never asked of the difference
+    that was observed: power at the observed effect is only another way to write its p.
+    """
+    high = 1.0
+    while power_of_t(high, n, alpha) < 0.8:
+        high *= 2
+    return bisect(lambda ratio: power_of_t(ratio, n, alpha), 0.8, 0.0, high)
 
 
 def _midranks(size: Array, rounding: Array) -> Array:

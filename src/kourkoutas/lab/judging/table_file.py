@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 from kourkoutas.lab.judging.values import Seed
 
-COLUMNS = ("seed", "optimizer", "value")
+COLUMNS = ["seed", "optimizer", "value"]
 
 
 def read_table(path: str | Path) -> dict[str, dict[Seed, float]]:
@@ -15,54 +14,35 @@ def read_table(path: str | Path) -> dict[str, dict[Seed, float]]:
 
     Comma, semicolon or tab separate; other columns are ignored; `nan` and `inf` stand for a diverged run.
     """
-    columns = ", ".join(COLUMNS)
+    import pandas as pd  # which takes a second
+
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: byte {error.start} is not UTF-8; save the table as UTF-8 text") from None
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}; give a table with the columns {columns}") from None
-    delimiter = max(",;\t", key=next(filter(str.strip, lines), "").count)
-    reader = csv.reader(lines, delimiter=delimiter)
-    rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
-    line, header = rows[0] if rows else (1, list(COLUMNS))
-    header = [name.lower() for name in header]
-    for name in COLUMNS:
-        if header.count(name) != 1:
-            what = "is missing" if name not in header else "appears more than once"
-            raise ValueError(
-                f"{path}, line {line}: column {name!r} {what} (found {', '.join(header)}); "
-                f"the first line must name the columns {columns}"
-            )
-    if not rows[1:]:
-        raise ValueError(f"{path}: holds no rows; give one line per run under the columns {columns}")
-    at = header.index("seed")
-    numbered = all(row[at].removeprefix("-").isdecimal() for _, row in rows[1:] if len(row) > at)
+        with open(path, encoding="utf-8-sig") as lines:
+            separator = max(",;\t", key=lines.readline().count)
+        cells = pd.read_csv(
+            path, sep=separator, encoding="utf-8-sig", header=None, dtype=str, na_filter=False, skip_blank_lines=False
+        )
+    except (OSError, ValueError) as error:
+        told = " ".join(str(error).split())
+        raise ValueError(f"{path}: {told}; give a UTF-8 table with the columns {', '.join(COLUMNS)}") from None
+    cells = cells.map(lambda cell: str(cell).strip())
+    header, rows = cells.iloc[0].str.lower().tolist(), cells.iloc[1:]
+    if sorted(name for name in header if name in COLUMNS) != sorted(COLUMNS):
+        raise ValueError(f"{path}, line 1: found {', '.join(header)}; name the columns {', '.join(COLUMNS)}, each once")
+    rows = rows[(rows != "").any(axis=1)].set_axis(header, axis=1)[COLUMNS]
+    if rows.empty:
+        raise ValueError(f"{path}: holds no rows; give one line per run under the columns {', '.join(COLUMNS)}")
+    if rows["seed"].str.fullmatch(r"-?\d+").all():
+        rows = rows.assign(seed=rows["seed"].map(int))
     values: dict[str, dict[Seed, float]] = {}
-    first: dict[tuple[str, Seed], int] = {}
-    for line, row in rows[1:]:
-        where = f"{path}, line {line}"
-        if len(row) != len(header):
-            raise ValueError(
-                f"{where}: {len(row)} fields where the first line names {len(header)} columns; add or remove fields "
-                f"(separator {delimiter!r})"
-            )
-        text, optimizer, value = (row[header.index(name)] for name in COLUMNS)
-        for name, cell in (("seed", text), ("optimizer", optimizer)):
-            if not cell:
-                raise ValueError(f"{where}, column {name!r}: empty; fill in the {name}")
-        seed: Seed = int(text) if numbered else text
-        if (optimizer, seed) in first:
-            raise ValueError(
-                f"{where}, column 'seed': {optimizer!r} has seed {seed} already on line {first[optimizer, seed]}; "
-                "keep one value per optimizer and seed"
-            )
-        first[optimizer, seed] = line
+    for at, seed, optimizer, value in rows.itertuples():
+        where, own = f"{path}, line {at + 1}", values.setdefault(optimizer, {})
+        if "" in (seed, optimizer):
+            raise ValueError(f"{where}: seed or optimizer is empty; fill it in")
+        if seed in own:
+            raise ValueError(f"{where}: {optimizer!r} has seed {seed} already; keep one value per optimizer and seed")
         try:
-            values.setdefault(optimizer, {})[seed] = float(value)
+            own[seed] = float(value)
         except ValueError:
-            raise ValueError(
-                f"{where}, column 'value': {value!r} is not a number; "
-                "write it as 0.0012 or 1.2e-3, or nan for a diverged run"
-            ) from None
+            raise ValueError(f"{where}: value {value!r} is not a number; write 1.2e-3, or nan if it diverged") from None
     return values

@@ -1,6 +1,6 @@
-"""A results folder as one table: CSV for everybody, Parquet where pyarrow is installed.
+"""A results folder as one table: pandas in Python, CSV for everybody, Parquet where pyarrow is installed.
 
-runs     one row per run: what it is, how it ended, its endpoint, every metric and the resolved settings
+runs     one row per run: what it is, its tuned values, how it ended, its endpoint, every metric, the resolved settings
 curves   one row per recorded point of a run's curve
 
 A metric whose name is that of another column, `seconds` or `seed` for example, is the column `metrics.seconds`.
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 What = Literal["runs", "curves"]
 FORMATS = (".csv", ".parquet")
-HEAD = ("id", "optimizer", "seed")
-ENDS = ("status", "endpoint", "seconds")
+ENDS = ("status", "endpoint", "seconds", "seconds_per_step", "error")
 
 
-def rows(snapshot: Snapshot, what: What = "runs") -> list[Row]:
-    """The rows of a table; every row has every column, None where it has no value."""
-    own = snapshot.record.code is not None
-    made = [row for run in snapshot.runs for row in (_points(run, own) if what == "curves" else [_row(run)])]
+def rows(snapshot: Snapshot, what: What = "runs", *, tuning: bool = False) -> list[Row]:
+    """The rows of a table of the runs that are compared, or of the tuning's; every row has every column, None where it
+    has no value."""
+    own, question = snapshot.record.code is not None, snapshot.record.tuning
+    made: list[Row] = []
+    for run in snapshot.tuning_runs if tuning else snapshot.runs:
+        head = {"id": run.id, "optimizer": run.spec.optimizer, "seed": run.spec.seed}
+        head |= {} if question is None else question.values(run.spec)
+        made += _points(run, own, head) if what == "curves" else [_row(run, head)]
     columns = list(dict.fromkeys(name for row in made for name in row))
     return [{name: row.get(name) for name in columns} for row in made]
 
 
-def _row(run: StoredRun) -> Row:
-    row: Row = {"id": run.id, "optimizer": run.spec.optimizer, "seed": run.spec.seed}
+def _row(run: StoredRun, head: Row) -> Row:
     if run.result is None:
-        return row | {"status": "unfinished"}
-    return (
-        row
-        | {"status": run.result.status, "endpoint": run.result.endpoint, "seconds": run.result.seconds}
-        | _metrics(run.result.metrics, (*HEAD, *ENDS))
-        | {f"settings.{name}": value for name, value in _flat(run.result.settings).items()}
-    )
+        return head | {"status": "unfinished"}
+    row = head | {name: getattr(run.result, name) for name in ENDS}
+    settings = {f"settings.{name}": value for name, value in _flat(run.result.settings).items()}
+    return row | _metrics(run.result.metrics, row) | settings
 
 
-def _points(run: StoredRun, own: bool) -> list[Row]:
+def _points(run: StoredRun, own: bool, head: Row) -> list[Row]:
     """The curve of a run, or, of a user's `own` function that logs metrics in calls of their own, what it logged: its
     curve would hold gaps, and in long runs not every metric."""
     if run.result is None or not run.result.curve:
@@ -62,8 +62,7 @@ def _points(run: StoredRun, own: bool) -> list[Row]:
     if own and any(math.isnan(x) for column in columns.values() for x in column):
         with contextlib.suppress(StoreError):  # a damaged file costs what only it holds
             points = [{name: float(x) for name, x in row.items()} for row in run.metrics()] or points
-    head = {"id": run.id, "optimizer": run.spec.optimizer, "seed": run.spec.seed}
-    return [head | _metrics(point, HEAD) for point in points]
+    return [head | _metrics(point, head) for point in points]
 
 
 def _metrics(logged: Mapping[str, Any], taken: Iterable[str]) -> Row:

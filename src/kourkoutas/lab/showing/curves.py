@@ -247,21 +247,3 @@ def _gap(ours: Mapping[Seed, Course], theirs: Mapping[Seed, Course]) -> Summary 
         warnings.simplefilter("ignore", RuntimeWarning)
         low, median, high = np.nanquantile(rows, (0.25, 0.5, 0.75), axis=0)
     return Summary(steps, median, low, high)
-
-
-def rate(runs: Sequence[StoredRun]) -> Drawing | None:
-    """The learning rate's schedule, unless it is constant: the one that all share, not a -warm optimizer's."""
-    for run in runs:
-        warm = run.spec.optimizer.partition("[")[0].endswith("-warm")
-        if run.result is not None and run.result.curve.get("lr") and not warm:
-            return rate_panel(*(np.asarray(run.result.curve[name], float) for name in ("step", "lr")))
-    return None
-
-
-def rate_panel(steps: Array, rates: Array) -> Drawing | None:
-    steps, rates = steps[np.isfinite(rates)], rates[np.isfinite(rates)]
-    if not len(rates) or rates.min() == rates.max():
-        return None
-    panel = Panel.over(steps, rates, log_y=log_suits(rates))
-    panel.parts.append(panel.path(steps, rates, class_="curve soft-line"))
-    return panel.drawing("Learning rate", "Learning rate against step")

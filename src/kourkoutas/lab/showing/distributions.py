@@ -101,12 +101,12 @@ def rows(judged: Comparison, looks: Mapping[str, Look], anchor: Anchor) -> Drawi
     return picture(parts, WIDTH, bottom + 38, f"{judged.title} ({better} is better)", told)
 
 
-def pairs(judged: Comparison, looks: Mapping[str, Look], anchor: Anchor) -> list[Drawing]:
+def pairs(judged: Comparison, anchor: Anchor) -> list[Drawing]:
     """One panel per contrast: a line per seed from the baseline's value to the treatment's."""
-    return [_pairs(c, judged, looks, anchor) for c in judged.contrasts[:MOST_PAIRS]]
+    return [_pairs(c, judged, anchor) for c in judged.contrasts[:MOST_PAIRS]]
 
 
-def _pairs(c: Contrast, judged: Comparison, looks: Mapping[str, Look], anchor: Anchor) -> Drawing:
+def _pairs(c: Contrast, judged: Comparison, anchor: Anchor) -> Drawing:
     scale, lost = _scale(judged, 20.0, WIDTH - 20)
     top, bottom = 22.0, 122.0
     treatment, baseline = name_of(c.treatment), name_of(c.baseline)
@@ -134,8 +134,7 @@ def _pairs(c: Contrast, judged: Comparison, looks: Mapping[str, Look], anchor: A
         )
     title = f"{treatment} better on {c.wins} of {c.n} seeds"
     told = f"{judged.title}: each seed's pair, {baseline} above and {treatment} below; {title}"
-    group = element("g", *parts, data_arm=looks[c.baseline].place)
-    return picture([group], WIDTH, bottom + 18 + 38, title, told)
+    return picture(parts, WIDTH, bottom + 18 + 38, title, told)
 
 
 def stairs(steps: Sequence[tuple[float, float]], first: float, last: float) -> tuple[list[float], list[float]]:

@@ -39,6 +39,9 @@ class Drawing:
     title: str
     description: str
 
+    def _repr_svg_(self) -> str:
+        return str(self.svg)
+
 
 def element(tag: str, *children: str | Markup, **attributes: Any) -> Markup:
     """<tag attributes>children</tag>; `class_` is class, underscores are hyphens, None leaves an attribute out.
@@ -232,9 +235,9 @@ def x_axis(
 
 
 def series(look: Look, *parts: Markup, hint: str = "") -> Markup:
-    """What belongs to one optimizer: in its colour, and found by the script that highlights it."""
+    """What belongs to one optimizer, in its colour."""
     title = [element("title", hint)] if hint else []
-    return element("g", *title, *parts, class_=f"arm c{look.colour}", data_arm=look.place)
+    return element("g", *title, *parts, class_=f"arm c{look.colour}")
 
 
 def cross(x: float, y: float) -> Markup:
@@ -299,7 +302,7 @@ class Panel:
     def tell(self, look: Look, xs: ArrayLike, ys: ArrayLike, unit: str = "") -> None:
         """Show the last of these values before the pointer."""
         rounded = [[float(f"{v:.4g}") if math.isfinite(v) else None for v in np.asarray(z, float)] for z in (xs, ys)]
-        self.lines.append({"arm": look.place, "name": look.name, "x": rounded[0], "y": rounded[1], "unit": unit})
+        self.lines.append({"name": look.name, "x": rounded[0], "y": rounded[1], "unit": unit})
 
     def drawing(self, title: str, description: str) -> Drawing:
         told = {"x": [self.x.low, self.x.high, self.x.start, self.x.stop], "lines": self.lines}

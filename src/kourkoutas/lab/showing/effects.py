@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -28,7 +28,6 @@ from kourkoutas.lab.showing.drawing import (
     tick_text,
     x_axis,
 )
-from kourkoutas.lab.specs.looks import Look
 from kourkoutas.lab.specs.looks import label as name_of
 
 MOST_ROWS = 9  # of a first screen; beyond, it shows the deciding endpoint only
@@ -91,7 +90,7 @@ def own_words(low: float, value: float, high: float) -> str:
     return f"{value:+.2g} [{low:+.2g}, {high:+.2g}]".replace("-", "−").replace("inf", "∞")
 
 
-def plot(endpoints: Sequence[Comparison], looks: Mapping[str, Look]) -> Drawing | None:
+def plot(endpoints: Sequence[Comparison]) -> Drawing | None:
     """The plot of some endpoints, as many as a first screen has room for; None where nothing was compared."""
     found = [(one, rows_of(one)) for one in endpoints if one.contrasts]
     if not found:
@@ -118,7 +117,7 @@ def plot(endpoints: Sequence[Comparison], looks: Mapping[str, Look]) -> Drawing 
             y += 18
         y += 8
         for row in rows:
-            parts += _marks(row, endpoint.primary, scale, y, looks)
+            parts += _marks(row, endpoint.primary, scale, y)
             y += 36.0
         y += 6
         parts += x_axis(scale, y, most=4, show=lambda tick: _tick(tick, percent))
@@ -146,7 +145,7 @@ def _tick(tick: float, percent: bool) -> str:
     return f"{sign}{tick_text(abs(tick))}{' %' if percent else ''}"
 
 
-def _marks(row: Row, primary: bool, scale: Scale, y: float, looks: Mapping[str, Look]) -> list[Markup]:
+def _marks(row: Row, primary: bool, scale: Scale, y: float) -> list[Markup]:
     """Name and numbers above, the interval below."""
     middle, zero = y + 25, scale.at(0.0)
     kind = {"better": "good", "worse": "bad"}.get(row.contrast.verdict, "open")
@@ -166,10 +165,9 @@ def _marks(row: Row, primary: bool, scale: Scale, y: float, looks: Mapping[str, 
                 marks.append(element("line", x1=end, x2=end, y1=middle - 4, y2=middle + 4, class_="interval"))
         size, mark = (6, "dot") if primary else (4.5, "ring")
         marks.append(element("circle", cx=value, cy=middle, r=size, class_=mark))
-    place = looks[row.contrast.baseline].place
     return [
         label(name, 0, y + 12, room=None if fits else room),
         label(words, WIDTH, y + 12, text_anchor="end", class_=kind),
         element("line", x1=zero, x2=zero, y1=middle - 7, y2=middle + 9, class_="zero"),
-        element("g", *marks, class_=f"effect {kind}", data_arm=place, tabindex=0, role="img", aria_label=told),
+        element("g", *marks, class_=f"effect {kind}", tabindex=0, role="img", aria_label=told),
     ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -136,15 +135,8 @@ def buckets(traces: Sequence[TraceData], key: str, title: str, arm: str) -> Draw
     parts += _foot(x, bottom, low, high, f"{which} {title}")
     runs = f"{len(traces)} run{'' if len(traces) == 1 else 's'}"
     told = f"{title} of each bucket against step, {arm}: the {which} of each stretch, mean of {runs}{left_out}"
-    data = {
-        "x": [edges[0], edges[-1], x.start, x.stop],
-        "y": [4, bottom],
-        "rows": names,
-        "what": f"{which} {title}",
-        "cells": [[round(float(v), 3) if math.isfinite(v) else None for v in row] for row in grid],
-    }
     heading = f"{arm}: {title} by bucket{left_out}"
-    return picture(parts, WIDTH, bottom + 62, heading, told, data_map=json.dumps(data, separators=(",", ":")))
+    return picture(parts, WIDTH, bottom + 62, heading, told)
 
 
 def _range(key: str, traces: Sequence[TraceData], values: Array) -> tuple[float, float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import io
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kourkoutas.lab import testbeds
@@ -26,15 +25,6 @@ STYLE = (
     "<style>:root{--ink:#1d2329;--paper:#fff;--line:#d9dee3;--soft:#5b6670;fill:var(--ink)}"
     "@media (prefers-color-scheme:dark){:root{--ink:#e6e9ec;--paper:#15191d;--line:#3a424a;--soft:#a3adb6}}</style>"
 )
-
-
-@dataclass(frozen=True)
-class Picture:
-    """An image to embed, its width in CSS pixels, and its description."""
-
-    source: str
-    width: int
-    description: str
 
 
 def own(snapshot: Snapshot) -> list[tuple[Figure, str]]:
@@ -57,8 +47,8 @@ def own(snapshot: Snapshot) -> list[tuple[Figure, str]]:
     return [(figure, f"{description} ({title})") for figure, description in draw(settings, params)]
 
 
-def embed(figure: Figure, description: str) -> Picture:
-    """The figure as an image that is part of the page."""
+def embed(figure: Figure) -> str:
+    """The figure as the address of an image that is part of the page."""
     import matplotlib as mpl
 
     out = io.BytesIO()
@@ -69,4 +59,4 @@ def embed(figure: Figure, description: str) -> Picture:
         text = text.replace(f": {colour}", f": {name}")
     text = re.sub(r"(<svg [^>]*>)", lambda found: found[1] + STYLE, text, count=1)
     encoded = base64.b64encode(text.encode("utf-8")).decode("ascii")
-    return Picture(f"data:image/svg+xml;base64,{encoded}", round(96 * figure.get_figwidth()), description)
+    return f"data:image/svg+xml;base64,{encoded}"

@@ -2,6 +2,7 @@
 
     write(analysis)      report.html in the results folder
     render(analysis)     the page as text
+    follow(path)         the page of a study that goes on, again and again
 
 The page is one file. It holds its style, its script and its pictures, its content policy forbids the browser to fetch
 or run anything else, and it can be read with scripts off. The template has the first screen; what is folded below it
@@ -11,12 +12,14 @@ is made here, a function per section.
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import hashlib
 import io
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -26,13 +29,13 @@ import jinja2
 from markupsafe import Markup
 
 from kourkoutas.lab.judging import headline
-from kourkoutas.lab.judging.analysis import Analysis, ArmSummary
+from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, analyse
 from kourkoutas.lab.judging.comparing import Comparison
 from kourkoutas.lab.judging.statistics import show
 from kourkoutas.lab.judging.values import Seed, seed_ranges
 from kourkoutas.lab.results import export, files
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.results.store import StoredRun
+from kourkoutas.lab.results.store import StoredRun, StoreError
 from kourkoutas.lab.showing import console, curves, distributions, effects, maps, pictures, sensitivity
 from kourkoutas.lab.showing.drawing import Drawing, element
 from kourkoutas.lab.showing.status import duration, failures, status_of
@@ -62,6 +65,8 @@ TRACES = (
     "smaller β2, down to β2_min. Each column of a map is a stretch of steps; a cell shows the largest sun, or the "
     "smallest β2, of its bucket there, averaged over the runs. The lines are all buckets and runs together."
 )
+PATIENCE = 4.0  # a page that is followed is made again after this many times the seconds that making it took
+SHORTEST, LONGEST = 2.0, 20.0  # seconds
 NOT_ON_THE_PAGE = "mean [BCa]"  # `kbeta stats` has the bootstrap
 
 Looks = Mapping[str, looks.Look]
@@ -87,6 +92,29 @@ def write(analysis: Analysis, out: str | Path | None = None, *, live: bool = Fal
     return out
 
 
+def follow(path: Path) -> None:
+    """Write the page of the folder at `path` again and again, as one that reloads itself, until the study has ended.
+
+    Raises:
+      StoreError: there is no study to begin with.
+    """
+    start = time.monotonic()
+    going = _follow_once(path)
+    while going:
+        time.sleep(min(LONGEST, max(SHORTEST, PATIENCE * (time.monotonic() - start))))
+        start = time.monotonic()
+        # A file may be half there for a moment: the last good page stays, and the next look tries again.
+        with contextlib.suppress(StoreError, OSError):
+            going = _follow_once(path)
+
+
+def _follow_once(path: Path) -> bool:
+    """Write the page; whether the study still goes on."""
+    analysis = analyse(Snapshot.read(path), resamples=0)
+    write(analysis, live=not analysis.finished)
+    return not analysis.finished
+
+
 def render(analysis: Analysis, *, live: bool = False) -> str:
     """The page as text; a `live` one reloads itself."""
     snapshot = analysis.snapshot
@@ -95,7 +123,7 @@ def render(analysis: Analysis, *, live: bool = False) -> str:
         analysis=analysis,
         live=live,
         facts=_facts(snapshot),
-        effects=effects.plot(analysis.endpoints, arms),
+        effects=effects.plot(analysis.endpoints),
         by_ranks=any(c.lost for one in analysis.endpoints for c in one.contrasts),
         ranked=_ranked(analysis),
         looks=arms,
@@ -104,6 +132,21 @@ def render(analysis: Analysis, *, live: bool = False) -> str:
         sections=_sections(analysis, arms),
         status=status_of(snapshot),
     )
+
+
+def effect_plot(analysis: Analysis) -> Drawing:
+    """The effect plot as a picture of its own, which holds its style.
+
+    Raises:
+      ValueError: nothing is compared.
+    """
+    drawn = effects.plot(analysis.endpoints)
+    if drawn is None:
+        raise ValueError(f"there is nothing to plot: {analysis.headline}")
+    own = "svg { background: var(--paper); font: 12px system-ui, sans-serif; }"
+    head, inside = str(drawn.svg).split(">", 1)
+    svg = f'{head} xmlns="http://www.w3.org/2000/svg"><style>{_style()}{own}</style>{inside}'
+    return replace(drawn, svg=Markup(svg))
 
 
 def _facts(snapshot: Snapshot) -> dict[str, str]:
@@ -156,7 +199,7 @@ def _sections(analysis: Analysis, arms: Looks) -> list[Section]:
 def _curves(analysis: Analysis, arms: Looks) -> Section:
     courses = curves.courses(analysis.snapshot)
     pairs = [(c.treatment, c.baseline) for c in analysis.primary.contrasts]
-    drawn = [*curves.panels(courses, arms), curves.gaps(courses, pairs, arms), curves.rate(analysis.snapshot.runs)]
+    drawn = [*curves.panels(courses, arms), curves.gaps(courses, pairs, arms)]
     shown = [note(CURVES), legend(arms), panels(drawn)] if any(drawn) else [text("No run has logged a loss.")]
     return Section("curves", "Learning curves", shown, open=True)
 
@@ -176,7 +219,7 @@ def _endpoint(number: int, one: Comparison, analysis: Analysis, arms: Looks, anc
         side += f"; success: {'at least' if one.higher_is_better else 'at most'} {show(one.threshold)}"
     shown = [note(f"{side}. {analysis.rule if one.primary else ''}")]
     shown += [text(headline.answer(c), c.verdict) for c in one.contrasts]
-    if not one.primary and (plot := effects.plot([one], arms)) is not None:
+    if not one.primary and (plot := effects.plot([one])) is not None:
         shown.append(element("figure", plot.svg, class_="effects"))
     if one.notes:
         shown.append(element("ul", *(element("li", line) for line in one.notes), class_="soft"))
@@ -187,7 +230,7 @@ def _endpoint(number: int, one: Comparison, analysis: Analysis, arms: Looks, anc
     if one.arms:
         shown += [heading("Each optimizer"), table(f"Each optimizer, {one.title}", *console.of_arms(one))]
     if one.contrasts:
-        shown += [heading("Each comparison"), panels(distributions.pairs(one, arms, anchor))]
+        shown += [heading("Each comparison"), panels(distributions.pairs(one, anchor))]
         shown.append(note(console.statistics_title(one)))
         rows = []
         for c in one.contrasts:
@@ -251,19 +294,19 @@ def _target(analysis: Analysis, arms: Looks) -> Section:
 def _traces(runs: Sequence[StoredRun], arms: Looks) -> Section:
     """sun and β2; all optimizers but the first are folded once more."""
     shown: list[Markup] = []
-    for arm, look in arms.items():
+    for number, (arm, look) in enumerate(arms.items()):
         if recorded := maps.recorded(runs, arm):
             drawn = panels(maps.drawings(recorded, look), "two")
-            fold = element("details", element("summary", look.name), drawn, id=f"traces-{look.place}")
+            fold = element("details", element("summary", look.name), drawn, id=f"traces-{number}")
             shown.append(fold if shown else drawn)
     return Section("traces", "sun and β2 over training", [note(TRACES), *shown] if shown else [], open=True)
 
 
 def _learnt(snapshot: Snapshot) -> Section:
     shown = []
-    for one in (pictures.embed(figure, description) for figure, description in pictures.own(snapshot)):
-        image = element("img", src=one.source, alt=one.description, width=one.width)
-        shown.append(element("figure", scroll(one.description, image), element("figcaption", one.description)))
+    for figure, told in pictures.own(snapshot):
+        image = element("img", src=pictures.embed(figure), alt=told, width=round(96 * figure.get_figwidth()))
+        shown.append(element("figure", scroll(told, image), element("figcaption", told)))
     return Section("learnt", "What was learnt", shown, open=True)
 
 
@@ -339,10 +382,7 @@ def panels(drawings: Iterable[Drawing | None], kind: str = "") -> Markup:
 
 
 def legend(arms: Looks) -> Markup:
-    items = (
-        element("li", swatch(look), element("span", look.name, class_="pick"), data_arm=look.place)
-        for look in arms.values()
-    )
+    items = (element("li", swatch(look), look.name) for look in arms.values())
     return element("ul", *items, class_="legend", aria_label="Optimizers")
 
 
@@ -389,18 +429,21 @@ def _file(name: str) -> str:
 
 
 @cache
+def _style() -> str:
+    """The style sheet with the colours of the optimizers, light and dark."""
+    light, dark = (" ".join(f"--c{k}: {c};" for k, c in enumerate(own)) for own in (looks.LIGHT, looks.DARK))
+    sheet = _file("report.css").replace("/* light */", light).replace("/* dark */", dark)
+    return sheet + "\n".join(f".c{k} {{ --c: var(--c{k}); }}" for k in range(len(looks.LIGHT)))
+
+
+@cache
 def _template() -> jinja2.Template:
     """The page with its style, its script and the policy that allows no other."""
-
-    def palette(colours: Sequence[str]) -> str:
-        return " ".join(f"--c{k}: {colour};" for k, colour in enumerate(colours))
 
     def digest(of: str) -> str:
         return "'sha256-" + base64.b64encode(hashlib.sha256(of.encode("utf-8")).digest()).decode("ascii") + "'"
 
-    sheet = _file("report.css").replace("/* light */", palette(looks.LIGHT)).replace("/* dark */", palette(looks.DARK))
-    style = sheet + "\n".join(f".c{k} {{ --c: var(--c{k}); }}" for k in range(len(looks.LIGHT)))
-    script = _file("report.js")
+    style, script = _style(), _file("report.js")
     policy = (
         f"default-src 'none'; img-src data:; style-src {digest(style)}; script-src {digest(script)}; "
         "base-uri 'none'; form-action 'none'"

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from kourkoutas.lab.judging.sensitivity import Point, Sensitivity
 from kourkoutas.lab.judging.statistics import show
+from kourkoutas.lab.judging.tuned import Point, Sensitivity
 from kourkoutas.lab.showing.drawing import Drawing, Panel, cross, element, series
 from kourkoutas.lab.specs.looks import Look, label
 

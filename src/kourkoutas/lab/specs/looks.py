@@ -76,13 +76,11 @@ class Look:
 
     Attributes:
       name: the optimizer's name for people.
-      place: its place among those of the study, which the page's script knows it by.
     """
 
     colour: int
     dash: str
     name: str = field(compare=False)
-    place: int = field(compare=False)
 
     @property
     def dasharray(self) -> str | None:
@@ -94,14 +92,14 @@ def looks_of(arms: Sequence[str]) -> dict[str, Look]:
     """One look per arm, given by id or by name, and by its place among those that the paper does not have."""
     out: dict[str, Look] = {}
     dashes, spare = tuple(DASHES), 0
-    for place, arm in enumerate(arms):
+    for arm in arms:
         name = label(arm)
         if name in KNOWN:
-            out[arm] = Look(KNOWN[name], "-", name, place)
+            out[arm] = Look(KNOWN[name], "-", name)
         else:
             # a new dash with each new colour too, and another one when the colours come round again
             dash = dashes[(1 + spare + spare // len(OTHERS)) % len(dashes)]
-            out[arm] = Look(OTHERS[spare % len(OTHERS)], dash, name, place)
+            out[arm] = Look(OTHERS[spare % len(OTHERS)], dash, name)
             spare += 1
     return out
 

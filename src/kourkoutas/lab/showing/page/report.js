@@ -1,6 +1,6 @@
 "use strict";
-// What a reader can do beside reading: see values, follow one optimizer, and come from a seed to its run. Without this
-// script everything can still be read, downloaded and unfolded.
+// What a reader can do beside reading: see values, and come from a seed to its run. Without this script everything can
+// still be read, downloaded and unfolded.
 
 const tip = document.getElementById("tip");
 
@@ -26,27 +26,6 @@ function takeTitles() {
   }
 }
 
-function makePicks() {
-  for (const name of document.querySelectorAll("span.pick")) {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.className = "pick";
-    button.textContent = name.textContent;
-    button.setAttribute("aria-pressed", "false");
-    name.replaceWith(button);
-  }
-}
-
-let picked = null;
-function pick(arm) {
-  picked = arm;
-  document.body.classList.toggle("picking", arm !== null);
-  for (const one of document.querySelectorAll("[data-arm]")) one.classList.toggle("picked", one.dataset.arm === arm);
-  for (const button of document.querySelectorAll("button.pick")) {
-    button.setAttribute("aria-pressed", String(button.closest("[data-arm]").dataset.arm === arm));
-  }
-}
-
 // Where the pointer is in the coordinates of a picture.
 function within(svg, event) {
   const box = svg.getBoundingClientRect(), view = svg.viewBox.baseVal;
@@ -58,23 +37,10 @@ function overPlot(svg, event) {
   const [low, high, start, stop] = plot.x, [x] = within(svg, event);
   if (x < start || x > stop) return null;
   const step = low + (x - start) / (stop - start) * (high - low);
-  const lines = plot.lines.filter(line => picked === null || String(line.arm) === picked);
-  const rows = lines.map(line => [line, line.y[line.x.findLastIndex(value => value <= step)] ?? null])
+  const rows = plot.lines.map(line => [line, line.y[line.x.findLastIndex(value => value <= step)] ?? null])
     .filter(row => row[1] !== null).sort((a, b) => a[1] - b[1]).slice(0, 12);
   const told = rows.map(([line, y]) => line.name + ": " + digits(y) + line.unit);
   return rows.length ? ["step " + Math.round(step), ...told].join("\n") : null;
-}
-
-function overMap(svg, event) {
-  const map = svg.map ??= JSON.parse(svg.dataset.map);
-  const [low, high, start, stop] = map.x, [top, bottom] = map.y, [x, y] = within(svg, event);
-  if (x < start || x > stop || y < top || y > bottom) return null;
-  const row = Math.min(map.rows.length - 1, Math.floor((y - top) / (bottom - top) * map.rows.length));
-  const count = map.cells[row].length, column = Math.min(count - 1, Math.floor((x - start) / (stop - start) * count));
-  const value = map.cells[row][column], width = (high - low) / count;
-  const from = Math.ceil(low + column * width), to = Math.floor(low + (column + 1) * width);
-  const steps = to > from ? "steps " + from + " to " + to : "step " + from;
-  return map.rows[row] + "\n" + steps + "\n" + (value === null ? "no gradient" : map.what + " " + value);
 }
 
 addEventListener("pointermove", event => {
@@ -82,7 +48,6 @@ addEventListener("pointermove", event => {
   const hinted = target?.closest("[data-tip]"), svg = target?.closest("svg");
   let text = hinted ? hinted.dataset.tip : null;
   if (!text && svg?.dataset.plot) text = overPlot(svg, event);
-  if (!text && svg?.dataset.map) text = overMap(svg, event);
   if (text) show(text, event.clientX, event.clientY);
   else tip.hidden = true;
 });
@@ -93,14 +58,9 @@ addEventListener("focusin", event => {
   show(hinted.dataset.tip, box.left, box.bottom - 10);
 });
 addEventListener("keydown", event => {
-  if (event.key === "Escape") { tip.hidden = true; pick(null); }
+  if (event.key === "Escape") tip.hidden = true;
 });
 addEventListener("click", event => {
-  const button = event.target.closest("button");
-  if (button?.classList.contains("pick")) {
-    const arm = button.closest("[data-arm]").dataset.arm;
-    return pick(arm === picked ? null : arm);
-  }
   const link = event.target.closest("a[href^='#']");
   if (link) unfold(link.getAttribute("href").slice(1));
 });
@@ -113,15 +73,7 @@ function unfold(id) {
 }
 addEventListener("hashchange", () => unfold(location.hash.slice(1)));
 
-let folded = [];
-addEventListener("beforeprint", () => {
-  folded = [...document.querySelectorAll("details:not([open])")];
-  for (const one of folded) one.open = true;
-});
-addEventListener("afterprint", () => { for (const one of folded) one.open = false; });
-
 takeTitles();
-makePicks();
 if (location.hash) unfold(location.hash.slice(1));
 
 // A page that reloads itself keeps what the reader has unfolded, also in the last one, which no longer reloads.

@@ -1,7 +1,8 @@
-"""What can be studied, and the text that one testbed needs."""
+"""What can be studied, the text that one testbed needs, and commands about the optimizer and this machine."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -61,3 +62,34 @@ def list_testbeds(as_json: AsJson = False) -> None:
     rows = [(name, bed.title, ", ".join(bed.arms)) for name, bed in every.items()]
     print_table("", ["testbed", "what", "optimizers"], rows, words=["what", "optimizers"])
     answer("Endpoints, and the settings of each preset: kbeta testbeds --json")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def bench(context: typer.Context) -> None:
+    """Measure step time and memory against each framework's Adam; `kbeta bench --help` lists its options."""
+    from kourkoutas import bench as benchmark
+
+    raise typer.Exit(benchmark.main(context.args))
+
+
+@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+def script(
+    file: Annotated[str, typer.Argument(help="A Python script that imports kbeta.optim, as the paper's listings do.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
+) -> None:
+    """Run a script of the paper as `python FILE` would, with kbeta.optim being kourkoutas.paper."""
+    from kourkoutas import paper
+
+    paper.script(file, arguments or ())
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Show what is installed and works here: frameworks, devices, threads, front ends, C kernels."""
+    from kourkoutas.lab import doctor as lab
+
+    found = lab.examine()
+    if as_json:
+        print_json(found)
+        return
+    sys.stdout.write(lab.text(found))
