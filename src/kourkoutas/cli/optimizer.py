@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from kourkoutas.cli.app import app
 from kourkoutas.cli.arguments import AsJson
-from kourkoutas.cli.printing import print_json
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
@@ -36,8 +34,4 @@ def doctor(as_json: AsJson = False) -> None:
     """Show what is installed and works here: frameworks, devices, threads, front ends, C kernels."""
     from kourkoutas.lab import doctor as lab
 
-    found = lab.examine()
-    if as_json:
-        print_json(found)
-        return
-    sys.stdout.write(lab.text(found))
+    lab.main(["--json"] if as_json else [])

@@ -16,7 +16,7 @@ import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,24 +168,6 @@ class Engine:
     name: str
     trainer: type[Trainer]
 
-    abs: Callable[[Array], Array]
-    broadcast: Callable[[Array, Sequence[int]], Array]
-    clip: Callable[[Array, float, float], Array]
-    concat: Callable[..., Array]
-    einsum: Callable[..., Array]
-    expand: Callable[[Array, int], Array]
-    logaddexp: Callable[..., Array]
-    max: Callable[..., Array]
-    maximum: Callable[..., Array]
-    mean: Callable[..., Array]
-    round: Callable[[Array], Array]
-    sqrt: Callable[[Array], Array]
-    square: Callable[[Array], Array]
-    sum: Callable[..., Array]
-    tanh: Callable[[Array], Array]
-    transpose: Callable[..., Array]
-    where: Callable[..., Array]
-
     sigmoid: Callable[[Array], Array]
     softmax: Callable[..., Array]
     layer_norm: Callable[..., Array]
@@ -201,6 +183,10 @@ class Engine:
         for name, function in ALIKE.items():
             if not hasattr(self, name):
                 setattr(self, name, getattr(xp, function))
+
+    if TYPE_CHECKING:  # those of `ALIKE`
+
+        def __getattr__(self, name: str) -> Callable[..., Array]: ...
 
     def array(self, x: Any) -> Array:
         """NumPy array (or nested numbers) → engine array of the same dtype; Python floats become float32."""
