@@ -419,9 +419,9 @@ def _rival(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, A
     make = getattr(home, name, None)
     if not callable(make):
         raise unknown(f"optimizer of {module}", name, [n for n in dir(home) if not n.startswith("_")])
-    words = {} if module.startswith("kourkoutas.") else _KEYWORDS[engine]
-    options = {words.get(k, k): v for k, v in recipe.items}
-    accepted = tuple(inspect.signature(make).parameters)
+    ours = module.startswith("kourkoutas.")
+    options = {k if ours else _KEYWORDS[engine].get(k, k): v for k, v in recipe.items}
+    accepted = tuple(RIVALS[recipe.family].options if ours else inspect.signature(make).parameters)
     if "betas" in accepted and "beta1" not in accepted and ("beta1" in options or "beta2" in options):
         options["betas"] = (options.pop("beta1", 0.9), options.pop("beta2", 0.999))
     options.update(_FIXED.get((recipe.family, engine), {}))
