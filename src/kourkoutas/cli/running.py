@@ -130,7 +130,7 @@ def study(
         list[str] | None,
         of_tuning(
             metavar="NAME=LOW:HIGH",
-            help="Tune every optimizer alike on other seeds, then compare the best: lr=1e-4:1e-1. Several: by Optuna.",
+            help="Tune every optimizer alike on other seeds, then compare the best: lr=1e-4:1e-1. Several: spread evenly.",
         ),
     ] = None,
     trials: Annotated[int | None, of_tuning(help="Values tried for each optimizer.", show_default="8")] = None,

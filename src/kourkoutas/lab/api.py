@@ -54,8 +54,8 @@ def in_python(text: str) -> str:
 
     >>> in_python("--tune-seeds and --seeds share 3; add --tune lr=1e-4:1e-1, --set steps=9 or --retry-failed")
     "`tune_seeds` and `seeds` share 3; add tune={'lr': (1e-4, 1e-1)}, settings={'steps': 9} or `retry_failed`"
-    >>> in_python("pip install --upgrade optuna")
-    'pip install --upgrade optuna'
+    >>> in_python("pip install --upgrade pyarrow")
+    'pip install --upgrade pyarrow'
     """
 
     def argument(found: re.Match[str]) -> str:
