@@ -31,8 +31,8 @@ from kourkoutas.lab.planning.search import Tried, Values
 from kourkoutas.lab.results import store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, Study
+from kourkoutas.lab.running import executor as running
 from kourkoutas.lab.running import pool
-from kourkoutas.lab.running import study as running
 from kourkoutas.lab.running.executor import ExecutorFactory, Observer
 from kourkoutas.lab.specs import search_space
 from kourkoutas.lab.specs.search_space import Value

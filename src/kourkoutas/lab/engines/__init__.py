@@ -224,20 +224,15 @@ class Engine:
         """½x(1 + tanh(√(2/π)(x + 0.044715x³))), the tanh form."""
         return 0.5 * x * (1 + self.xp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
-    def attention(self, q: Array, k: Array, v: Array, *, mask: Array | None = None, causal: bool = False) -> Array:
+    def attention(self, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
         """softmax(q·kᵀ/√d)·v for q (…, heads, queries, d) and k, v (…, heads, keys, d).
 
-        `mask` is boolean, broadcastable to (…, queries, keys), True where a query may look. `causal` lets query i look
-        at keys 0…i; it cannot be combined with `mask`.
+        `mask` is boolean, broadcastable to (…, queries, keys), True where a query may look; by default query i looks
+        at keys 0…i.
         """
-        if causal:
-            if mask is not None:
-                raise ValueError("`causal=True` cannot be combined with `mask`: put the causal part into the mask")
-            mask = self.xp.tri(q.shape[-2], k.shape[-2]) > 0
+        allowed = self.xp.tri(q.shape[-2], k.shape[-2]) > 0 if mask is None else mask
         scores = (q @ self.xp.swapaxes(k, -1, -2)) * (1 / math.sqrt(q.shape[-1]))
-        if mask is not None:
-            scores = self.xp.where(mask, scores, -math.inf)
-        return self.softmax(scores) @ v
+        return self.softmax(self.xp.where(allowed, scores, -math.inf)) @ v
 
     def taylor_layer(self, x: Array, w: Array, b: Array, counts: Counts) -> Array:
         """silu(x·w + b) for rows that hold values, slopes and Laplacians: see `kourkoutas.lab.engines.taylor`."""
