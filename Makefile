@@ -1,6 +1,6 @@
 # Two commands do everything on a fresh machine with Python 3.11, 3.12 or 3.13: `make study` and `make test`.
 PYTHON ?= python3
-EXTRAS ?= torch,jax,mlx,state,lab,tune,dev
+EXTRAS ?= torch,jax,mlx,state,lab,dev
 BIN := .venv/bin
 STUDY := .venv/.study
 READY := .venv/.ready

@@ -16,7 +16,7 @@ from typing import Any
 
 from kourkoutas.lab import api
 from kourkoutas.lab.planning import plan as planning
-from kourkoutas.lab.running.study import choose_executor
+from kourkoutas.lab.running.executor import choose_executor
 
 TASK = """
 import time

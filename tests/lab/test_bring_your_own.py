@@ -249,7 +249,7 @@ def test_the_exact_command_in_the_readme_form_prints_machine_readable_results(tm
     assert store.Study.open(tmp_path / "out").record.command.endswith("--no-report --json")
 
 
-@pytest.mark.parametrize("label", ["kbeta", "adam95", "adam95-nobc", "adafactor-beta2", "radam", "muon"])
+@pytest.mark.parametrize("label", ["kbeta", "adam95", "adam999-nobc", "adafactor-beta2", "radam", "muon"])
 def test_param_groups_are_taken_as_torch_optimizers_take_them(tmp_path: Path, label: str) -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))

@@ -47,7 +47,7 @@ def test_help_names_every_command_and_imports_no_framework_and_no_laboratory() -
         "try: main()\n"
         "except SystemExit as end: assert end.code in (0, None), end.code\n"
         "heavy = {'torch', 'jax', 'mlx', 'scipy', 'matplotlib', 'pandas', 'pydantic'}\n"
-        "heavy |= {'kourkoutas.lab.running.study'}\n"
+        "heavy |= {'kourkoutas.lab.running.executor'}\n"
         "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)\n"
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)

@@ -12,7 +12,7 @@ import pytest
 
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import study
+from kourkoutas.lab.running import executor
 from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.testbeds import rare_trigger
 
@@ -58,23 +58,23 @@ def test_a_changed_option_of_the_testbeds_kbeta_is_another_run_of_kbeta_alone(mo
 def test_resuming_with_a_changed_preset_names_what_changed_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with study.holding(plan(), tmp_path / "out", "first"):
+    with executor.holding(plan(), tmp_path / "out", "first"):
         pass
     before = (tmp_path / "out" / "study.json").read_bytes()
     change_preset(monkeypatch, tail=7)
     for optimizers in (["kbeta", "adam95"], ["radam"]):  # also an arm that was not there before shares the settings
         with (
             pytest.raises(store.StoreError, match=r"settings\.tail is 50 there and 7 here"),
-            study.holding(plan(optimizers=optimizers), tmp_path / "out", "second"),
+            executor.holding(plan(optimizers=optimizers), tmp_path / "out", "second"),
         ):
             pytest.fail("the folder must not be handed out")
     assert (tmp_path / "out" / "study.json").read_bytes() == before
 
 
 def test_the_same_configuration_resumes_and_new_arms_and_seeds_extend_it(tmp_path: Path) -> None:
-    with study.holding(plan(), tmp_path / "out", "first"):
+    with executor.holding(plan(), tmp_path / "out", "first"):
         pass
-    with study.holding(plan(optimizers=["radam"], seeds=[3]), tmp_path / "out", "second") as writer:
+    with executor.holding(plan(optimizers=["radam"], seeds=[3]), tmp_path / "out", "second") as writer:
         assert [arm.label for arm in writer.record.arms] == ["kbeta", "adam95", "radam"]
         assert writer.record.arms[0].resolved is not None
         assert writer.record.arms[0].resolved["settings"]["steps"] == 20

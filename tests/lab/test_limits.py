@@ -17,9 +17,8 @@ from kourkoutas.lab import api
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
 from kourkoutas.lab.running import pool
-from kourkoutas.lab.running.executor import Limits
-from kourkoutas.lab.running.process import rss_above
-from kourkoutas.lab.running.study import choose_executor
+from kourkoutas.lab.running.executor import Limits, choose_executor
+from kourkoutas.lab.running.pool import rss_above
 
 
 def execute(

@@ -18,7 +18,7 @@ import kourkoutas.lab as lab
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.planning import shipping
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import study
+from kourkoutas.lab.running import executor
 from kourkoutas.lab.running import trial as trial_module
 from kourkoutas.lab.specs import search_space
 from kourkoutas.lab.specs.spec import RunSpec
@@ -182,7 +182,7 @@ def test_the_endpoint_is_not_read_in_another_way_later(tmp_path: Path, name: str
 
     def made(**how: bool) -> None:
         plan = planning.plan_study(target, optimizers=["kbeta"], seeds=[0], **how)  # type: ignore[arg-type]
-        with study.holding(plan, out, "test"):
+        with executor.holding(plan, out, "test"):
             pass
 
     made(**{name: True})
@@ -345,14 +345,14 @@ def test_a_folder_that_cannot_be_made_is_named_with_the_remedy(tmp_path: Path) -
     plan = planning.plan_study(own(tmp_path), seeds=[0])
     with (
         pytest.raises(store.StoreError, match=r"--out .*file/out cannot be made \(Not a directory\); name a folder"),
-        study.holding(plan, tmp_path / "file" / "out", "test"),
+        executor.holding(plan, tmp_path / "file" / "out", "test"),
     ):
         pass
 
 
 def test_a_lock_left_by_a_kill_does_not_belong_to_a_later_process_of_that_number(tmp_path: Path) -> None:
     plan = planning.plan_study(own(tmp_path), seeds=[0])
-    with study.holding(plan, tmp_path / "out", "test") as held:
+    with executor.holding(plan, tmp_path / "out", "test") as held:
         opened = store.Study.open(held.path)
         assert opened.holder() is not None
         began = psutil.Process().create_time()

@@ -206,30 +206,37 @@ def bowl(values: Any) -> float:
     return float((math.log10(values["lr"]) + 2) ** 2 + 10 * (values["kbeta.alpha"] - 0.9) ** 2)
 
 
-def test_several_options_are_sampled_with_the_same_number_of_trials_and_the_same_way_after_a_stop() -> None:
-    pytest.importorskip("optuna")
-    asked = question("lr=1e-4:1", "kbeta.alpha=0.5:0.99:linear", trials=12, seeds="9")
+def test_several_options_fill_their_ranges_evenly_and_every_arm_tries_the_same_values_of_those_it_has() -> None:
+    asked = question("lr=1e-4:1", "kbeta.alpha=0.5:0.99:linear", trials=9, seeds="9")
     axes = {"kbeta": asked.axes, "adam95": asked.axes[:1]}
-
-    def measure(arm: str, values: Any) -> tuple[float]:
-        return (bowl({"kbeta.alpha": 0.9, **values}) if values["lr"] < 0.5 else NAN,)
-
-    whole = all_tried(asked, measure, axes)
-    assert {arm: len(own) for arm, own in whole.items()} == {"kbeta": 12, "adam95": 12}
-    assert all(1e-4 <= one.values["lr"] <= 1 for own in whole.values() for one in own)
-    assert len({one.values["lr"] for one in whole["kbeta"]}) == 12
-    for stopped in (0, 3, 7, 11):
-        again = search.propose(asked, asked.axes, whole["kbeta"][:stopped])
-        assert again == whole["kbeta"][stopped].values
-    # Better than the same number of draws that do not learn: their best of twelve is above 0.3 every other time.
-    assert search.best(whole["kbeta"]).loss(False) < 0.5
+    whole = all_tried(asked, lambda arm, values: (bowl({"kbeta.alpha": 0.9, **values}),), axes)
+    points = [
+        (math.log10(one.values["lr"]) / 4 + 1, (one.values["kbeta.alpha"] - 0.5) / 0.49) for one in whole["kbeta"]
+    ]
+    assert [one.values["lr"] for one in whole["adam95"]] == [one.values["lr"] for one in whole["kbeta"]]
+    # Halton's points: 1/2, 1/4, 3/4, … in base 2 and 1/3, 2/3, 1/9, … in base 3
+    assert points[:3] == [pytest.approx(point, abs=1e-3) for point in [(1 / 2, 1 / 3), (1 / 4, 2 / 3), (3 / 4, 1 / 9)]]
+    for column in zip(*points, strict=True):
+        thirds = [int(3 * part + 1e-3) for part in column]
+        assert min(thirds.count(third) for third in range(3)) >= 2
 
 
-def test_a_missing_optuna_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    asked = question("lr=1e-4:1", "kbeta.alpha=0.5:0.99:linear")
-    with pytest.raises(ImportError, match=r"needs optuna.*pip install 'kourkoutas-beta\[tune\]'"):
-        search.propose(asked, asked.axes, [])
+def test_only_what_is_missing_of_several_options_is_tried_after_a_stop() -> None:
+    asked = question("lr=1e-4:1", "kbeta.alpha=0.5:0.99:linear", trials=6)
+    axes = dict.fromkeys(ARMS, asked.axes)
+    whole = all_tried(asked, lambda arm, values: (bowl(values),), axes)
+    part = {"kbeta": whole["kbeta"][:2], "adam95": []}
+    missing = [(arm, one.values) for arm, n in (("kbeta", 2), ("adam95", 0)) for one in whole[arm][n:]]
+    assert search.next_requests(asked, axes, part) == missing
+
+
+def test_a_whole_number_that_comes_up_again_is_tried_once() -> None:
+    asked = question("lr=1e-4:1", "kbeta.warmup_steps=1:3:linear", trials=12)
+    whole = asked.axes[1].model_copy(update={"whole": True})
+    asked = asked.model_copy(update={"axes": (asked.axes[0], whole)})
+    tried = all_tried(asked, lambda arm, values: (1.0,), {"kbeta": asked.axes, "adam95": (whole,)})
+    assert len(tried["kbeta"]) == 12
+    assert sorted(one.values["kbeta.warmup_steps"] for one in tried["adam95"]) == [1, 2, 3]
 
 
 def test_an_arm_with_nothing_to_tune_is_refused(task: Path) -> None:
@@ -422,7 +429,6 @@ def test_after_kill_9_the_study_ends_as_one_that_never_stopped_and_repeats_nothi
 
 
 def test_several_options_are_tuned_in_processes_and_resumed(task: Path, tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
     tune = ("lr=1e-4:1e-1", "kbeta.alpha=0.8:0.96:linear")
     done = execute(plan(task, *tune, trials=4, seeds="0"), tmp_path / "out")
     assert set(done.record.chosen["kbeta"]) == {"lr", "kbeta.alpha"}

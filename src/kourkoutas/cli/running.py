@@ -130,7 +130,7 @@ def study(
         list[str] | None,
         of_tuning(
             metavar="NAME=LOW:HIGH",
-            help="Tune every optimizer alike on other seeds, then compare the best: lr=1e-4:1e-1. Several: by Optuna.",
+            help="Tune every optimizer alike on other seeds, then compare the best: lr=1e-4:1e-1. Several: spread out.",
         ),
     ] = None,
     trials: Annotated[int | None, of_tuning(help="Values tried for each optimizer.", show_default="8")] = None,
@@ -181,7 +181,7 @@ def study(
     """Compare optimizers over matched seeds; the same command again resumes after anything."""
     from kourkoutas.lab import api
     from kourkoutas.lab.planning import plan as planning
-    from kourkoutas.lab.running.study import choose_executor
+    from kourkoutas.lab.running.executor import choose_executor
     from kourkoutas.lab.showing import progress
 
     chosen, aim = planning.parse_seeds(seeds), None

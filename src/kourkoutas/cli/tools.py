@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -88,8 +87,4 @@ def doctor(as_json: AsJson = False) -> None:
     """Show what is installed and works here: frameworks, devices, threads, front ends, C kernels."""
     from kourkoutas.lab import doctor as lab
 
-    found = lab.examine()
-    if as_json:
-        print_json(found)
-        return
-    sys.stdout.write(lab.text(found))
+    lab.main(["--json"] if as_json else [])

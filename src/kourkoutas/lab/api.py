@@ -31,8 +31,8 @@ from kourkoutas.lab.planning.search import Tried, Values
 from kourkoutas.lab.results import export, store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import Study
+from kourkoutas.lab.running import executor as running
 from kourkoutas.lab.running import pool
-from kourkoutas.lab.running import study as running
 from kourkoutas.lab.running.executor import ExecutorFactory, Observer
 from kourkoutas.lab.specs import search_space
 from kourkoutas.lab.specs.search_space import Value
@@ -54,8 +54,8 @@ def in_python(text: str) -> str:
 
     >>> in_python("--tune-seeds and --seeds share 3; add --tune lr=1e-4:1e-1, --set steps=9 or --retry-failed")
     "`tune_seeds` and `seeds` share 3; add tune={'lr': (1e-4, 1e-1)}, settings={'steps': 9} or `retry_failed`"
-    >>> in_python("pip install --upgrade optuna")
-    'pip install --upgrade optuna'
+    >>> in_python("pip install --upgrade pyarrow")
+    'pip install --upgrade pyarrow'
     """
 
     def argument(found: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""This machine and this process: processor, cores, memory. Needs nothing but Python."""
+"""This machine and this process: processor, cores. Needs nothing but Python."""
 
 from __future__ import annotations
 
@@ -27,14 +27,6 @@ def cores() -> int:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         count = min(count, max(1, int(quota) // int(period)))  # "max", no quota, is no number
     return count
-
-
-def memory_gib() -> float | None:
-    """Memory of the machine, or None where Python cannot tell."""
-    try:
-        return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
-    except (ValueError, OSError, AttributeError):
-        return None
 
 
 def _processor() -> str:

@@ -16,7 +16,7 @@ import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,24 +168,6 @@ class Engine:
     name: str
     trainer: type[Trainer]
 
-    abs: Callable[[Array], Array]
-    broadcast: Callable[[Array, Sequence[int]], Array]
-    clip: Callable[[Array, float, float], Array]
-    concat: Callable[..., Array]
-    einsum: Callable[..., Array]
-    expand: Callable[[Array, int], Array]
-    logaddexp: Callable[..., Array]
-    max: Callable[..., Array]
-    maximum: Callable[..., Array]
-    mean: Callable[..., Array]
-    round: Callable[[Array], Array]
-    sqrt: Callable[[Array], Array]
-    square: Callable[[Array], Array]
-    sum: Callable[..., Array]
-    tanh: Callable[[Array], Array]
-    transpose: Callable[..., Array]
-    where: Callable[..., Array]
-
     sigmoid: Callable[[Array], Array]
     softmax: Callable[..., Array]
     layer_norm: Callable[..., Array]
@@ -201,6 +183,10 @@ class Engine:
         for name, function in ALIKE.items():
             if not hasattr(self, name):
                 setattr(self, name, getattr(xp, function))
+
+    if TYPE_CHECKING:  # those of `ALIKE`
+
+        def __getattr__(self, name: str) -> Callable[..., Array]: ...
 
     def array(self, x: Any) -> Array:
         """NumPy array (or nested numbers) → engine array of the same dtype; Python floats become float32."""
@@ -238,20 +224,15 @@ class Engine:
         """½x(1 + tanh(√(2/π)(x + 0.044715x³))), the tanh form."""
         return 0.5 * x * (1 + self.xp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
-    def attention(self, q: Array, k: Array, v: Array, *, mask: Array | None = None, causal: bool = False) -> Array:
+    def attention(self, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
         """softmax(q·kᵀ/√d)·v for q (…, heads, queries, d) and k, v (…, heads, keys, d).
 
-        `mask` is boolean, broadcastable to (…, queries, keys), True where a query may look. `causal` lets query i look
-        at keys 0…i; it cannot be combined with `mask`.
+        `mask` is boolean, broadcastable to (…, queries, keys), True where a query may look; by default query i looks
+        at keys 0…i.
         """
-        if causal:
-            if mask is not None:
-                raise ValueError("`causal=True` cannot be combined with `mask`: put the causal part into the mask")
-            mask = self.xp.tri(q.shape[-2], k.shape[-2]) > 0
+        allowed = self.xp.tri(q.shape[-2], k.shape[-2]) > 0 if mask is None else mask
         scores = (q @ self.xp.swapaxes(k, -1, -2)) * (1 / math.sqrt(q.shape[-1]))
-        if mask is not None:
-            scores = self.xp.where(mask, scores, -math.inf)
-        return self.softmax(scores) @ v
+        return self.softmax(self.xp.where(allowed, scores, -math.inf)) @ v
 
     def taylor_layer(self, x: Array, w: Array, b: Array, counts: Counts) -> Array:
         """silu(x·w + b) for rows that hold values, slopes and Laplacians: see `kourkoutas.lab.engines.taylor`."""

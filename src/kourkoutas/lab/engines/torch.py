@@ -244,10 +244,8 @@ class TorchEngine(Engine):
     def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float = 1e-5) -> Array:
         return F.layer_norm(x, (x.shape[-1],), gain, bias, eps)
 
-    def attention(self, q: Array, k: Array, v: Array, *, mask: Array | None = None, causal: bool = False) -> Array:
-        if causal and mask is not None:
-            raise ValueError("`causal=True` cannot be combined with `mask`: put the causal part into the mask")
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+    def attention(self, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
 
     def taylor_squares(
         self, layers: Sequence[Array], x: Array, targets: Array, squares: Callable[[int], Squares]

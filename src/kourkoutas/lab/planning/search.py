@@ -7,8 +7,8 @@ fewest runs that diverged or failed, and of those the best mean endpoint over th
 endpoint is compared as ratios. While the best value of *any* arm is the outermost on a side, *every* arm tries `STEPS`
 more values there, `budget` times at most, and no further than `MOST_RATIO` times beyond the range that was asked for.
 
-Several options: Optuna's TPE sampler. Every arm gets the same number of trials; trial k of an arm follows from k and
-the arm's earlier trials alone, so that a tuning that was stopped goes on with the same proposals.
+Several options: the first points of a Halton sequence, which fill the ranges evenly however many they are. Every arm
+tries the same values of the options that it has.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kourkoutas.lab.specs.search_space import Axis, SearchSpace, Value
 
 STEPS = 2  # grid steps by which a range is widened
 MOST_RATIO = 10.0  # by which a widened range may reach beyond an end; of a linear one, the width of the range
-SAMPLER_SEED = 0
 
 Values = Mapping[str, Value]
 
@@ -139,10 +137,12 @@ def next_requests(
       log: whether scores are compared as ratios.
     """
     if len(space.axes) > 1:
-        done = min(len(own) for own in tried.values())
-        if done >= space.trials:
-            return []
-        return [(arm, propose(space, own, tried[arm][:done], maximize, log)) for arm, own in axes.items()]
+        return [
+            (arm, values)
+            for arm, own in axes.items()
+            for values in spread(space, own)
+            if all(one.values != values for one in tried[arm])
+        ]
     grid = Grid.of(space)
     name = grid.axis.name
     for _ in range(space.budget + 1):
@@ -167,47 +167,11 @@ def edge(space: SearchSpace, tried: Sequence[Tried], chosen: Values) -> str | No
     return None if not values else {min(values): "lowest", max(values): "highest"}.get(chosen[name])
 
 
-def propose(
-    space: SearchSpace, axes: Sequence[Axis], tried: Sequence[Tried], maximize: bool = False, log: bool = False
-) -> dict[str, Value]:
-    """The values of an arm's next trial, given its earlier ones.
+def spread(space: SearchSpace, axes: Sequence[Axis]) -> list[Values]:
+    """What an arm with these of the options tries; a value of whole numbers may come up again, and is tried once."""
+    from scipy.stats import qmc
 
-    NOTE: the sampler sees ranks instead of means. TPE only asks which trials are the better ones, and a rank can
-    stand for a diverged run, which has no number.
-    """
-    optuna = _optuna()
-    sampler = optuna.samplers.TPESampler(seed=SAMPLER_SEED + len(tried), n_startup_trials=max(4, space.trials // 3))
-    study = optuna.create_study(sampler=sampler)
-    distributions = {axis.name: _distribution(optuna, axis) for axis in axes}
-    losses = [one.standing(maximize, log) for one in tried]
-    for one, loss in zip(tried, losses, strict=True):
-        study.add_trial(
-            optuna.trial.create_trial(
-                params=dict(one.values), distributions=distributions, value=float(sum(other < loss for other in losses))
-            )
-        )
-    asked: Values = study.ask(distributions).params
-    return {axis.name: _rounded(axis, asked[axis.name]) for axis in axes}
-
-
-def _distribution(optuna: Any, axis: Axis) -> Any:
-    log = axis.scale == "log"
-    if axis.whole:
-        return optuna.distributions.IntDistribution(round(axis.low), round(axis.high), log=log)
-    return optuna.distributions.FloatDistribution(axis.low, axis.high, log=log)
-
-
-def _rounded(axis: Axis, value: Value) -> Value:
-    return round(value) if axis.whole else min(max(float(f"{value:.4g}"), axis.low), axis.high)
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise ImportError(
-            "tuning more than one option needs optuna, which is not installed: pip install 'kourkoutas-beta[tune]', "
-            "or --tune one option"
-        ) from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
+    parts = qmc.Halton(len(space.axes), scramble=False).fast_forward(1).random(space.trials)  # without the corner 0
+    columns = [space.axes.index(axis) for axis in axes]
+    rows = [{axis.name: axis.at(row[k]) for k, axis in zip(columns, axes, strict=True)} for row in parts]
+    return list({tuple(values.values()): values for values in rows}.values())

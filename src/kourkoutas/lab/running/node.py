@@ -26,7 +26,7 @@ from kourkoutas.lab import locks
 from kourkoutas.lab.results import parcel, store
 from kourkoutas.lab.results.parcel import Backups
 from kourkoutas.lab.running.executor import Ended, Limits, Progress, Started
-from kourkoutas.lab.running.process import Process, worker_environment
+from kourkoutas.lab.running.pool import Process, worker_environment
 from kourkoutas.lab.running.worker import Task
 
 SECONDS_BETWEEN_EVENTS = 1.0

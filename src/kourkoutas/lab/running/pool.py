@@ -1,25 +1,44 @@
-"""The executor on this machine: worker processes that make the runs of a study.
+"""The executor on this machine: worker processes that make the runs of a study, are watched, and their end explained.
 
 A worker takes one seed at a time and makes all its arms in a row, so that the seed's data are made once; a worker
 without a seed left helps with another's.
 
 NOTE: a worker that dies (kill -9, out of memory, a crash in native code) costs one run; a new worker takes its place.
+
+NOTE: a run that exceeds its limits is ended by killing the worker and what it has started, which also ends a function
+that is stuck in native code. The next run gets a new worker.
+
+NOTE: memory is looked at while the run goes on; what it takes within one look is not caught. RLIMIT_AS and RLIMIT_DATA
+bound addresses, of which CUDA, XLA and thread pools reserve many gigabytes that they never touch, and making a control
+group takes rights that a user of a shared machine does not have.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import connection
+from pathlib import Path
+from typing import BinaryIO, cast
 
+import psutil
+
+import kourkoutas
 from kourkoutas.lab import machine
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running.executor import Event, Executor, ExecutorFactory, Limits, Started
-from kourkoutas.lab.running.process import Process, worker_environment
+from kourkoutas.lab.running.executor import GIB, Ended, Event, Executor, ExecutorFactory, Limits, Progress, Started
 from kourkoutas.lab.running.worker import Task
 from kourkoutas.lab.specs.spec import RunSpec
 
 SECONDS_TO_WAIT = 0.5  # for something to happen; then limits are looked after
+SECONDS_BETWEEN_LOOKS = 1.0  # at the memory
 
 
 class Queue:
@@ -112,3 +131,209 @@ def local(workers: int | None = None, limits: Limits | None = None) -> ExecutorF
         return Pool(size, max(1, cores // size), limits or Limits())
 
     return start
+
+
+class Process:
+    """A worker process that makes one run at a time.
+
+    Attributes:
+      alive: False when the process has ended; another one has to make what is left.
+      task: the run under way.
+    """
+
+    def __init__(self, env: Mapping[str, str], limits: Limits) -> None:
+        self._limits = limits
+        self.task: Task | None = None
+        self.alive = True
+        self._begun = False
+        self._since = self._looked = 0.0
+        self._killed: str | None = None
+        self._unread = b""
+        receive, send = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                # -P keeps files of the working directory from standing in for installed packages.
+                [sys.executable, "-P", "-m", "kourkoutas.lab.running.worker", str(send), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(send,),
+                process_group=0,  # Ctrl-C goes to the study alone, which then ends its workers
+                env=dict(env),
+            )
+        except BaseException:
+            os.close(receive)
+            raise
+        finally:
+            os.close(send)
+        self._tasks = cast(BinaryIO, self._process.stdin)
+        self._events = receive
+        os.set_blocking(receive, False)
+
+    def fileno(self) -> int:
+        """Readable when something has happened."""
+        return self._events
+
+    def give(self, task: Task) -> None:
+        self.task, self._begun, self._since = task, False, time.monotonic()
+        with contextlib.suppress(BrokenPipeError):  # a dead worker is dealt with when its end is seen
+            self._tasks.write(task.model_dump_json().encode() + b"\n")
+            self._tasks.flush()
+
+    def happened(self) -> list[Event]:
+        """What the worker has told since the last call, and its end."""
+        if not self.alive:
+            return []
+        over = self._process.poll() is not None  # before reading: what it told last is read after its end
+        found = self._read()
+        if over or self._process.poll() is not None:
+            found += self._read()
+            found += self._end()
+        elif self.task is not None and self._killed is None:
+            self._hold_to_limits()
+        return found
+
+    def retire(self) -> None:
+        """Let the worker end: it has no run, and gets none."""
+        with contextlib.suppress(BrokenPipeError):
+            self._tasks.close()
+
+    def stop(self) -> None:
+        """Ask the worker to end, whatever it is doing; `close` waits for it."""
+        self.retire()
+        if self.task is not None:
+            self._process.terminate()
+
+    def close(self) -> None:
+        """Wait until the worker has ended; one that does not is killed."""
+        if not self.alive:
+            return
+        try:
+            self._process.wait(timeout=5)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            self._kill()
+            self._process.wait()
+        self._release()
+
+    def _read(self) -> list[Event]:
+        data = b""
+        try:
+            while more := os.read(self._events, 1 << 16):
+                data += more
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the pipe has ended, so the process is about to
+                self._process.wait(timeout=5)
+        except BlockingIOError:
+            pass
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        found: list[Event] = []
+        for line in lines:
+            if self.task is None:
+                continue
+            told = json.loads(line)
+            run = self.task.spec.id
+            if told["event"] == "started":
+                self._begun, self._since = True, time.monotonic()
+            elif told["event"] == "progress":
+                found.append(Progress(run, told["step"], told["steps"], told["loss"]))
+            elif told["event"] == "full":
+                raise store.DiskFull(told["error"])
+            else:
+                found.append(Ended(run, "the run ended but its result.json is gone", self._seconds()))
+                self.task = None
+        return found
+
+    def _end(self) -> list[Event]:
+        """The process has ended: by itself when it had nothing left, else in the middle of a run."""
+        self._release()
+        if self.task is None:
+            return []
+        code = self._process.returncode
+        reason = (self._killed or _reason(code)) + _tail(self.task.folder / "output.txt")
+        lost = self._killed is None and code == -signal.SIGKILL
+        return [Ended(self.task.spec.id, reason, self._seconds(), lost)]
+
+    def _hold_to_limits(self) -> None:
+        timeout, gib = self._limits.timeout, self._limits.memory
+        if timeout is not None and self._begun and self._seconds() > timeout:
+            self._killed = f"the run was ended after {timeout:g} s: --timeout {timeout:g}"
+        elif gib is not None and time.monotonic() - self._looked >= SECONDS_BETWEEN_LOOKS:
+            self._looked = time.monotonic()
+            if (held := rss_above(self._process.pid, int(gib * GIB))) is not None:
+                self._killed = f"the run was ended when it held {held / GIB:.2f} GiB: --memory {gib:g}"
+        if self._killed is not None:
+            self._kill()
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._since
+
+    def _kill(self) -> None:
+        """Kill the worker and its children; not reaped yet, it still owns its process group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _release(self) -> None:
+        self.alive = False
+        os.close(self._events)
+        with contextlib.suppress(BrokenPipeError):  # a task that a dead worker never read
+            self._tasks.close()
+
+
+def rss_above(pid: int, limit: int) -> int | None:
+    """The bytes of physical memory and swap that a process and its descendants hold, if more than `limit`, else None.
+
+    Pages that several of them share are counted once in all, where the system tells (Linux). That sum is slow to get
+    for large processes, so it is asked for only when the quick one, which counts them for each, is too large.
+    """
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.Error:  # it has ended
+        return None
+    quick = exact = 0
+    for one in family:
+        with contextlib.suppress(psutil.Error):
+            quick += one.memory_info().rss
+    if quick <= limit:
+        return None
+    for one in family:
+        with contextlib.suppress(psutil.Error):
+            full = one.memory_full_info()
+            exact += getattr(full, "pss", full.rss) + getattr(full, "swap", 0)
+    return exact if exact > limit else None
+
+
+def worker_environment(threads: int, *, shared: bool) -> dict[str, str]:
+    """The environment of a worker that may use `threads` cores; what the caller has set stays.
+
+    NOTE: thread counts have to be there before a framework is imported. XLA's CPU client takes its pool from NPROC, and
+    its matrix products use that pool only with multi_thread_eigen.
+    """
+    env = dict(os.environ)
+    count = str(threads)
+    for name in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM"):
+        env.setdefault(f"{name}_{'THREADS' if name == 'VECLIB_MAXIMUM' else 'NUM_THREADS'}", count)
+    env.setdefault("NPROC", count)
+    env.setdefault("TORCHINDUCTOR_COMPILE_THREADS", count)
+    if threads == 1 and "xla_cpu_multi_thread_eigen" not in env.get("XLA_FLAGS", ""):
+        env["XLA_FLAGS"] = f"{env.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
+    if shared:  # else the first worker takes the accelerator's whole memory
+        env.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    root = Path(kourkoutas.__file__).parents[1]
+    if root.name not in ("site-packages", "dist-packages"):  # a source tree, which a new interpreter may not know
+        env["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, [env.get("PYTHONPATH")])])
+    return env
+
+
+def _reason(code: int) -> str:
+    if code >= 0:
+        return f"the worker process ended by itself with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown signal"
+    hint = " (often the system's answer to a lack of memory)" if -code == signal.SIGKILL else ""
+    return f"the worker process was ended by signal {-code}, {name}{hint}"
+
+
+def _tail(output: Path, lines: int = 20) -> str:
+    """The end of what the run printed, for its error message."""
+    if not output.exists():
+        return ""
+    text = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-lines:]
+    return "\nIts last output:\n" + "\n".join(text) if text else ""

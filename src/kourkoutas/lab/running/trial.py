@@ -24,7 +24,7 @@ import statistics
 import sys
 import time
 from collections import UserDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -284,26 +284,21 @@ def framework_of(params_or_model: Any) -> tuple[str, Any]:
 
     Only frameworks that the caller has imported are looked at: an object of one that was not cannot exist.
     """
-    if (torch := sys.modules.get("torch")) is not None:
-        if isinstance(params_or_model, torch.nn.Module):
-            return "torch", list(params_or_model.named_parameters())
-        if isinstance(params_or_model, torch.Tensor):
-            return "torch", [params_or_model]
-        if isinstance(params_or_model, Iterable) and not isinstance(params_or_model, Mapping | str):
-            items = [_listed(item) for item in params_or_model]  # a generator can be read only once
-            if items and all(_is_torch_entry(torch, item) for item in items):
-                return "torch", items
-            params_or_model = items if not isinstance(params_or_model, list | tuple) else params_or_model
-    if (nn := sys.modules.get("mlx.nn")) is not None and isinstance(params_or_model, nn.Module):
-        return "mlx", params_or_model
-    if (mx := sys.modules.get("mlx.core")) is not None and any(
-        isinstance(x, mx.array) for x in _leaves(params_or_model)
-    ):
-        return "mlx", params_or_model
-    if (jax := sys.modules.get("jax")) is not None and any(
-        isinstance(x, jax.Array) for x in jax.tree_util.tree_leaves(params_or_model)
-    ):
-        return "jax", params_or_model
+    torch, mlx, jax = (sys.modules.get(name) for name in ("torch", "mlx.core", "jax"))
+    given = params_or_model
+    if torch is not None and isinstance(given, torch.nn.Module):
+        given = given.named_parameters()
+    if isinstance(given, Iterator | ValuesView):
+        given = list(given)
+    leaves = list(_leaves(given))
+    # A param group may hold its parameters as a generator.
+    is_torch = torch is not None and any(isinstance(leaf, torch.Tensor | Iterator) for leaf in leaves)
+    if is_torch and not isinstance(given, Mapping):
+        return "torch", [_listed(one) for one in (given if isinstance(given, list | tuple) else [given])]
+    if mlx is not None and any(isinstance(leaf, mlx.array) for leaf in leaves):
+        return "mlx", given
+    if jax is not None and any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(given)):
+        return "jax", given
     raise TypeError(
         "trial.optimizer takes a torch module, its parameters or param groups, a pytree of JAX arrays, or an MLX "
         f"module; got {type(params_or_model).__name__}"
@@ -312,19 +307,10 @@ def framework_of(params_or_model: Any) -> tuple[str, Any]:
 
 def _listed(item: Any) -> Any:
     """A param group with a list of its parameters; anything else unchanged."""
-    if not isinstance(item, Mapping) or "params" not in item:
+    if not isinstance(item, Mapping):
         return item
     params = item["params"]
     return {**item, "params": [params] if hasattr(params, "shape") else list(params)}
-
-
-def _is_torch_entry(torch: Any, item: Any) -> bool:
-    """A tensor, a (name, tensor) pair, or a param group of them."""
-    if isinstance(item, Mapping):
-        return bool(item.get("params")) and all(_is_torch_entry(torch, one) for one in item["params"])
-    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
-        item = item[1]
-    return isinstance(item, torch.Tensor)
 
 
 def _leaves(tree: Any) -> Iterable[Any]:

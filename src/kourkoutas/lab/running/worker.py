@@ -1,6 +1,6 @@
 """A worker process: makes runs one after another, so that a framework is imported, and a step compiled, only once.
 
-`kourkoutas.lab.running.process` starts it as `python -m kourkoutas.lab.running.worker FD PARENT`. Tasks come as JSON
+`kourkoutas.lab.running.pool` starts it as `python -m kourkoutas.lab.running.worker FD PARENT`. Tasks come as JSON
 lines on standard input; events go as JSON lines to the file descriptor FD:
 
     {"event": "started"}                      the run's time begins

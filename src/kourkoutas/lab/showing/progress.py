@@ -75,8 +75,7 @@ class Lines:
             return "runs"
         if spec.seed not in self.tuning.seeds:
             return "confirming"
-        # A round after the first widens the range, where one option is tuned; else it is Optuna's next trial.
-        return "widening" if self._rounds > 1 and len(self.tuning.axes) == 1 else "tuning"
+        return "widening" if self._rounds > 1 else "tuning"  # of the range, after the first round
 
     def begin(self, phase: str, line: str) -> None:
         """Announce a phase; the first one after what is studied."""

@@ -1,23 +1,7 @@
 """Optimizer recipes by name: the paper's arms, the controls, and rivals, each with a builder per engine.
 
-| label                         | what it is                                                                          |
-|-------------------------------|-------------------------------------------------------------------------------------|
-| kbeta                         | K-β with the testbed's options                                                      |
-| kbeta-static                  | the same with β2 frozen at ½(β2_min + β2_max): do the dynamics matter?              |
-| kbeta-exact                   | the same with bias_correction="exact": dynamics without the hidden warmup           |
-| kbeta-fixed                   | the same with β2_min = β2_max, which is Adam                                        |
-| adafactor-beta2               | Adam with β2 = 1 - t^-0.8                                                           |
-| adam90, adam95, adam99, adam999 | the framework's Adam, β1 0.9, eps 1e-8, bias correction on                        |
-| adam-mid                      | Adam with β2 = ½(β2_min + β2_max): is it the mean value?                            |
-| adam-equal                    | Adam with β1 = β2 = 0.95                                                            |
-| X-warm                        | one of these, its learning rate times √(1 - 0.999^t): the hidden warmup?            |
-| adam95-nobc, adam999-nobc     | Adam without bias correction                                                        |
-| radam, adabelief, yogi, …     | rivals, from torch.optim, optax, mlx.optimizers or pytorch_optimizer as installed   |
-| muon                          | Muon on the matrices, Adam (β2 0.999) on the rest                                   |
-| schedulefree, soap            | schedule-free AdamW (package schedulefree), SOAP (package pytorch_optimizer)        |
-| adagc, stable-spam, stableadamw, laprop | for spikes, from pytorch_optimizer, with its defaults and no weight decay |
-| lbfgs, kbeta-lbfgs            | L-BFGS; K-β for a share of the steps, then L-BFGS: `specs.rivals`                   |
-| torch.X, optax.x, mlx.X, pytorch_optimizer.X | any other optimizer of that library, with its own keywords as options |
+`docs/laboratory.md` says what each label is for. Two are the method's own checks: `kbeta-fixed`, K-β with β2_min =
+β2_max, is Adam, and `adam999-nobc` is Adam without bias correction.
 
 A label may carry a tag in brackets, "kbeta[alpha=0.9]", so that one study can hold several versions of an arm.
 
@@ -75,7 +59,6 @@ ADAMS: dict[str, dict[str, Any]] = {
     "adam999": {"beta2": 0.999},
     "adam-mid": {},
     "adam-equal": {"beta1": 0.95, "beta2": 0.95},
-    "adam95-nobc": {"beta2": 0.95, "bias_correction": False},
     "adam999-nobc": {"beta2": 0.999, "bias_correction": False},
 }
 WARMED = ("adam90", "adam95", "adam99", "adam999", "kbeta-exact", "adafactor-beta2")
@@ -419,9 +402,9 @@ def _rival(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, A
     make = getattr(home, name, None)
     if not callable(make):
         raise unknown(f"optimizer of {module}", name, [n for n in dir(home) if not n.startswith("_")])
-    words = {} if module.startswith("kourkoutas.") else _KEYWORDS[engine]
-    options = {words.get(k, k): v for k, v in recipe.items}
-    accepted = tuple(inspect.signature(make).parameters)
+    ours = module.startswith("kourkoutas.")
+    options = {k if ours else _KEYWORDS[engine].get(k, k): v for k, v in recipe.items}
+    accepted = tuple(RIVALS[recipe.family].options if ours else inspect.signature(make).parameters)
     if "betas" in accepted and "beta1" not in accepted and ("beta1" in options or "beta2" in options):
         options["betas"] = (options.pop("beta1", 0.9), options.pop("beta2", 0.999))
     options.update(_FIXED.get((recipe.family, engine), {}))

@@ -6,7 +6,8 @@
   and exact bias correction.
 - K-β for the first part of a run and L-BFGS for the rest, as PINNs are often trained.
 
-They are functions, so that a framework is imported only by those who have it.
+They are functions, so that a framework is imported only by those who have it; their options, with the defaults, are in
+`kourkoutas.lab.specs.optimizers.RIVALS`.
 """
 
 from __future__ import annotations
@@ -22,18 +23,7 @@ def _check_matrices(axes: Sequence[int]) -> None:
         raise ValueError("optimizer 'muon' is for models with matrices, and none of these parameters has two axes")
 
 
-def torch_muon(
-    params: Sequence[Any],
-    lr: Any = 1e-3,
-    *,
-    momentum: float = 0.95,
-    nesterov: bool = True,
-    ns_steps: int = 5,
-    weight_decay: float = 0.0,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-) -> Any:
+def torch_muon(params: Sequence[Any], lr: Any, **options: Any) -> Any:
     """A torch optimizer of tensors or param groups."""
     import torch
 
@@ -44,12 +34,12 @@ def torch_muon(
         split = [{**group, "params": [p for p in group["params"] if (p.ndim == 2) == matrices]} for group in groups]
         return [group for group in split if group["params"]]
 
-    step: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
-    step |= {"weight_decay": weight_decay}
-    muon = torch.optim.Muon(part(True), lr=lr, adjust_lr_fn="match_rms_adamw", **step)
-    parts: list[torch.optim.Optimizer] = [muon]
+    adam = {"betas": (options.pop("beta1"), options.pop("beta2")), "eps": options.pop("eps")}
+    parts: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(part(True), lr=lr, adjust_lr_fn="match_rms_adamw", **options)
+    ]
     if rest := part(False):
-        parts.append(torch.optim.Adam(rest, lr=lr, betas=(beta1, beta2), eps=eps))
+        parts.append(torch.optim.Adam(rest, lr=lr, **adam))
 
     class MuonAndAdam(torch.optim.Optimizer):
         """Its groups are those of the two, so that schedulers and `zero_grad` see all; each keeps its own state."""
@@ -78,17 +68,7 @@ def torch_muon(
     return MuonAndAdam()
 
 
-def optax_muon(
-    learning_rate: Any,
-    *,
-    momentum: float = 0.95,
-    nesterov: bool = True,
-    ns_steps: int = 5,
-    weight_decay: float = 0.0,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-) -> Any:
+def optax_muon(learning_rate: Any, **options: Any) -> Any:
     """A gradient transformation. Optax's own leaves the rest to Nesterov's Adam."""
     import jax
     import optax
@@ -97,14 +77,12 @@ def optax_muon(
         _check_matrices([leaf.ndim for leaf in jax.tree_util.tree_leaves(params)])
         return jax.tree_util.tree_map(lambda leaf: "muon" if leaf.ndim == 2 else "adam", params)
 
-    step = {"beta": momentum, "nesterov": nesterov, "ns_steps": ns_steps, "weight_decay": weight_decay}
-    muon = optax.contrib.muon(learning_rate, consistent_rms=RMS, **step)
-    return optax.multi_transform({"muon": muon, "adam": optax.adam(learning_rate, b1=beta1, b2=beta2, eps=eps)}, labels)
+    adam = optax.adam(learning_rate, options.pop("beta1"), options.pop("beta2"), options.pop("eps"))
+    muon = optax.contrib.muon(learning_rate, beta=options.pop("momentum"), consistent_rms=RMS, **options)
+    return optax.multi_transform({"muon": muon, "adam": adam}, labels)
 
 
-def torch_adafactor(
-    params: Sequence[Any], lr: Any = 1e-3, *, power: float = 0.8, beta1: float = 0.9, eps: float = 1e-8
-) -> Any:
+def torch_adafactor(params: Sequence[Any], lr: Any, *, power: float, beta1: float, eps: float) -> Any:
     """Adam with β2 = 1 - t^-power, t the steps that a parameter has taken; t is saved with the param groups."""
     import torch
 
@@ -129,7 +107,7 @@ def torch_adafactor(
     return Adafactor(groups, lr, beta1=beta1, eps=eps, bias_correction="exact")
 
 
-def optax_adafactor(learning_rate: Any, *, power: float = 0.8, beta1: float = 0.9, eps: float = 1e-8) -> Any:
+def optax_adafactor(learning_rate: Any, *, power: float, beta1: float, eps: float) -> Any:
     """A gradient transformation: Adam with β2 = 1 - t^-power."""
     import jax.numpy as jnp
     import optax

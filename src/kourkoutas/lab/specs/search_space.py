@@ -42,10 +42,10 @@ class Axis(BaseModel):
         >>> [axis.value(i, 4) for i in range(-1, 5)]
         [1e-05, 0.0001, 0.001, 0.01, 0.1, 1.0]
         """
-        return self._value(index, points, _digits(self, points))
+        return self.at(index / (points - 1), _digits(self, points))
 
-    def _value(self, index: int, points: int, digits: int) -> Value:
-        part = index / (points - 1)
+    def at(self, part: float, digits: int = DIGITS) -> Value:
+        """The value at this part of the range, rounded but for the ends."""
         if part in (0, 1):
             exact = self.low if part == 0 else self.high
         elif self.scale == "log":
@@ -65,7 +65,7 @@ class Axis(BaseModel):
 def _digits(axis: Axis, points: int) -> int:
     """As few digits as tell the values of the grid apart."""
     for digits in range(DIGITS, MOST_DIGITS):
-        if len({axis._value(index, points, digits) for index in range(points)}) == points:
+        if len({axis.at(index / (points - 1), digits) for index in range(points)}) == points:
             return digits
     return MOST_DIGITS
 
@@ -115,7 +115,7 @@ def search_space(
 
 
 def check_distinct(space: SearchSpace) -> None:
-    """Refuse a grid that would try a value twice; several options are sampled, not taken from a grid."""
+    """Refuse a grid that would try a value twice; several options are not taken from a grid."""
     axis, *others = space.axes
     if not others and len({axis.value(index, space.trials) for index in range(space.trials)}) < space.trials:
         raise ValueError(

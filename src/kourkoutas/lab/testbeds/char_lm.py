@@ -274,7 +274,7 @@ class Model:
             E.transpose(each.reshape(B, L, self.heads, d // self.heads), (0, 2, 1, 3))
             for each in E.split(self._linear(E, params, f"{block}.qkv", x), 3)
         )
-        mixed = E.attention(q, k, v, causal=True)
+        mixed = E.attention(q, k, v)
         joined = E.transpose(mixed, (0, 2, 1, 3)).reshape(B, L, d)
         return self._full(E, self._linear(E, params, f"{block}.out", joined))
 

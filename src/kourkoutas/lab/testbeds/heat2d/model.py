@@ -124,7 +124,7 @@ def full_attention(
     def split(y: Array) -> Array:
         return E.transpose(y.reshape(cases, frames, heads, d // heads), (0, 2, 1, 3))
 
-    seen = E.attention(split(x @ q), split(x @ k), split(x @ v), mask=mask, causal=mask is None)
+    seen = E.attention(split(x @ q), split(x @ k), split(x @ v), mask)
     return E.transpose(seen, (0, 2, 1, 3)).reshape(cases, frames, d) @ o
 
 
