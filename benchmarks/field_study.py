@@ -2,25 +2,35 @@
 
     python benchmarks/field_study.py run OUT darcy|emulator|burgers|pinnacle [WORKERS]   again: goes on where it stopped
     python benchmarks/field_study.py keep OUT PROBLEM       the runs into benchmarks/field_study/PROBLEM.csv and .tar.xz
-    python benchmarks/field_study.py cost OUT PROBLEM       seconds per run of each arm so far, and core-hours in all
+    python benchmarks/field_study.py pace PROBLEM           seconds per step, on an idle machine, into pace.csv
+    python benchmarks/field_study.py tables                 those of docs/field-study.md, from what is kept
 
-Five learning rates a factor √10 apart and three seeds tune each arm; ten other seeds compare them. If some arm's best
-rate is at the edge, all get more, once. `run` first unpacks what is kept, unless OUT/PROBLEM is there. The rivals need
-`pip install pytorch-optimizer`. One core for a worker: seconds of arms compare only where the machine was not shared.
+Five learning rates a factor √10 apart and three seeds tune each optimizer; ten other seeds compare them. If the best
+rate of one is at the edge, all get more, once. `run` first unpacks what is kept, unless OUT/PROBLEM is there. The
+rivals need `pip install pytorch-optimizer`. The runs shared a machine with other work: `pace` times the steps apart.
 """
 
 from __future__ import annotations
 
+import csv
+import math
 import os
+import statistics
 import subprocess
 import sys
-from collections import defaultdict
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from memory_trial import keep, unpack
 
-from kourkoutas.lab.results.store import Study
+from kourkoutas.lab.judging.analysis import Analysis, analyse
+from kourkoutas.lab.judging.comparing import Contrast
+from kourkoutas.lab.judging.targets import Target
+from kourkoutas.lab.results.snapshot import Snapshot
+from kourkoutas.lab.running import train
+from kourkoutas.lab.specs.looks import label
+from kourkoutas.lab.specs.spec import RunSpec
 
 KEPT = Path(__file__).parent / "field_study"
 ARMS = (
@@ -36,14 +46,23 @@ ARMS = (
 )
 # The middle of the five rates is near the one that the problem's source takes, or above it.
 RATES = {"darcy": "1e-3:1e-1", "emulator": "3e-4:3e-2", "burgers": "3e-4:3e-2", "pinnacle": "3e-4:3e-2"}
+# A third or less of the laptop presets, so that 900 runs take some three core-hours.
+SIZES = {
+    "burgers": {"steps": 5_000, "interior": 512, "boundary": 40, "initial": 80},
+    "pinnacle": {"steps": 5_000, "interior": 512, "boundary": 64, "initial": 32},
+    "darcy": {"epochs": 20},
+    "emulator": {"steps": 3_000},
+}
 TUNING_SEEDS, SEEDS, TRIALS, WIDENINGS = "100-102", "0-9", 5, 1
-RUNS = len(ARMS) * (TRIALS * 3 + 10)
+BASELINE, REPEATS = "adam999", 3
+PACE = KEPT / "pace.csv"
 
 
 def command(out: Path, problem: str, workers: int) -> list[str]:
     tuned = ["--tune", f"lr={RATES[problem]}", "--trials", str(TRIALS), "--tune-seeds", TUNING_SEEDS]
+    sizes = [word for name, value in SIZES[problem].items() for word in ("--set", f"{name}={value}")]
     return [
-        *(sys.executable, "-m", "kourkoutas", "study", problem, "--preset", "laptop", "--engine", "torch"),
+        *(sys.executable, "-m", "kourkoutas", "study", problem, "--preset", "laptop", "--engine", "torch", *sizes),
         *("--optimizers", ",".join(ARMS), *tuned, "--tune-budget", str(WIDENINGS), "--seeds", SEEDS),
         *("--workers", str(workers), "--out", str(out / problem)),
     ]
@@ -54,17 +73,71 @@ def run(out: Path, problem: str, workers: int) -> int:
     return subprocess.run(command(out, problem, workers), env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
 
 
-def cost(out: Path, problem: str) -> str:
-    seconds = defaultdict(list)
-    for one in Study.open(out / problem).every_run():
-        if one.result is not None:
-            seconds[one.spec.optimizer].append(one.result.seconds)
-    if not seconds:
-        return f"{problem}: no run is finished\n"
-    lines = [f"{arm:14} {sum(s) / len(s):7.1f} s a run, {len(s)} runs" for arm, s in seconds.items()]
-    mean = sum(sum(s) / len(s) for s in seconds.values()) / len(seconds)
-    lines.append(f"{problem}: about {RUNS * mean / 3600:.1f} core-hours for {RUNS} runs, before any widening")
-    return "\n".join(lines) + "\n"
+def paces() -> dict[tuple[str, str], float]:
+    """{(problem, optimizer): microseconds per step} that `pace` has written."""
+    if not PACE.exists():
+        return {}
+    with PACE.open(newline="") as file:
+        return {(row["problem"], row["optimizer"]): float(row["microseconds_per_step"]) for row in csv.DictReader(file)}
+
+
+def pace(problem: str) -> None:
+    """Time the steps of every optimizer in turn, several times; nothing else should run."""
+    short = {"epochs": 6} if problem == "darcy" else {"steps": 300}
+    found: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    for _ in range(REPEATS):
+        for arm in ARMS:
+            spec = RunSpec(
+                testbed=problem,
+                preset="laptop",
+                engine="torch",
+                optimizer=arm,
+                seed=100,
+                settings={**SIZES[problem], **short},
+            )
+            found[arm].append(train.run(spec).seconds_per_step or math.nan)
+    known = paces() | {(problem, arm): 1e6 * statistics.median(times) for arm, times in found.items()}
+    with PACE.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["problem", "optimizer", "microseconds_per_step"])
+        writer.writerows([*key, f"{value:.0f}"] for key, value in known.items())
+
+
+def tables() -> str:
+    """One table per problem whose runs are kept, every optimizer beside Adam 0.999."""
+    parts, known = [], paces()
+    with tempfile.TemporaryDirectory() as scratch:
+        for problem in RATES:
+            if unpack(Path(scratch), problem, KEPT):
+                snapshot = Snapshot.read(Path(scratch) / problem)
+                first = analyse(snapshot, baseline=BASELINE, resamples=0)
+                aim = next(arm.median for arm in first.arms if arm.label == BASELINE)
+                found = analyse(snapshot, baseline=BASELINE, target=Target("error", aim), resamples=0)
+                parts.append(_table(problem, found, {arm: known[problem, arm] for arm in ARMS}))
+    return "\n".join(parts)
+
+
+def _table(problem: str, found: Analysis, microseconds: dict[str, float]) -> str:
+    head = ("", "best lr", "error, median [quartiles]", "better than Adam 0.999 by", "seeds won", "p", "µs/step")
+    head += ("reach Adam 0.999's error", "seconds until then")
+    lines = [f"### {problem}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    contrasts = {c.treatment: c for c in found.primary.contrasts}
+    for arm in sorted(found.arms, key=lambda one: one.median):
+        way, c = found.target.arms[arm.label], contrasts.get(arm.label)
+        cells = [label(arm.label), f"{arm.chosen['lr']:.2g}", f"{arm.median:.2g} [{arm.q1:.2g}, {arm.q3:.2g}]"]
+        cells += ["", "", ""] if c is None else [_percent(c), f"{c.wins}/{c.n}", f"{c.p_holm:.2g}"]
+        seconds = way.median_steps * microseconds[arm.label] / 1e6
+        until = f"{seconds:.2g}" if math.isfinite(seconds) else "fewer than half do"
+        cells += [f"{microseconds[arm.label]:.0f}", f"{way.reached}/{way.runs}", until]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def _percent(c: Contrast) -> str:
+    if c.percent is None or c.percent.interval is None:
+        return "–"
+    low, high = c.percent.interval.low, c.percent.interval.high
+    return f"{c.percent.value:+.0f} % [{low:+.0f}, {high:+.0f}]".replace("-", "−")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -72,9 +145,11 @@ def main(argv: Sequence[str]) -> int:
         case ["run", out, problem, *workers] if problem in RATES:
             return run(Path(out), problem, int(workers[0]) if workers else 1)
         case ["keep", out, problem] if problem in RATES:
-            sys.stdout.write(f"{keep(Path(out), problem, KEPT)} runs kept in {KEPT}\n")
-        case ["cost", out, problem] if problem in RATES:
-            sys.stdout.write(cost(Path(out), problem))
+            sys.stdout.write(f"{keep(Path(out), problem, KEPT, 'error')} runs kept in {KEPT}\n")
+        case ["pace", problem] if problem in RATES:
+            pace(problem)
+        case ["tables"]:
+            sys.stdout.write(tables())
         case _:
             sys.stderr.write(__doc__ or "")
             return 2

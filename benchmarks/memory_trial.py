@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import sys
 import tarfile
 import tempfile
@@ -38,8 +39,8 @@ WINS = 2  # testbeds
 # Records
 
 
-def keep(out: Path, testbed: str, to: Path = KEPT) -> int:
-    """Write the table and the archive of one testbed; the number of runs in them."""
+def keep(out: Path, testbed: str, to: Path = KEPT, evaluated: str | None = None) -> int:
+    """Write the table and the archive of one testbed, with the curve of one metric if named; the number of runs."""
     study = Snapshot.read(out / testbed)
     runs = [run for run in (*study.runs, *study.tuning_runs, *study.other_runs) if run.result is not None]
     if study.damage:
@@ -52,7 +53,7 @@ def keep(out: Path, testbed: str, to: Path = KEPT) -> int:
         for run in runs:
             files.make_folder(folder := copy / "runs" / run.id)
             files.write_json(folder / "spec.json", run.spec)
-            store.write_result(folder, run.result.model_copy(update={"curve": {}}))
+            store.write_result(folder, run.result.model_copy(update={"curve": _thinned(run.result.curve, evaluated)}))
             rows.append(_row(testbed, study.record, run))
         archive = io.BytesIO()
         with tarfile.open(fileobj=archive, mode="w:xz", preset=9) as tar:
@@ -69,6 +70,14 @@ def keep(out: Path, testbed: str, to: Path = KEPT) -> int:
     atomic.replace(to / f"{testbed}.csv", lambda stream: stream.write(table.getvalue().encode()))
     atomic.replace(to / f"{testbed}.tar.xz", lambda stream: stream.write(archive.getvalue()))
     return len(runs)
+
+
+def _thinned(curve: Mapping[str, Sequence[float]], metric: str | None) -> dict[str, list[float]]:
+    """The points of a curve at which the metric was evaluated."""
+    if metric is None or metric not in curve:
+        return {}
+    points = [(step, value) for step, value in zip(curve["step"], curve[metric], strict=True) if math.isfinite(value)]
+    return {"step": [step for step, _ in points], metric: [value for _, value in points]}
 
 
 def _row(testbed: str, record: store.StudyRecord, run: store.StoredRun) -> dict[str, object]:

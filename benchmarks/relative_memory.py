@@ -19,7 +19,7 @@ Two more choices, each an answer to something that the plain rule gets wrong:
         keep steps small for as long as u remembers.
 
     memory="noise"   x = min(1, |log(⟨‖m‖²/ρ⟩ / ⟨n²⟩)| / log WIDTH)
-                     c2 of a calm bucket = (1-β2_max)^(1-x)·(1-β2_min)^x
+                     c2 of a calm bucket = (1-β2_max)^(1-x)·(1-beta2_calm)^x
         The memory is long only if gradients look like independent noise. If they are, ‖m‖² is ρ·n² on average, where ρ
         is the sum of the squared weights in m; it is more when gradients keep their direction, and less when they swing
         to and fro. ⟨⟩ is a moving average over about 1/(1-SLOW) steps.
@@ -69,6 +69,7 @@ class Relative(torch.optim.Optimizer):
       warm: the learning rate is multiplied by √(1-warm^t); 0 for no warmup.
       unit: what a gradient is divided by before it enters u: "scale" (r̂) or "own" (n).
       memory: "fixed" (β2_max of a calm bucket), or "noise".
+      beta2_calm: β2 of a calm bucket whose gradients do not look like noise; `beta2_min` by default.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Relative(torch.optim.Optimizer):
         warm: float = 0.999,
         unit: str = "scale",
         memory: str = "fixed",
+        beta2_calm: float = 0.88,
     ) -> None:
         named = (
             ("scale", scale, SCALES),
@@ -96,7 +98,7 @@ class Relative(torch.optim.Optimizer):
             if value not in choices:
                 raise ValueError(f"`{name}` must be one of {', '.join(choices)}; got {value!r}")
         self._scale, self._signal, self._unit, self._memory = scale, signal, unit, memory
-        self._longest, self._shortest = 1 - beta2_max, 1 - beta2_min
+        self._longest, self._calm, self._shortest = 1 - beta2_max, 1 - beta2_calm, 1 - beta2_min
         self._alpha, self._gamma, self._warm = alpha, gamma, warm
         super().__init__(params, {"lr": lr})
 
@@ -150,7 +152,7 @@ class Relative(torch.optim.Optimizer):
         longest = self._longest
         if self._memory == "noise" and s["kept"] > 0 and s["seen"] > 0:
             x = min(1.0, abs(math.log(s["kept"] / s["seen"])) / math.log(WIDTH))
-            longest *= (self._shortest / longest) ** x
+            longest *= (self._calm / longest) ** x
         c2 = longest + (self._shortest - longest) * sun
         if self._scale == "off":
             return c2, 1 - c2, c2
@@ -188,6 +190,7 @@ def relative(
     warm: float = 0.999,
     unit: str = "scale",
     memory: str = "fixed",
+    beta2_calm: float = 0.88,
 ) -> Any:
     """The same as an Optax transformation, in float32."""
     import jax
@@ -213,7 +216,7 @@ def relative(
         if memory == "noise":
             known = (kept > 0) & (seen > 0)
             far = jnp.abs(jnp.log(jnp.where(known, kept, 1.0) / jnp.where(known, seen, 1.0)))
-            longest = longest * (shortest / longest) ** jnp.minimum(1.0, far / math.log(WIDTH))
+            longest = longest * ((1 - beta2_calm) / longest) ** jnp.minimum(1.0, far / math.log(WIDTH))
         c2 = longest + (shortest - longest) * sun
         keep, take = 1 - c2, c2
         if scale != "off":
