@@ -152,7 +152,9 @@ def test_the_answer_says_what_the_data_say() -> None:
     assert "one finite pair" in headline.answer(compared([1.0], [2.0]))
     # both signs: no percentages, so the difference itself
     sides = headline.answer(compared([0.0, 0.1, -0.1, 0.0], [1.0, -2.0, 2.1, 0.4]))
-    assert sides.startswith("No clear difference between a and b (by 0.375, interval ")
+    half = scipy_stats.t.ppf(0.975, 3) * np.std([1.0, -2.1, 2.2, 0.4], ddof=1) / 2
+    ends = f"[{0.375 - half:+.2g}, {0.375 + half:+.2g}]".replace("-", "−")
+    assert sides.startswith(f"No clear difference between a and b (+0.38 {ends}; ")
     assert "better on 3 of 4 seeds" in sides
     fell = headline.answer(compared([1.0, 2.0, math.nan], [2.0, 1.5, 1.0]))
     assert "1 of 3 of a diverged" in fell

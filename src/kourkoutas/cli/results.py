@@ -137,9 +137,7 @@ def status(
 
 
 def analyse_folder(folder: Path, endpoints: Sequence[str] | None = None, **more: Any) -> Analysis:
-    from kourkoutas.lab.judging import analysis, targets
+    from kourkoutas.lab.judging.analysis import analyse
     from kourkoutas.lab.results.snapshot import Snapshot
 
-    if (target := more.get("target")) is not None:
-        more["target"] = targets.parse_target(target)
-    return analysis.analyse(Snapshot.read(folder), endpoints=endpoints or (), **more)
+    return analyse(Snapshot.read(folder), endpoints=endpoints or (), **more)

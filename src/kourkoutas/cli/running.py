@@ -233,7 +233,7 @@ def study(
     from kourkoutas.lab.judging import analysis  # scipy takes a second, which the workers need not wait for
     from kourkoutas.lab.showing import console, report
 
-    judged = analysis.analyse(done, target=aim)
+    judged = analysis.analyse(done, target=target_)
     page = None if no_report else done.path / "report.html"
     # The answer comes first: whatever happens to the page, it has been printed.
     if as_json:

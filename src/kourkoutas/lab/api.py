@@ -303,12 +303,10 @@ class Result:
         """What the study shows by its declared endpoints: the object that every view here is made from."""
         return self._analysed()
 
-    def _analysed(self, endpoints: Sequence[str] = (), target: str | None = None) -> Analysis:
-        from kourkoutas.lab.judging import targets
+    def _analysed(self, **how: Any) -> Analysis:
         from kourkoutas.lab.judging.analysis import analyse
 
-        aim = None if target is None else targets.parse_target(target)
-        return analyse(self.snapshot, endpoints=endpoints, target=aim)
+        return analyse(self.snapshot, **how)
 
     def frame(self, *, tuning: bool = False) -> pd.DataFrame:
         """One row per run that is compared, or of the tuning, with the columns of `kbeta export`."""
@@ -336,7 +334,7 @@ class Result:
         """
         import pandas as pd
 
-        found = (self._analysed(endpoints) if endpoints else self.analysis).endpoints
+        found = (self._analysed(endpoints=endpoints) if endpoints else self.analysis).endpoints
         return pd.DataFrame([_contrast_row(endpoint, c) for endpoint in found for c in endpoint.contrasts])
 
     def sensitivity(self) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from kourkoutas.lab.judging.attribution import summary
 from kourkoutas.lab.judging.comparing import Comparison, compare_pairs
 from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES
 from kourkoutas.lab.judging.statistics import Result
-from kourkoutas.lab.judging.targets import Target, ToTarget, to_target
+from kourkoutas.lab.judging.targets import ToTarget, parse_target, to_target
 from kourkoutas.lab.judging.tuned import Sensitivity
 from kourkoutas.lab.judging.values import Seed, listed, to_json
 from kourkoutas.lab.results.snapshot import Snapshot
@@ -105,7 +105,7 @@ def analyse(
     *,
     endpoints: Sequence[str] = (),
     baseline: str | None = None,
-    target: Target | None = None,
+    target: str | None = None,
     resamples: int = RESAMPLES,
 ) -> Analysis:
     """What the runs of a study show.
@@ -114,7 +114,7 @@ def analyse(
       snapshot: a results folder, as it was read.
       endpoints: metrics to judge by besides the primary endpoint, METRIC[:last|best|tail][:min|max][:log|linear].
       baseline: compare every other arm with this one instead of the planned pairs.
-      target: adds how soon each arm reached it.
+      target: METRIC<=VALUE or METRIC>=VALUE: adds how soon each arm reached it.
       resamples: of each bootstrap.
     """
     record = snapshot.record
@@ -178,7 +178,7 @@ def analyse(
         arms=tuple(_arms(record, own, gone, judged[0])),
         endpoints=tuple(judged),
         sensitivity=tuned.sensitivity(record, tried),
-        target=None if target is None else to_target(own, target, pairs, family),
+        target=None if target is None else to_target(own, parse_target(target), pairs, family),
         notes=(*snapshot.damage, *_missing(gone)),
         snapshot=snapshot,
     )

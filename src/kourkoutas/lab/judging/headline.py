@@ -200,7 +200,8 @@ def answer(c: Contrast) -> str:
     if c.verdict == "untested":
         why = next((note for note in c.notes if note.endswith(UNDEFINED)), "too few pairs")
         return f"{who} against {other}: {why} ({record})."
-    facts = "; ".join(part for part in (interval_text(c), record, lost_words(c), p_text(c)) if part)
+    effect = effect_words(c, percent=c.percent is not None)
+    facts = "; ".join(part for part in (effect, record, lost_words(c), p_text(c)) if part)
     if c.verdict in ("better", "worse"):
         return f"{who} is {'ahead of' if c.verdict == 'better' else 'behind'} {other} ({facts})."
     return f"No clear difference between {who} and {other} ({facts}).{detectable_text(c)}"
@@ -217,35 +218,46 @@ def detectable_text(c: Contrast) -> str:
     return f" These {c.n} seeds would have found a difference of {size} four times out of five."
 
 
-def interval_text(c: Contrast) -> str:
-    """The effect with the interval that goes with its p."""
-    percent, effect = c.percent, c.effect
-    if percent is not None and percent.value is not None and math.isfinite(percent.value):
-        side = "better" if percent.value > 0 else "worse"
-        text = percent_text(percent.value, c.higher_is_better)
-        shown = f"{text} ({side})" if "×" in text else f"{text} {side}"
-        return (
-            shown
-            if percent.interval is None
-            else f"{shown}, interval {_between(percent.interval.low, percent.interval.high)}"
-        )
-    if effect is not None and effect.value is not None and math.isfinite(effect.value):
-        shown = f"{'factor ' if c.log else 'by '}{effect.value:.4g}"
-        ends = effect.interval
-        return shown if ends is None else f"{shown}, interval {ends.low:.4g} to {ends.high:.4g}"
-    return ""
+def ends_of(c: Contrast, percent: bool) -> tuple[float, float, float] | None:
+    """(low, estimate, high) in percent or in the endpoint's unit; None without a finite estimate.
 
-
-def _between(low: float, high: float) -> str:
-    """An interval of percentages whose sides are said in words where it has both; else they are those of the estimate.
-
-    >>> _between(-51.2, -13.3), _between(-5.81, 10.6)
-    ('13 to 51 %', '5.8 % worse to 11 % better')
+    Ends are infinite where the interval has none, and equal to the estimate where there is no interval.
     """
-    if low <= 0 <= high:
-        return f"{digits(low)} % worse to {digits(high)} % better"
-    near, far = sorted((abs(low), abs(high)))
-    return f"{digits(near)} to {digits(far)} %"
+    of = c.percent if percent else c.effect
+    if of is None or of.value is None or not math.isfinite(of.value):
+        return None
+    return (of.value,) * 3 if of.interval is None else (of.interval.low, of.value, of.interval.high)
+
+
+def percent_words(low: float, value: float, high: float, higher_is_better: bool = False) -> str:
+    """An effect with its interval; beyond a factor of 2 as a factor.
+
+    >>> percent_words(4.3, 9.26, 13.4), percent_words(-3.1, -0.8, 1.6), percent_words(-800, -743, -650)
+    ('+9.3 % [+4.3, +13]', '−0.80 % [−3.1, +1.6]', '8.4× higher [7.5×, 9.0×]')
+    """
+    text, ends = percent_text(value, higher_is_better), times_between(low, high, higher_is_better)
+    if text.endswith("%"):
+        low_text, text, high_text = (f"{'−' if x < 0 else '+'}{digits(x)}" for x in (low, value, high))
+        text, ends = f"{text} %", f"{low_text}, {high_text}"
+    return text if low == high else f"{text} [{ends}]"
+
+
+def own_words(low: float, value: float, high: float) -> str:
+    """The same in the endpoint's unit.
+
+    >>> own_words(-0.5, 0.25, math.inf)
+    '+0.25 [−0.5, +∞]'
+    """
+    text = f"{value:+.2g}" if low == high else f"{value:+.2g} [{low:+.2g}, {high:+.2g}]"
+    return text.replace("-", "−").replace("inf", "∞")
+
+
+def effect_words(c: Contrast, percent: bool) -> str:
+    """The effect with the interval that goes with its p; empty without a finite estimate."""
+    ends = ends_of(c, percent)
+    if ends is None:
+        return ""
+    return percent_words(*ends, c.higher_is_better) if percent else own_words(*ends)
 
 
 def p_text(c: Contrast) -> str:

@@ -70,7 +70,6 @@ class Reached:
       share: (steps, share of the runs that had reached it by then), at every step where it grows.
     """
 
-    arm: str
     runs: int
     reached: int
     steps: Mapping[int, float]
@@ -129,7 +128,7 @@ def reached(runs: Sequence[StoredRun], target: Target) -> dict[str, Reached]:
             ended.setdefault(run.spec.optimizer, {})[run.spec.seed] = run
     if ended:
         check_logged(target, [run.result for own in ended.values() for run in own.values() if run.result is not None])
-    return {arm: _reached(arm, own, target) for arm, own in ended.items()}
+    return {arm: _reached(own, target) for arm, own in ended.items()}
 
 
 def check_logged(target: Target, results: Iterable[RunResult]) -> None:
@@ -139,7 +138,7 @@ def check_logged(target: Target, results: Iterable[RunResult]) -> None:
         raise ValueError(f"--target {target}: no run logged {target.metric!r}; logged: {', '.join(names) or 'none'}")
 
 
-def _reached(arm: str, runs: Mapping[int, StoredRun], target: Target) -> Reached:
+def _reached(runs: Mapping[int, StoredRun], target: Target) -> Reached:
     steps = {seed: target.step(run) for seed, run in runs.items()}
     paces = {seed: run.result.seconds_per_step for seed, run in runs.items() if run.result is not None}
     seconds = {
@@ -149,7 +148,6 @@ def _reached(arm: str, runs: Mapping[int, StoredRun], target: Target) -> Reached
     arrived = sorted(step for step in steps.values() if math.isfinite(step))
     known = [x for x in seconds.values() if x is not None]
     return Reached(
-        arm=arm,
         runs=len(steps),
         reached=len(arrived),
         steps=steps,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from kourkoutas.lab.judging.comparing import Comparison, Contrast
-from kourkoutas.lab.judging.headline import digits, percent_text, times_between
+from kourkoutas.lab.judging.headline import effect_words, ends_of
 from kourkoutas.lab.showing.drawing import (
     CHARACTER,
     TYPICAL,
@@ -36,10 +36,7 @@ FURTHEST = 150.0  # percent; an interval that ends beyond it and beyond every es
 
 @dataclass(frozen=True)
 class Row:
-    """One contrast: (low, estimate, high) in percent or in the endpoint's unit, and the same in words.
-
-    Ends are infinite where the interval has none, and equal to the estimate where there is no interval.
-    """
+    """One contrast: (low, estimate, high) in percent or in the endpoint's unit, and the same in words."""
 
     contrast: Contrast
     ends: tuple[float, float, float] | None
@@ -53,41 +50,8 @@ def in_percent(endpoint: Comparison) -> bool:
 def rows_of(endpoint: Comparison) -> list[Row]:
     """The contrasts of one endpoint."""
     percent = in_percent(endpoint)
-    rows = []
-    for c in endpoint.contrasts:
-        of = c.percent if percent else c.effect
-        if of is None or of.value is None or not math.isfinite(of.value):
-            rows.append(Row(c, None, "no finite effect"))
-        else:
-            low, high = (of.value, of.value) if of.interval is None else (of.interval.low, of.interval.high)
-            ends = (low, of.value, high)
-            rows.append(Row(c, ends, percent_words(*ends, c.higher_is_better) if percent else own_words(*ends)))
-    return rows
-
-
-def _signed(value: float) -> str:
-    return f"{'−' if value < 0 else '+'}{digits(value)}"
-
-
-def percent_words(low: float, value: float, high: float, higher_is_better: bool = False) -> str:
-    """An effect with its interval; beyond a factor of 2 as a factor.
-
-    >>> percent_words(4.3, 9.26, 13.4), percent_words(-3.1, -0.8, 1.6), percent_words(-800, -743, -650)
-    ('+9.3 % [+4.3, +13]', '−0.80 % [−3.1, +1.6]', '8.4× higher [7.5×, 9.0×]')
-    """
-    text = percent_text(value, higher_is_better)
-    if text.endswith("%"):
-        return f"{_signed(value)} % [{_signed(low)}, {_signed(high)}]"
-    return f"{text} [{times_between(low, high, higher_is_better)}]"
-
-
-def own_words(low: float, value: float, high: float) -> str:
-    """The same in the endpoint's unit.
-
-    >>> own_words(-0.5, 0.25, math.inf)
-    '+0.25 [−0.5, +∞]'
-    """
-    return f"{value:+.2g} [{low:+.2g}, {high:+.2g}]".replace("-", "−").replace("inf", "∞")
+    none = "no finite effect"
+    return [Row(c, ends_of(c, percent), effect_words(c, percent) or none) for c in endpoint.contrasts]
 
 
 def plot(endpoints: Sequence[Comparison]) -> Drawing | None:
