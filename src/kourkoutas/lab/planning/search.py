@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kourkoutas.lab.specs.search_space import Axis, SearchSpace, Value
 
@@ -68,40 +68,26 @@ def best(tried: Sequence[Tried], maximize: bool = False, log: bool = False) -> T
     return min(tried, key=lambda one: (*one.standing(maximize, log), *one.values.values()))
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The values tried so far: indices first … last of `Axis.value`."""
+def widened(space: SearchSpace, tried: range, chosen: Sequence[Value], takes: Callable[[Value], bool]) -> range:
+    """The indices of `Axis.value` that were tried, with `STEPS` more on each side where some arm's best value is.
 
-    axis: Axis
-    points: int
-    first: int
-    last: int
+    `takes` says whether the option can have a value at all; a side ends before the first that it cannot.
+    """
+    (axis,) = space.axes
 
-    @classmethod
-    def of(cls, space: SearchSpace) -> Grid:
-        (axis,) = space.axes
-        return cls(axis, space.trials, 0, space.trials - 1)
-
-    @property
-    def values(self) -> list[Value]:
-        return [self.axis.value(index, self.points) for index in range(self.first, self.last + 1)]
-
-
-def widened(grid: Grid, chosen: Sequence[Value], takes: Callable[[Value], bool]) -> Grid:
-    """The grid with `STEPS` more values on each side where some arm's best value is; `takes` says whether the option
-    can have a value at all, and a side ends before the first that it cannot."""
+    def value(index: int) -> Value:
+        return axis.value(index, space.trials)
 
     def goes_on(index: int, before: int) -> bool:
-        value = grid.axis.value(index, grid.points)
-        new = math.isfinite(value) and value != grid.axis.value(before, grid.points)
-        return new and _near(grid.axis, value) and takes(value)
+        new = math.isfinite(value(index)) and value(index) != value(before)
+        return new and _near(axis, value(index)) and takes(value(index))
 
-    below, above = grid.values[0] in chosen, grid.values[-1] in chosen
-    first, last = grid.first, grid.last
+    first, last = tried[0], tried[-1]
+    below, above = value(first) in chosen, value(last) in chosen
     for _ in range(STEPS):
         first -= below and goes_on(first - 1, first)
         last += above and goes_on(last + 1, last)
-    return replace(grid, first=first, last=last)
+    return range(first, last + 1)
 
 
 def _near(axis: Axis, value: Value) -> bool:
@@ -143,18 +129,17 @@ def next_requests(
             for values in spread(space, own)
             if all(one.values != values for one in tried[arm])
         ]
-    grid = Grid.of(space)
-    name = grid.axis.name
+    (axis,) = space.axes
+    indices = range(space.trials)
     for _ in range(space.budget + 1):
-        known = {arm: [one for one in own if one.values[name] in grid.values] for arm, own in tried.items()}
-        have = {arm: [one.values[name] for one in own] for arm, own in known.items()}
-        missing: list[Request] = [
-            (arm, {name: value}) for arm in axes for value in grid.values if value not in have[arm]
-        ]
+        grid = [axis.value(index, space.trials) for index in indices]
+        known = {arm: [one for one in own if one.values[axis.name] in grid] for arm, own in tried.items()}
+        have = {arm: [one.values[axis.name] for one in own] for arm, own in known.items()}
+        missing: list[Request] = [(arm, {axis.name: x}) for arm in axes for x in grid if x not in have[arm]]
         if missing:
             return missing
-        chosen = [best(own, maximize, log).values[name] for own in known.values()]
-        grid = widened(grid, chosen, lambda value: all(takes(arm, {name: value}) for arm in axes))
+        chosen = [best(own, maximize, log).values[axis.name] for own in known.values()]
+        indices = widened(space, indices, chosen, lambda x: all(takes(arm, {axis.name: x}) for arm in axes))
     return []
 
 
