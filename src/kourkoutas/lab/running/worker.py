@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -81,7 +81,7 @@ def main(fd: int, parent: int) -> None:
     """Serve tasks until standard input ends."""
     _end_with(parent)
     os.set_inheritable(fd, False)
-    output = _Output()
+    rest = os.dup(2)
     tasks = open(os.dup(0), encoding="utf-8")  # noqa: SIM115 - read until it ends, with the process
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # a training function that reads its input must not eat the tasks
@@ -96,7 +96,7 @@ def main(fd: int, parent: int) -> None:
             task = Task.model_validate_json(line)
             send(event="started")
             try:
-                with output.to(task.folder / "output.txt"):
+                with _output_to(task.folder / "output.txt", rest):
                     make(task, _throttled(send))
             except OSError as error:  # of output.txt
                 if not store.is_full(error):
@@ -120,29 +120,24 @@ def _throttled(send: Callable[..., None]) -> Report:
     return report
 
 
-class _Output:
-    """Standard output and error of the process, native code included, sent to one file per run."""
-
-    def __init__(self) -> None:
-        self._rest = os.dup(2)
-
-    @contextlib.contextmanager
-    def to(self, path: Path) -> Any:
-        with files.output(path) as file:
-            faulthandler.enable(file)
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-            try:
-                yield
-            finally:
-                for stream in (sys.stdout, sys.stderr):
-                    with contextlib.suppress(OSError):  # what was printed does not fit on the disk
-                        stream.flush()
-                os.dup2(self._rest, 1)
-                os.dup2(self._rest, 2)
-                faulthandler.disable()
-        if path.stat().st_size == 0:
-            files.remove(path)
+@contextlib.contextmanager
+def _output_to(path: Path, rest: int) -> Iterator[None]:
+    """Standard output and error of the process, native code included, go to a file, and then to `rest` again."""
+    with files.output(path) as file:
+        faulthandler.enable(file)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError):  # what was printed does not fit on the disk
+                    stream.flush()
+            os.dup2(rest, 1)
+            os.dup2(rest, 2)
+            faulthandler.disable()
+    if path.stat().st_size == 0:
+        files.remove(path)
 
 
 def _end_with(parent: int) -> None:
