@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-from kourkoutas.lab.judging.targets import Target
 from kourkoutas.lab.results.store import Study
 from tests.lab import made_study
 from tests.lab.made_study import rendered
@@ -42,7 +41,7 @@ def section_of(page: str) -> str:
 
 
 def test_the_section_is_folded_and_listed_and_tells_who_was_first_how_often(study: Study) -> None:
-    page = rendered(study, target=Target("loss", 1.0))
+    page = rendered(study, target="loss<=1")
     section = section_of(page)
     assert section.startswith('<details id="target">')  # not open
     assert 'href="#target"' in page
@@ -54,7 +53,7 @@ def test_the_section_is_folded_and_listed_and_tells_who_was_first_how_often(stud
 
 
 def test_a_median_that_was_never_reached_is_called_so_and_not_diverged(study: Study) -> None:
-    section = section_of(rendered(study, target=Target("loss", 1.0)))
+    section = section_of(rendered(study, target="loss<=1"))
     rows = re.findall(r'<tr><th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>', section)
     # the median of 20, 20, 40 and never is 30; that of 40, 60, never and never lies between 60 and never
     assert rows == [
@@ -66,7 +65,7 @@ def test_a_median_that_was_never_reached_is_called_so_and_not_diverged(study: St
 def test_the_line_of_an_arm_rises_where_a_run_arrives_and_stays_below_the_top_where_one_never_does(
     study: Study,
 ) -> None:
-    section = section_of(rendered(study, target=Target("loss", 1.0)))
+    section = section_of(rendered(study, target="loss<=1"))
     lines = re.findall(r'<path d="(M[^"]+)" class="curve"', section)
     assert len(lines) == 2
     points = [(float(x), float(y)) for x, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", lines[0])]
