@@ -318,7 +318,7 @@ def test_a_difference_that_is_not_shown_is_not_taken_apart() -> None:
     values = {arm: {s: rng.normal(5, 1) for s in range(6)} for arm in ("kbeta", "adam95", "kbeta-static")}
     (found,) = shares(values)
     assert found.parts == ()
-    assert "nothing to take apart" in found.sentence
+    assert "nothing to explain" in found.sentence
 
 
 def test_an_absent_control_leaves_its_step_with_the_next() -> None:

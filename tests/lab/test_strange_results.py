@@ -225,7 +225,7 @@ def test_what_is_unclear_has_no_shares_and_counts_the_luck_in_what_it_could_have
     assert only.effect.interval is not None
     assert only.effect.interval.holds(0.0)
     assert [one.parts for one in found.primary.attribution] == [()]
-    assert "nothing to take apart" in found.causes[0]
+    assert "nothing to explain" in found.causes[0]
     untuned = analysed(folder(tmp_path / "given", {arm: dict(enumerate(x)) for arm, x in ends.items()}))
     assert only.detectable is not None
     assert untuned.primary.contrasts[0].detectable is not None

@@ -85,14 +85,14 @@ def attribute(
         verdict = verdicts.get((TREATMENT, baseline), turned.get(other_way, other_way))
         parts: tuple[Part, ...] = ()
         if verdict not in ("better", "worse"):
-            told = "no clear difference, so there is nothing to take apart"
+            told = "no clear difference, so there is nothing to explain"
         elif (whole.mean() > 0) != (verdict == "better"):
             told = "the mean over the seeds that all controls finished is on the other side, so it is not taken apart"
         elif parts := _parts(y, paths, whole):
             of = "logarithm of the ratio" if log else "difference"
             told = f"{', '.join(map(_words, parts))} of the {of} (95 % intervals, {len(seeds)} seeds)"
         else:
-            told = f"no clear difference on the {len(seeds)} seeds that all controls finished, so nothing to take apart"
+            told = f"no clear difference on the {len(seeds)} seeds that all controls finished: nothing to explain"
         sentence = f"{label(TREATMENT)} against {label(baseline)}: {told}."
         found.append(Attribution(baseline, tuple(path for path, _ in paths), parts, sentence))
     return tuple(found)
@@ -148,4 +148,4 @@ def summary(found: Sequence[Attribution]) -> list[str]:
     if len(found) < 2:
         return [one.sentence for one in found]
     others = " and ".join(label(one.baseline) for one in found)
-    return [f"{label(TREATMENT)} against {others}: the controls have nothing to take apart."]
+    return [f"{label(TREATMENT)} against {others}: no clear difference, so there is nothing to explain."]
