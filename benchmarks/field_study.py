@@ -50,7 +50,7 @@ SIZES = {
     "burgers": {"steps": 5_000, "interior": 512, "boundary": 40, "initial": 80},
     "pinnacle": {"steps": 5_000, "interior": 512, "boundary": 64, "initial": 32},
     "darcy": {"epochs": 20},
-    "emulator": {"steps": 3_000},
+    "emulator": {"steps": 2_000},
 }
 TUNING_SEEDS, SEEDS, TRIALS, WIDENINGS = "100-102", "0-9", 5, 1
 BASELINE, REPEATS = "adam999", 3

@@ -49,7 +49,7 @@ def keep(out: Path, testbed: str, to: Path = KEPT, evaluated: str | None = None)
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / testbed
         files.make_folder(copy)
-        files.write_json(copy / "study.json", study.record)
+        files.write_json(copy / "study.json", _without_folders(study.record, out))
         for run in runs:
             files.make_folder(folder := copy / "runs" / run.id)
             files.write_json(folder / "spec.json", run.spec)
@@ -70,6 +70,16 @@ def keep(out: Path, testbed: str, to: Path = KEPT, evaluated: str | None = None)
     atomic.replace(to / f"{testbed}.csv", lambda stream: stream.write(table.getvalue().encode()))
     atomic.replace(to / f"{testbed}.tar.xz", lambda stream: stream.write(archive.getvalue()))
     return len(runs)
+
+
+def _without_folders(record: store.StudyRecord, out: Path) -> store.StudyRecord:
+    """The record with its commands as if they had been given in `out`."""
+
+    def shorter(command: str) -> str:
+        return command.replace(f"{out.absolute()}/", "")
+
+    calls = [call.model_copy(update={"command": shorter(call.command)}) for call in record.calls]
+    return record.model_copy(update={"command": shorter(record.command), "calls": calls})
 
 
 def _thinned(curve: Mapping[str, Sequence[float]], metric: str | None) -> dict[str, list[float]]:
