@@ -235,6 +235,7 @@ def _route_on_one(rank, world):
     optimizer = KourkoutasBeta(named, lr=1e-2, buckets="global", process_group=dist.group.WORLD)
     models.feed(made, 0)
     reasons = [route.reason for route in optimizer.route()] if rank == 0 else []
+    dist.barrier()  # where a rank that still waits for the other's answer would meet nobody
     for step in range(3):
         models.feed(made, step)
         optimizer.step()
