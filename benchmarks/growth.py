@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from contestants import torch_contestant, torch_parameters
+from timing import alternate
 
-from kourkoutas.bench.contestants import torch_contestant, torch_parameters
-from kourkoutas.bench.timing import alternate
 from kourkoutas.torch import KourkoutasBeta
 
 Series = list[tuple[int, float, float]]

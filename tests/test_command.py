@@ -9,7 +9,7 @@ import types
 import pytest
 from typer.testing import CliRunner
 
-from kourkoutas import __main__, __version__, _native, bench, cli
+from kourkoutas import __main__, __version__, _native, cli
 from kourkoutas.lab import doctor
 
 COMMANDS = {
@@ -83,7 +83,7 @@ def test_help_without_the_laboratory_names_the_extra_and_what_works(arguments):
     done = call("without the laboratory", *arguments)
     assert (done.stderr, done.returncode) == ("", 0)
     assert "kourkoutas-beta[lab]" in done.stdout
-    for command in ("--version", "doctor", "bench", "script"):
+    for command in ("--version", "doctor", "script"):
         assert f"kbeta {command}" in done.stdout
 
 
@@ -139,21 +139,3 @@ def test_a_kernel_that_was_not_built_is_told_from_one_that_is_turned_off(monkeyp
     monkeypatch.delenv("KBETA_NATIVE")
     monkeypatch.setitem(sys.modules, "kourkoutas._native._step", None)
     assert doctor._kernels()["step"].startswith("built, but it does not load: ")
-
-
-def test_a_benchmark_says_what_it_skipped_and_why(monkeypatch):
-    monkeypatch.setattr(bench, "installed", lambda: ["mlx"])
-    result = bench.run(shapes=["tiny"])
-    assert [one["what"] for one in result["skipped"]] == ["torch", "jax", "mlx tiny"]
-    text = bench.table(result)
-    assert "skipped torch: not installed: pip install 'kourkoutas-beta[torch]'" in text
-    assert "skipped mlx tiny: " in text
-    with pytest.raises(ValueError, match=r"`framework` 'jax' is not installed: pip install 'kourkoutas-beta\[jax\]'"):
-        bench.run(["jax"], ["tiny"])
-
-
-def test_a_benchmark_without_the_kernel_says_so(monkeypatch):
-    pytest.importorskip("torch")
-    monkeypatch.setenv("KBETA_NATIVE", "0")
-    result = bench.run(["torch"], ["tiny"], threads=1, rounds=3, seconds=0.1)
-    assert [one["what"] for one in result["skipped"]] == ["torch, K-β through its C kernel"]

@@ -2,9 +2,7 @@
 
 import csv
 import functools
-import importlib.util
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +10,9 @@ import pytest
 
 pytest.importorskip("pydantic")
 pytest.importorskip("scipy")
+pytest.importorskip("memory_trial", reason="benchmarks/ is not here")
+
+import memory_trial as trial
 
 from kourkoutas.lab import api
 from kourkoutas.lab.planning import plan as planning
@@ -19,14 +20,6 @@ from kourkoutas.lab.results import store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.specs import search_space as asking
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
-
-FILE = Path(__file__).parents[1] / "benchmarks" / "memory_trial.py"
-if not FILE.exists():
-    pytest.skip("benchmarks/ is not here", allow_module_level=True)
-_spec = importlib.util.spec_from_file_location("memory_trial", FILE)
-trial = importlib.util.module_from_spec(_spec)
-sys.modules["memory_trial"] = trial  # dataclasses look for their module
-_spec.loader.exec_module(trial)
 
 RATES = (1e-3, 2e-3, 4e-3)
 CHOSEN = 2e-3

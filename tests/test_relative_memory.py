@@ -1,28 +1,19 @@
 """The prototypes of a second moment in relative units, their screening, and the measures of spike recovery."""
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-if not BENCHMARKS.exists():
-    pytest.skip("benchmarks/ is not here", allow_module_level=True)
+pytest.importorskip("relative_memory", reason="benchmarks/ is not here")
 
+import memory_screening as screening
+import relative_memory
+import spikes
+import torch
 
-def _load(name):
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-relative_memory, screening, spikes = map(_load, ("relative_memory", "memory_screening", "spikes"))
 Relative = relative_memory.Relative
 
 RNG = np.random.default_rng(0)

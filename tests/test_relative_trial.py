@@ -1,34 +1,19 @@
 """The verdict on the relative memory, for made-up runs of the rule beside the kept runs of the first trial."""
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("pydantic")
 pytest.importorskip("scipy")
+pytest.importorskip("relative_trial", reason="benchmarks/ is not here")
+
+import relative_trial as trial
 
 from kourkoutas.lab.judging import endpoints, tuned
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
-if not (FOLDER / "relative_trial.py").exists():
-    pytest.skip("benchmarks/ is not here", allow_module_level=True)
 
-
-@pytest.fixture(scope="module")
-def trial():
-    sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location("relative_trial", FOLDER / "relative_trial.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["relative_trial"] = module  # dataclasses look for their module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(FOLDER))
-
-
-def rows_like(trial, testbed, arm, factor, *, diverged=()):
+def rows_like(testbed, arm, factor, *, diverged=()):
     """Runs of the rule that end at `factor` times those of an arm of the first trial, at its learning rates."""
     first, endpoint = trial.first_trial(testbed), trial.endpoint_of(testbed)
     options = trial.OPTIONS[trial.RULE]
@@ -60,29 +45,29 @@ def rows_like(trial, testbed, arm, factor, *, diverged=()):
         ("B", "adam90-warm", 50.0, "fails"),
     ],
 )
-def test_first_half(trial, testbed, arm, factor, outcome):
-    assert trial.shown(testbed, rows_like(trial, testbed, arm, factor)).near.outcome == outcome
+def test_first_half(testbed, arm, factor, outcome):
+    assert trial.shown(testbed, rows_like(testbed, arm, factor)).near.outcome == outcome
 
 
-def test_a_diverged_run_shows_nothing(trial):
-    rows = rows_like(trial, "D", "adam999-warm", 0.9, diverged=(3,))
+def test_a_diverged_run_shows_nothing():
+    rows = rows_like("D", "adam999-warm", 0.9, diverged=(3,))
     assert trial.shown("D", rows).near.outcome == "not shown"
 
 
-def test_missing_runs_are_not_judged(trial):
-    rows = rows_like(trial, "D", "adam999-warm", 0.9)
+def test_missing_runs_are_not_judged():
+    rows = rows_like("D", "adam999-warm", 0.9)
     rows.popitem()
     assert trial.shown("D", rows) is None
 
 
-def test_verdict(trial):
-    far = {t: trial.shown(t, rows_like(trial, t, "adam999-warm", f)) for t, f in (("D", 0.5), ("C", 0.5))}
+def test_verdict():
+    far = {t: trial.shown(t, rows_like(t, "adam999-warm", f)) for t, f in (("D", 0.5), ("C", 0.5))}
     assert trial.wins(far, None) == ["D", "C"]
     assert trial.verdict(far)[0] == "open"
     assert trial.verdict(dict.fromkeys(trial.ORDER, far["D"]))[0] == "holds"
     # Two testbeds to come could still win; one could not, and a first half that fails ends it.
-    same = trial.shown("D", rows_like(trial, "D", "adam999-warm", 1.0))
+    same = trial.shown("D", rows_like("D", "adam999-warm", 1.0))
     assert trial.verdict({"B": same, "D": same})[0] == "open"
     assert trial.verdict({"B": same, "D": same, "C": same})[0] == "does not hold"
-    bad = trial.shown("D", rows_like(trial, "D", "adam999-warm", 1.2))
+    bad = trial.shown("D", rows_like("D", "adam999-warm", 1.2))
     assert trial.verdict({"D": bad, "C": far["C"]})[0] == "does not hold"

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 LAB_MISSING = "the laboratory is not installed: pip install 'kourkoutas-beta[lab]'"
-WITHOUT_LAB = "Without it there are: kbeta --version, kbeta doctor [--json], kbeta bench, kbeta script FILE [ARGS...]"
+WITHOUT_LAB = "Without it there are: kbeta --version, kbeta doctor [--json], kbeta script FILE [ARGS...]"
 
 
 def main() -> None:
@@ -38,10 +38,6 @@ def without_lab(arguments: Sequence[str]) -> int:
             from kourkoutas.lab import doctor
 
             doctor.main(rest)
-        elif command == "bench":
-            from kourkoutas import bench
-
-            return bench.main(rest)
         elif command == "script":
             if not rest:
                 raise ValueError("script needs a file: kbeta script FILE [ARGS...]")

@@ -16,7 +16,6 @@ import scipy.stats
 from statsmodels.stats.multitest import multipletests
 from typer.testing import CliRunner
 
-from kourkoutas import bench
 from kourkoutas.cli.app import app
 from kourkoutas.lab import api
 from kourkoutas.lab.judging import comparing, deciding, headline, table_file, targets
@@ -452,12 +451,6 @@ def test_a_metric_that_was_always_nan_is_not_called_unknown(tmp_path: Path) -> N
         analysed(study, endpoints=["nn"])
     with pytest.raises(ValueError, match="unknown metric in --endpoint 'nm'"):
         analysed(study, endpoints=["nm"])
-
-
-@pytest.mark.parametrize(("option", "value"), [("rounds", 0), ("threads", -1), ("threads", 0), ("seconds", math.nan)])
-def test_a_benchmark_of_nothing_is_refused(option: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"`{option}` must be .*; got {value}"):
-        bench.run(["torch"], ["tiny"], **{option: value})  # type: ignore[arg-type]
 
 
 # A tuned option that reaches nothing

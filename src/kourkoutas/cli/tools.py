@@ -63,14 +63,6 @@ def list_testbeds(as_json: AsJson = False) -> None:
     answer("Endpoints, and the settings of each preset: kbeta testbeds --json")
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
-def bench(context: typer.Context) -> None:
-    """Measure step time and memory against each framework's Adam; `kbeta bench --help` lists its options."""
-    from kourkoutas import bench as benchmark
-
-    raise typer.Exit(benchmark.main(context.args))
-
-
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 def script(
     file: Annotated[str, typer.Argument(help="A Python script that imports kbeta.optim, as the paper's listings do.")],

@@ -1,12 +1,15 @@
 """The benchmark's bookkeeping; what it measures is nobody's test."""
 
 import json
+import math
 
 import pytest
 
-from kourkoutas import bench
-from kourkoutas.bench.contestants import SHAPES, count
-from kourkoutas.bench.timing import Contestant, alternate, compare
+pytest.importorskip("step_time", reason="benchmarks/ is not here")
+
+import step_time as bench
+from contestants import SHAPES, count
+from timing import Contestant, alternate, compare
 
 
 def fake(seconds, seen, name, baseline="base"):
@@ -66,3 +69,27 @@ def test_the_command_times_a_framework_and_prints_json(capsys, tmp_path):
     names = {row["contestant"] for row in result["rows"]}
     assert {"Adam fused", "Adam foreach", "AMSGrad fused", "K-β, no kernel"} <= names
     assert json.loads((tmp_path / "bench.json").read_text()) == result
+
+
+def test_a_benchmark_says_what_it_skipped_and_why(monkeypatch):
+    monkeypatch.setattr(bench, "installed", lambda: ["mlx"])
+    result = bench.run(shapes=["tiny"])
+    assert [one["what"] for one in result["skipped"]] == ["torch", "jax", "mlx tiny"]
+    text = bench.table(result)
+    assert "skipped torch: not installed: pip install 'kourkoutas-beta[torch]'" in text
+    assert "skipped mlx tiny: " in text
+    with pytest.raises(ValueError, match=r"`framework` 'jax' is not installed: pip install 'kourkoutas-beta\[jax\]'"):
+        bench.run(["jax"], ["tiny"])
+
+
+def test_a_benchmark_without_the_kernel_says_so(monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("KBETA_NATIVE", "0")
+    result = bench.run(["torch"], ["tiny"], threads=1, rounds=3, seconds=0.1)
+    assert [one["what"] for one in result["skipped"]] == ["torch, K-β through its C kernel"]
+
+
+@pytest.mark.parametrize(("option", "value"), [("rounds", 0), ("threads", -1), ("threads", 0), ("seconds", math.nan)])
+def test_a_benchmark_of_nothing_is_refused(option, value):
+    with pytest.raises(ValueError, match=f"`{option}` must be .*; got {value}"):
+        bench.run(["torch"], ["tiny"], **{option: value})

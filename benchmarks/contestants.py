@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from kourkoutas.bench.timing import Contestant, timed
+from timing import Contestant, timed
 
 Shape = tuple[int, ...]
 
