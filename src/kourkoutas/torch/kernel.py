@@ -63,7 +63,7 @@ def pack(hyper: Hyper, maximize: bool, state_dtype: torch.dtype | None) -> bytes
     return struct.pack(f"{len(values)}d", *(-1.0 if x is None else x for x in values))
 
 
-def gather(own: Derived, state: Any, work: Work | None) -> bool:
+def gather(own: Derived, state: Any, work: Work | None = None) -> bool:
     """Let the kernel take a group's tensors; False if one of them is not for it, or not in the state.
 
     `work` has the shards of parameters that lie on this rank, if there are any.

@@ -16,7 +16,7 @@ from kourkoutas.buckets import partition, unique_names
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, adam_log_beta2
 from kourkoutas.torch import kernel, routes, sharding
 from kourkoutas.torch.kernel import KernelStep
-from kourkoutas.torch.lists import ListStep, Numbers, Selection, Vectors, Work, fused_takes
+from kourkoutas.torch.lists import FusedStep, ListStep, Numbers, Selection, Vectors, Work, check_tensors, fused_takes
 from kourkoutas.torch.options import (
     MOMENTS,
     NUMBERS,
@@ -317,7 +317,7 @@ class KourkoutasBeta(Optimizer):
             with torch.no_grad():
                 work = [self._traced_work(number, group) for number, group in enumerate(self.param_groups)]
                 each = zip(self._derived, work, strict=True)
-                self._move([ListStep(own, one, False) if one.chosen.buckets else None for own, one in each])
+                self._move([ListStep(own, one) if one.chosen.buckets else None for own, one in each])
             return loss
         with self._lock, torch.no_grad():
             try:
@@ -340,6 +340,8 @@ class KourkoutasBeta(Optimizer):
             self._derive()  # some were removed, or put in another order
         for own in self._derived:
             own.check()
+        if self._recorder is None and any(group["diagnostics"] for group in self.param_groups):
+            self._recorder = Recorder(self.param_groups)
         if self._pool is None:
             self._pool = Pool(self._derived, self._process_group)
         return self._pool
@@ -355,26 +357,24 @@ class KourkoutasBeta(Optimizer):
 
     def _gather(self, own: Derived) -> tuple[routes.Route, Any]:
         """The route of one group, and its step with all tensors at hand, or None; every check is made here."""
-        found: list[Work] = []
-
-        def work() -> Work:
-            if not found:
-                found.append(self._collect(own))
-                if own.shards is not None:
-                    sharding.localize(found[0].params, found[0].grads, found[0].moments)
-            return found[0]
-
-        def kernel_takes() -> bool:
-            # The first step finds its state, and the trace, only after they have been made.
-            made = own.vectors is not None and (self._recorder is not None or not own.group["diagnostics"])
-            if own.shards is not None or not made or not kernel.gather(own, self.state, None):
-                return kernel.gather(own, self.state, work())
-            return True
-
-        route = routes.choose(own, kernel_takes, lambda: fused_takes(work(), own.options.hyper))
-        if route is routes.KERNEL:
+        route = routes.choose(own)
+        if route is routes.KERNEL and own.shards is None and kernel.gather(own, self.state):
             return route, KernelStep(own)
-        return route, ListStep(own, work(), route.fused) if work().chosen.buckets else None
+        work = self._collect(own)  # which makes the state that the kernel may have missed
+        if own.shards is not None:
+            sharding.localize(work.params, work.grads, work.moments)
+        if route is routes.KERNEL:
+            if kernel.gather(own, self.state, work):
+                return route, KernelStep(own)
+            route = routes.OTHER
+        if route.fused and not fused_takes(own, work):
+            route = route._replace(fused=False)
+        if not work.chosen.buckets:
+            return route, None
+        if route.fused:
+            return route, FusedStep(own, work)
+        check_tensors(work)
+        return route, ListStep(own, work)
 
     # NOTE: torch.compile runs `_init_group` as plain Python while it traces `step`, and hands the lists that it filled
     # to the graph; so all lazy set-up belongs there, and its arguments are a group, constants and empty lists.
@@ -393,13 +393,13 @@ class KourkoutasBeta(Optimizer):
         moments = [m, v, v_max] if v_max else [m, v]
         if shards:
             sharding.localize(params, grads, moments)
-        return Work(params, grads, moments, Numbers(*numbers), Selection(*chosen), shards)
+        work = Work(params, grads, moments, Numbers(*numbers), Selection(*chosen), shards)
+        check_tensors(work)
+        return work
 
     def _collect(self, own: Derived) -> Work:
         """The tensors of one step; missing state is made."""
         group, options, shards = own.group, own.options, own.shards
-        if group["diagnostics"] and self._recorder is None:
-            self._recorder = Recorder(self.param_groups)
         if len(own.bucket_index) != len(group["params"]):
             raise RuntimeError(
                 f"a param group has {len(group['params'])} parameters but buckets for {len(own.bucket_index)}: "

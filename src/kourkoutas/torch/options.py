@@ -29,7 +29,6 @@ class Options(NamedTuple):
     key: tuple[Any, ...]  # the entries of the group that they were made of
     hyper: Hyper
     packed: bytes | None  # for the kernel; None if a hyper-parameter is a tensor
-    folds: bool  # whether torch's fused Adam kernel can do the elementwise part
     moments: tuple[str, ...]  # names of the state that is like the parameter
     numbers: tuple[str, ...]  # names of the state that is numbers
 
@@ -38,11 +37,10 @@ def make_options(group: dict[str, Any]) -> Options:
     """Check a group's options."""
     hyper = check_group(group)
     packed = kernel.pack(hyper, group["maximize"], group["state_dtype"])
-    folds = hyper.max_ratio is None and group["state_dtype"] is None
     unused = {"max_exp_avg_sq": hyper.leak is None, "log_beta2": hyper.bias_correction != "exact"}
     unused["skipped"] = hyper.nonfinite != "skip"
     moments, numbers = (tuple(name for name in names if not unused.get(name)) for names in (MOMENTS, NUMBERS))
-    return Options(OPTIONS(group), hyper, packed, packed is not None and folds, moments, numbers)
+    return Options(OPTIONS(group), hyper, packed, moments, numbers)
 
 
 def join_betas(options: dict[str, Any]) -> None:
