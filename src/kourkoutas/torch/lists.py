@@ -152,10 +152,15 @@ class Work(NamedTuple):
 
     params: list[Tensor]
     grads: list[Tensor]
-    moments: list[list[Tensor]]  # m, v and, if it is kept, v_max
+    m: list[Tensor]
+    v: list[Tensor]
+    v_max: list[Tensor]  # empty if it is not kept
     numbers: Numbers
     chosen: Selection
     shards: list[Shard]  # what lies on this rank of each parameter; empty if all of it
+
+    def moments(self) -> list[list[Tensor]]:
+        return [self.m, self.v, self.v_max] if self.v_max else [self.m, self.v]
 
 
 class Members:
@@ -181,7 +186,7 @@ class ListStep:
     """One group's step, in the stages that `kourkoutas.torch` lists."""
 
     def __init__(self, own: Derived, work: Work) -> None:
-        self.hyper, self.group, self.work = own.options.hyper, own.group, work
+        self.hyper, self.group, self.work = own.hyper, own.group, work
         self.device = work.numbers.step.device
         self.dtype = torch.float32 if self.device.type in NO_FLOAT64 else torch.float64
         self.grads = [g.resolve_conj() if g.is_complex() else g for g in work.grads]
@@ -233,7 +238,7 @@ class ListStep:
         """Move the scalar state and the tensors."""
         vectors = self._vectors()
         state = rule.State(*(_pick(x, index, self.dtype) for x, index in vectors))
-        also = {"members": self.members, "mean_abs": self.mean_abs, "has_grad": self.has_grad}
+        also: dict[str, Any] = {"members": self.members, "mean_abs": self.mean_abs, "has_grad": self.has_grad}
         self.found = new = rule.step(self.hyper, self.lr, self._norm(), state, torch, **also)
         for (vector, index), values in zip(vectors, new.state, strict=True):
             if vector is None:
@@ -277,7 +282,7 @@ class ListStep:
         if updated is not None:
             each = zip(updated.unbind(), grads, strict=True)
             grads = [torch.where(ok.to(g.device), g, 0) for ok, g in each]
-        tensors = [[real(t) for t in ts] for ts in (work.params, grads, *work.moments)]
+        tensors = [[real(t) for t in ts] for ts in (work.params, grads, *work.moments())]
         foreach = self.group["foreach"]
         together = foreach or (foreach is None and tensors[0][0].device.type != "cpu")
         kinds: dict[Any, list[int]] = {}
@@ -329,13 +334,12 @@ class FusedStep(ListStep):
         if self.members is not None:
             super().apply()
             return
-        vectors, norm, mean_abs = self._vectors(), self.local.numpy(), self.mean_abs
-        at: Any = [... if index is None else index.numpy() for _, index in vectors]
-        arrays = [None if x is None else x.numpy() for x, _ in vectors]
-        mean_abs = None if mean_abs is None else mean_abs.numpy()
-        before = [None if x is None else x[i].astype(np.float64) for x, i in zip(arrays, at, strict=True)]
+        arrays = [None if x is None else x.numpy() for x, _ in self._vectors()]
+        at: list[Any] = [... if index is None else index.numpy() for _, index in self._vectors()]
+        before: list[Any] = [None if x is None else x[i].astype(np.float64) for x, i in zip(arrays, at, strict=True)]
         if len(shared := set(before[1].tolist())) == 1:
             before[1] = shared.pop()  # t, one number for all: Python computes with it in no time
+        norm, mean_abs = self.local.numpy(), None if self.mean_abs is None else self.mean_abs.numpy()
         with np.errstate(all="ignore"):  # a NaN norm is the caller's to see
             new = rule.step(self.hyper, float(self.lr), norm, rule.State(*before), np, mean_abs=mean_abs)
             for array, i, values in zip(arrays, at, new.state, strict=True):
@@ -353,9 +357,9 @@ class FusedStep(ListStep):
         """
         leak, params = self.hyper.leak, self.work.params
         beta2, rate, floor, fade = (_floats(x, len(params)) for x in (1 - k.c2, k.rate, k.floor, k.fade))
-        options = {"beta1": self.hyper.beta1, "weight_decay": 0.0, "amsgrad": leak is not None}
+        options: dict[str, Any] = {"beta1": self.hyper.beta1, "weight_decay": 0.0, "amsgrad": leak is not None}
         options["maximize"] = self.group["maximize"]
-        each = zip(params, self.grads, *self.work.moments, strict=True)
+        each = zip(params, self.grads, *self.work.moments(), strict=True)
         for i, (p, g, m, v, *v_max) in enumerate(each):
             if (updated is not None and not updated[i]) or not p.numel():
                 continue
@@ -386,12 +390,12 @@ def fused_takes(own: Derived, work: Work) -> bool:
     It does not clip. Low precision must be rounded only once, which it is not where θ or v_max moves before the kernel
     is called.
     """
-    hyper = own.options.hyper
+    hyper = own.hyper
     if hyper.max_ratio is not None or own.group["state_dtype"] is not None or own.shards is not None:
         return False
     twice = hyper.weight_decay != 0 or hyper.leak not in (None, 1)
     dtypes = _WIDE if twice else (*_WIDE, *LOW_PRECISION)
-    for p, *others in zip(work.params, work.grads, *work.moments, strict=True):
+    for p, *others in zip(work.params, work.grads, *work.moments(), strict=True):
         dtype, shape = p.dtype, p.shape
         if dtype not in dtypes:
             return False
@@ -415,7 +419,7 @@ def check_tensors(work: Work) -> None:
 
     wanted = [kind(p) for p in work.params]
     lists = [("`param`", work.params), ("`grad`", work.grads)]
-    lists += [(f"`{name}` in the state", tensors) for name, tensors in zip(MOMENTS, work.moments, strict=False)]
+    lists += [(f"`{name}` in the state", tensors) for name, tensors in zip(MOMENTS, work.moments(), strict=False)]
     for what, tensors in lists:
         for place, x, like in zip(work.chosen.places, tensors, wanted, strict=True):
             if kind(x) != like or (eager and tensors is not work.grads and fixed(x)):

@@ -21,16 +21,15 @@ from kourkoutas.torch.options import (
     MOMENTS,
     NUMBERS,
     OPTIONS,
-    Options,
     check_group,
     check_loaded,
     check_parameter,
     check_state_dtype,
     entries_of,
     join_betas,
-    make_options,
     named,
     number_dtype,
+    state_names,
 )
 from kourkoutas.torch.recorder import Recorder
 from kourkoutas.torch.sharding import Pool, Shard, check_process_group
@@ -40,7 +39,13 @@ from kourkoutas.trace import Trace
 class Derived:
     """What follows from one param group and its state, and is not saved."""
 
-    options: Options  # as of the last `check`
+    # As of the last `check`:
+    key: tuple[Any, ...] | None = None  # the entries of the group that these follow from
+    hyper: Hyper
+    packed: bytes | None  # the same for the kernel; None if one of them is a tensor
+    moments: tuple[str, ...]  # names of the state that is like the parameter
+    numbers: tuple[str, ...]  # names of the state that is numbers
+
     vectors: Vectors | None = None
     plan: Any = None  # the kernel's working memory
     shards: list[Shard] | None = None  # None if its tensors and buckets are whole
@@ -58,9 +63,12 @@ class Derived:
             join_betas(group)
         if group["bucket_index"] is not self.bucket_index:
             group["bucket_names"], group["bucket_index"] = self.bucket_names, self.bucket_index
-        if not hasattr(self, "options") or self.options.key != OPTIONS(group):
-            self.options = make_options(group)
-            group["amsgrad"] = self.options.hyper.leak is not None  # for an Adam that loads this state
+        if self.key != (key := OPTIONS(group)):
+            self.hyper = check_group(group)
+            self.packed = kernel.pack(self.hyper, group["maximize"], group["state_dtype"])
+            self.moments, self.numbers = state_names(self.hyper)
+            group["amsgrad"] = self.hyper.leak is not None  # for an Adam that loads this state
+            self.key = key
 
 
 class KourkoutasBeta(Optimizer):
@@ -119,20 +127,14 @@ class KourkoutasBeta(Optimizer):
 
     NOTE: state. Per parameter, with Adam's names: `step`, `exp_avg` (m), `exp_avg_sq` (v), `max_exp_avg_sq` (v_max, if
     `Hyper.leak` is set), `log_beta2` (Σ log β2, for "exact"). Per bucket, one tensor shared by its members: `norm_ema`
-    (r), `skipped` (for nonfinite="skip"). Numbers are 0-dim views of one vector per group. An Adam checkpoint loads: r
-    then starts afresh. AdamW loads this state, too.
+    (r), `skipped` (for nonfinite="skip"). Numbers are 0-dim views of one vector per group, float32, or float64 in a
+    group with a float64 parameter. An Adam checkpoint loads: r then starts afresh. AdamW loads this state, too.
 
-    NOTE: sharded parameters. A bucket's norm is that of the whole tensors: DTensors (FSDP2, HSDP, tensor parallel) are
-    updated where they lie, after one small all-reduce over each mesh dimension that shards any of them, so all ranks
-    must step together. Where it cannot be known what lies on other ranks, `step` raises: see `process_group`.
+    NOTE: sharded parameters. A bucket's norm is that of the whole tensors, so all ranks must step together: see
+    docs/scaling-out.md. Where it cannot be known what lies on other ranks, `step` raises: see `process_group`.
 
-    NOTE: dtypes. m and v have the parameter's dtype, as in Adam, unless `state_dtype` is set; r, Σ log β2 and the norms
-    are float32, or float64 in a group with a float64 parameter. float16 and bfloat16 parameters are updated in float32
-    arithmetic and rounded once. Complex parameters are pairs of reals, as in Adam: `max_ratio` bounds each part.
-
-    NOTE: routes. `route()` says which way a step goes, and why; `kourkoutas.torch` has the list. Scalars stay on the
-    device, so that nothing waits for it and nothing is compiled again when β2, betas or a tensor lr change.
-    `nonfinite="raise"` must read the norms, and so does wait.
+    NOTE: scalars stay on the device, so that nothing waits for it and nothing is compiled again when β2, betas or a
+    tensor lr change; only `nonfinite="raise"` must read the norms. :meth:`route` says which way a step goes, and why.
 
     Reference: S. C. Kassinos, "Kourkoutas-β: A Sunspike-Driven Adam Optimizer with Desert Flair".
     """
@@ -269,7 +271,7 @@ class KourkoutasBeta(Optimizer):
                 self.state[p]["log_beta2"] = adam_log_beta2(beta2, self.state[p]["step"].double(), torch)
         for own in self._derived:
             own.check()
-            own.vectors = Vectors(own.group, own.options.numbers, self.state, None)
+            own.vectors = Vectors(own.group, own.numbers, self.state, None)
             own.vectors.show(self.state, own.group["params"], [])
 
     @property
@@ -362,7 +364,7 @@ class KourkoutasBeta(Optimizer):
             return route, KernelStep(own)
         work = self._collect(own)  # which makes the state that the kernel may have missed
         if own.shards is not None:
-            sharding.localize(work.params, work.grads, work.moments)
+            sharding.localize(work)
         if route is routes.KERNEL:
             if kernel.gather(own, self.state, work):
                 return route, KernelStep(own)
@@ -380,9 +382,7 @@ class KourkoutasBeta(Optimizer):
     # to the graph; so all lazy set-up belongs there, and its arguments are a group, constants and empty lists.
     def _init_group(self, group: dict[str, Any], number: int, *lists: list[Any]) -> None:
         self._build_pool()
-        work = self._collect(self._derived[number])
-        found = [work.params, work.grads, *work.moments, *[()] * (len(MOMENTS) - len(work.moments))]
-        for empty, entries in zip(lists, [*found, work.numbers, work.chosen, work.shards], strict=True):
+        for empty, entries in zip(lists, self._collect(self._derived[number]), strict=True):
             empty.extend(entries)
 
     def _traced_work(self, number: int, group: dict[str, Any]) -> Work:
@@ -390,16 +390,15 @@ class KourkoutasBeta(Optimizer):
         lists: list[list[Any]] = [[], [], [], [], [], [], [], []]
         self._init_group(group, number, *lists)
         params, grads, m, v, v_max, numbers, chosen, shards = lists
-        moments = [m, v, v_max] if v_max else [m, v]
+        work = Work(params, grads, m, v, v_max, Numbers(*numbers), Selection(*chosen), shards)
         if shards:
-            sharding.localize(params, grads, moments)
-        work = Work(params, grads, moments, Numbers(*numbers), Selection(*chosen), shards)
+            sharding.localize(work)
         check_tensors(work)
         return work
 
     def _collect(self, own: Derived) -> Work:
         """The tensors of one step; missing state is made."""
-        group, options, shards = own.group, own.options, own.shards
+        group, shards = own.group, own.shards
         if len(own.bucket_index) != len(group["params"]):
             raise RuntimeError(
                 f"a param group has {len(group['params'])} parameters but buckets for {len(own.bucket_index)}: "
@@ -416,23 +415,25 @@ class KourkoutasBeta(Optimizer):
                 )
         states: list[Any] = [self.state.get(p, {}) for p in params]
         vectors = own.vectors
-        if vectors is None or not vectors.shown(options.numbers, group["params"], states, places):
+        if vectors is None or not vectors.shown(own.numbers, group["params"], states, places):
             for p in params:  # every check comes before the first state is made
                 check_parameter(p, group)
             # A gradient on another rank moves the numbers of a bucket of which no member here has a state.
-            vectors = own.vectors = Vectors(group, options.numbers, self.state, vectors if own.spans else None)
+            vectors = own.vectors = Vectors(group, own.numbers, self.state, vectors if own.spans else None)
             vectors.show(self.state, group["params"], places)
             states = [self.state[p] for p in params]
         for p, entries in zip(params, states, strict=True):
-            for name in options.moments:
+            for name in own.moments:
                 if name not in entries:
                     dtype = group["state_dtype"]
                     entries[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
-        moments = [[entries[name] for entries in states] for name in options.moments]
-        if shards is not None:
-            sharding.check_layouts(params, moments)
+        m, v, v_max = ([entries[name] for entries in states] if name in own.moments else [] for name in MOMENTS)
         here = [] if shards is None else [shards[i] for i in places]
-        return Work(params, grads, moments, vectors.numbers, vectors.select(group, places, shards, own.spans), here)
+        chosen = vectors.select(group, places, shards, own.spans)
+        work = Work(params, grads, m, v, v_max, vectors.numbers, chosen, here)
+        if shards is not None:
+            sharding.check_layouts(work)
+        return work
 
     def _move(self, steps: list[Any]) -> None:
         """Measure, pool and look; then move everything."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from torch import Tensor
 from kourkoutas import rule
 from kourkoutas.buckets import check_buckets
 from kourkoutas.rule import Hyper
-from kourkoutas.torch import kernel
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 NUMBERS = ("step", "norm_ema", "log_beta2", "skipped")
@@ -20,27 +19,15 @@ PER_BUCKET = ("norm_ema", "skipped")
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 _IN_GROUP = [name for name in rule.HYPER_NAMES if name not in ("beta1", "beta2_max")]
 OPTIONS = itemgetter(*_IN_GROUP, "betas", "maximize", "state_dtype")
-"""The entries of a group that its `Options` are made of."""
+"""The entries of a group that its hyper-parameters, and what the kernel knows of them, are made of."""
 
 
-class Options(NamedTuple):
-    """A group's options, checked: made anew when one of them has changed."""
-
-    key: tuple[Any, ...]  # the entries of the group that they were made of
-    hyper: Hyper
-    packed: bytes | None  # for the kernel; None if a hyper-parameter is a tensor
-    moments: tuple[str, ...]  # names of the state that is like the parameter
-    numbers: tuple[str, ...]  # names of the state that is numbers
-
-
-def make_options(group: dict[str, Any]) -> Options:
-    """Check a group's options."""
-    hyper = check_group(group)
-    packed = kernel.pack(hyper, group["maximize"], group["state_dtype"])
+def state_names(hyper: Hyper) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Those of `MOMENTS` and of `NUMBERS` that the hyper-parameters need."""
     unused = {"max_exp_avg_sq": hyper.leak is None, "log_beta2": hyper.bias_correction != "exact"}
     unused["skipped"] = hyper.nonfinite != "skip"
     moments, numbers = (tuple(name for name in names if not unused.get(name)) for names in (MOMENTS, NUMBERS))
-    return Options(OPTIONS(group), hyper, packed, moments, numbers)
+    return moments, numbers
 
 
 def join_betas(options: dict[str, Any]) -> None:

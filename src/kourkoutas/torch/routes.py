@@ -36,14 +36,14 @@ def choose(own: Derived) -> Route:
 
     KERNEL holds if the kernel takes every tensor of the step, else OTHER; `fused` if torch's fused Adam kernel does.
     """
-    group, options = own.group, own.options
+    group = own.group
     device = group["params"][0].device.type if group["params"] else "cpu"
     # fmt: off
     # ruff: noqa: E701
     if device != "cpu":              return Route("foreach", f"parameters are on {device}")
     if watched():                    return WATCHED
     if group["capturable"]:          return CAPTURABLE
-    if options.packed is None:       return TENSORS
+    if own.packed is None:           return TENSORS
     if own.spans:                    return SPANS
     if group["foreach"]:             return FOREACH
     if group["fused"] is False:      return NOT_FUSED
