@@ -252,7 +252,8 @@ class ListStep:
 
     def rows(self) -> Tensor:
         """sun, β2 and n of every bucket of the group, after `apply`; NaN for those at rest."""
-        rows = torch.stack([torch.as_tensor(x) for x in (self.found.sun, self.found.beta2, self.found.norm)])
+        found = self.found.sun, self.found.beta2, self.found.norm
+        rows = torch.stack([torch.as_tensor(x, device=self.device).view(-1) for x in found])
         if self.work.chosen.bucket_index is None:
             return rows
         nothing = rows.new_full((len(rows), len(self.group["bucket_names"])), torch.nan)
@@ -263,18 +264,19 @@ class ListStep:
         numbers, each, bucket = self.work.numbers, self.work.chosen.place_index, self.work.chosen.bucket_index
         return [(numbers.norm_ema, bucket), (numbers.step, each), (numbers.log_beta2, each), (numbers.skipped, bucket)]
 
-    def _norms_of_gradients(self) -> Tensor:
+    def _norms_of_gradients(self) -> Any:
         return norms(self.grads, 2, self.dtype, self.device)
 
     def _norm(self) -> Tensor:
         """n = √Σ ||g||² of each bucket, in units of its largest ||g||."""
         if self.squares is not None:
             return self.squares.sqrt().to(self.dtype)
+        local = torch.as_tensor(self.local, device=self.device)
         if self.members is None:
-            return self.local
-        largest = self.members.largest(self.local)
+            return local
+        largest = self.members.largest(local)
         unit = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
-        return unit * self.members.total((self.local / self.members.spread(unit)) ** 2).sqrt()
+        return unit * self.members.total((local / self.members.spread(unit)) ** 2).sqrt()
 
     def _update(self, k: Coefficients, updated: Tensor | None) -> None:
         """The update of `rule.Coefficients` by lists of one device and dtype each, or tensor by tensor."""
@@ -322,26 +324,27 @@ class FusedStep(ListStep):
     the time.
     """
 
-    def _norms_of_gradients(self) -> Tensor:
-        """By sums in the gradients' own dtype, unless these overflow."""
+    def _norms_of_gradients(self) -> Any:
+        """NumPy's array, by sums in the gradients' own dtype, unless these overflow."""
         flat = [wide(g).reshape(-1) for g in self.grads]
         found = [math.sqrt(x.dot(x).item()) for x in flat]
-        if math.isfinite(sum(found)):
-            return torch.from_numpy(np.array(found))
-        return super()._norms_of_gradients()
+        return np.array(found) if math.isfinite(sum(found)) else super()._norms_of_gradients().numpy()
 
     def apply(self) -> None:
         if self.members is not None:
             super().apply()
             return
-        arrays = [None if x is None else x.numpy() for x, _ in self._vectors()]
-        at: list[Any] = [... if index is None else index.numpy() for _, index in self._vectors()]
-        before: list[Any] = [None if x is None else x[i].astype(np.float64) for x, i in zip(arrays, at, strict=True)]
-        if len(shared := set(before[1].tolist())) == 1:
+        vectors, norm = self._vectors(), self.local
+        whole = 0 if len(norm) == 1 else ...  # NumPy computes faster with a number than with an array of one
+        arrays: list[Any] = [None if x is None else x.numpy() for x, _ in vectors]
+        at: list[Any] = [whole if index is None else index.numpy() for _, index in vectors]
+        before: list[Any] = [None if x is None else np.float64(x[i]) for x, i in zip(arrays, at, strict=True)]
+        if len(shared := set(arrays[1].tolist())) == 1:
             before[1] = shared.pop()  # t, one number for all: Python computes with it in no time
-        norm, mean_abs = self.local.numpy(), None if self.mean_abs is None else self.mean_abs.numpy()
+        mean_abs = None if self.mean_abs is None else self.mean_abs.numpy()[whole]
         with np.errstate(all="ignore"):  # a NaN norm is the caller's to see
-            new = rule.step(self.hyper, float(self.lr), norm, rule.State(*before), np, mean_abs=mean_abs)
+            state = rule.State(*before)
+            new = rule.step(self.hyper, float(self.lr), norm[whole], state, np, mean_abs=mean_abs)
             for array, i, values in zip(arrays, at, new.state, strict=True):
                 if array is not None:
                     array[i] = values
@@ -356,19 +359,19 @@ class FusedStep(ListStep):
         1 - γλ.
         """
         leak, params = self.hyper.leak, self.work.params
-        beta2, rate, floor, fade = (_floats(x, len(params)) for x in (1 - k.c2, k.rate, k.floor, k.fade))
+        moves = True if updated is None else updated
+        each = (_floats(x, len(params)) for x in (moves, 1 - k.c2, k.rate, k.floor, k.fade))
         options: dict[str, Any] = {"beta1": self.hyper.beta1, "weight_decay": 0.0, "amsgrad": leak is not None}
         options["maximize"] = self.group["maximize"]
-        each = zip(params, self.grads, *self.work.moments(), strict=True)
-        for i, (p, g, m, v, *v_max) in enumerate(each):
-            if (updated is not None and not updated[i]) or not p.numel():
+        tensors = zip(params, self.grads, *self.work.moments(), strict=True)
+        for (p, g, m, v, *v_max), move, beta2, rate, floor, fade in zip(tensors, *each, strict=True):
+            if not move or not p.numel():
                 continue
             if leak not in (None, 1):
                 v_max[0].mul_(leak)
-            if fade[i]:
-                p.add_(p, alpha=-fade[i])
-            tensors = ([p], [g], [m], [v], v_max, [_LATE])
-            torch._fused_adamw_(*tensors, lr=rate[i], beta2=beta2[i], eps=floor[i], **options)
+            if fade:
+                p.add_(p, alpha=-fade)
+            torch._fused_adamw_([p], [g], [m], [v], v_max, [_LATE], lr=rate, beta2=beta2, eps=floor, **options)
 
 
 def _floats(x: Any, n: int) -> list[float]:

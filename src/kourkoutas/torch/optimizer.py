@@ -382,7 +382,8 @@ class KourkoutasBeta(Optimizer):
     # to the graph; so all lazy set-up belongs there, and its arguments are a group, constants and empty lists.
     def _init_group(self, group: dict[str, Any], number: int, *lists: list[Any]) -> None:
         self._build_pool()
-        for empty, entries in zip(lists, self._collect(self._derived[number]), strict=True):
+        found: tuple[Any, ...] = self._collect(self._derived[number])
+        for empty, entries in zip(lists, found, strict=True):
             empty.extend(entries)
 
     def _traced_work(self, number: int, group: dict[str, Any]) -> Work:

@@ -122,15 +122,13 @@ def number_dtype(name: str, params: Sequence[Tensor]) -> torch.dtype:
 
 def check_loaded(state_dict: dict[str, Any]) -> None:
     """Raise if a state dict is neither Kourkoutas-β's nor Adam's."""
-    for number, group in enumerate(state_dict["param_groups"]):
-        if "betas" not in group:
-            raise ValueError(
-                f"`state_dict` is neither Kourkoutas-β's nor Adam's: its group {number} has no `betas`; nothing was "
-                "loaded: load it into the kind of optimizer that saved it"
-            )
+    needed, groups = {"step", "exp_avg", "exp_avg_sq"}, enumerate(state_dict["param_groups"])
+    wrong = [f"its group {i} has no `betas`" for i, group in groups if "betas" not in group]
     for key, entries in state_dict["state"].items():
-        if entries and not {"step", "exp_avg", "exp_avg_sq"} <= entries.keys():
-            raise ValueError(
-                f"`state_dict` is neither Kourkoutas-β's nor Adam's: parameter {key} has {list(entries)}, not "
-                "step, exp_avg and exp_avg_sq; nothing was loaded: load it into the kind of optimizer that saved it"
-            )
+        if entries and not needed <= entries.keys():
+            wrong.append(f"parameter {key} has {list(entries)}, not step, exp_avg and exp_avg_sq")
+    if wrong:
+        raise ValueError(
+            f"`state_dict` is neither Kourkoutas-β's nor Adam's: {wrong[0]}; nothing was loaded: load it into the kind "
+            "of optimizer that saved it"
+        )

@@ -21,35 +21,34 @@ class Route(NamedTuple):
     fused: bool = False  # whether the elementwise part of the foreach route is torch's fused Adam kernel
 
 
-WATCHED = Route("foreach", "the step is being traced by torch.compile, or a torch mode or transform watches it")
-CAPTURABLE = Route("foreach", "capturable=True: scalars stay on the device")
-TENSORS = Route("foreach", "a hyper-parameter is a tensor")
-SPANS = Route("foreach", "buckets have members on other ranks of `process_group`")
-FOREACH = Route("foreach", "foreach=True was asked for")
-NOT_FUSED = Route("foreach", "fused=False was asked for")
 KERNEL = Route("kernel", "the C kernel takes every tensor")
 OTHER = Route("foreach", "a tensor is not on the CPU, not plain, or laid out with gaps or unlike its parameter", True)
 
 
 def choose(own: Derived) -> Route:
-    """The route of one group as far as its options say, the first line that applies.
+    """The route of one group as far as its options say: the first line that applies.
 
     KERNEL holds if the kernel takes every tensor of the step, else OTHER; `fused` if torch's fused Adam kernel does.
     """
     group = own.group
     device = group["params"][0].device.type if group["params"] else "cpu"
-    # fmt: off
-    # ruff: noqa: E701
-    if device != "cpu":              return Route("foreach", f"parameters are on {device}")
-    if watched():                    return WATCHED
-    if group["capturable"]:          return CAPTURABLE
-    if own.packed is None:           return TENSORS
-    if own.spans:                    return SPANS
-    if group["foreach"]:             return FOREACH
-    if group["fused"] is False:      return NOT_FUSED
-    if kernel.extension is not None: return KERNEL
-    # fmt: on
-    return Route("foreach", f"the C kernel is not there: {kernel.missing}", fused=True)
+    if device != "cpu":
+        return Route("foreach", f"parameters are on {device}")
+    if watched():
+        return Route("foreach", "the step is being traced by torch.compile, or a torch mode or transform watches it")
+    if group["capturable"]:
+        return Route("foreach", "capturable=True: scalars stay on the device")
+    if own.packed is None:
+        return Route("foreach", "a hyper-parameter is a tensor")
+    if own.spans:
+        return Route("foreach", "buckets have members on other ranks of `process_group`")
+    if group["foreach"]:
+        return Route("foreach", "foreach=True was asked for")
+    if group["fused"] is False:
+        return Route("foreach", "fused=False was asked for")
+    if kernel.extension is None:
+        return Route("foreach", f"the C kernel is not there: {kernel.missing}", fused=True)
+    return KERNEL
 
 
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
