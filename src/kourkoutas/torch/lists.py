@@ -1,8 +1,8 @@
 """The step by torch's own operations, for tensors of any device, dtype and layout; and a group's numbers as vectors.
 
 Scalars are vectors on the device, and no value is read back, so that nothing waits for an accelerator and tracers see
-every operation. Plain tensors on the CPU may take a short cut: NumPy does their scalars, in the same memory, and
-torch's fused Adam kernel the elementwise part.
+every operation. Plain tensors on the CPU may take a short cut, `FusedStep`: NumPy does their scalars, in the
+same memory, and torch's fused Adam kernel the elementwise part.
 """
 
 from __future__ import annotations
