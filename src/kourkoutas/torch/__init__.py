@@ -21,8 +21,8 @@ options.py is passed when an option has changed.
 | kernel  | plain tensors on the CPU                                 | in C                  | in C, all in one call |
 | foreach | all others: GPU, compile, modes, subclasses, no compiler | vectors on the device | torch's foreach calls |
 
-NOTE: on plain CPU tensors, where the C kernel is not there, the foreach route has its scalars in NumPy and its update
-by torch's fused Adam kernel with folded coefficients, if the options allow it.
+NOTE: on plain CPU tensors that lie whole on this rank, where the C kernel is not there, torch's fused Adam kernel with
+folded coefficients does the update, if the options allow it; scalars are NumPy's if each parameter is its own bucket.
 
 NOTE: the kernel measures, applies the rule and updates in one call, wave by wave, to find gradients in cache. It does
 so in two calls, with the sums handed out and back in, where they must be seen or pooled first.

@@ -63,26 +63,26 @@ def pack(hyper: Hyper, maximize: bool, state_dtype: torch.dtype | None) -> bytes
     return struct.pack(f"{len(values)}d", *(-1.0 if x is None else x for x in values))
 
 
-def gather(own: Derived, state: Any, work: Work | None) -> bool:
+def gather(own: Derived, state: Any, work: Work | None = None) -> bool:
     """Let the kernel take a group's tensors; False if one of them is not for it, or not in the state.
 
     `work` has the shards of parameters that lie on this rank, if there are any.
     """
     group, vectors = own.group, own.vectors
-    if vectors is None or vectors.names != own.options.numbers:
+    if vectors is None or vectors.names != own.numbers:
         return False
     shards: list[Any] | None = None
     if work is not None and work.shards:
         if group["state_dtype"] is torch.bfloat16 and any(shard.strides is not None for shard in work.shards):
             return False  # the kernel numbers the elements of a shard one after the other, for the noise of rounding
-        shards, no_max = [None] * len(group["params"]), [None] * (3 - len(work.moments))
-        rows = zip(work.params, work.grads, *work.moments, strict=True)
+        shards, no_max = [None] * len(group["params"]), [None] * (3 - len(work.moments()))
+        rows = zip(work.params, work.grads, *work.moments(), strict=True)
         for i, shard, tensors in zip(work.chosen.places, work.shards, rows, strict=True):
             shards[i] = (*tensors, *no_max, shard.first)
     if own.plan is None:
         own.plan = extension.new_plan(len(own.bucket_index), len(own.bucket_names))
     lists = group["params"], group["bucket_index"], vectors.numbers, vectors.views
-    return extension.gather(own.plan, own.options.packed, *lists, state, shards)  # type: ignore[no-any-return]
+    return extension.gather(own.plan, own.packed, *lists, state, shards)  # type: ignore[no-any-return]
 
 
 class KernelStep:
@@ -92,7 +92,7 @@ class KernelStep:
     means: list[float] | None = None
 
     def __init__(self, own: Derived) -> None:
-        self.own, self.hyper = own, own.options.hyper
+        self.own, self.hyper = own, own.hyper
         self.lr, self.threads = float(own.group["lr"]), torch.get_num_threads()
 
     def measure(self) -> None:

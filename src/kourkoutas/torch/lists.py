@@ -1,24 +1,22 @@
 """The step by torch's own operations, for tensors of any device, dtype and layout; and a group's numbers as vectors.
 
 Scalars are vectors on the device, and no value is read back, so that nothing waits for an accelerator and tracers see
-every operation. Plain tensors on the CPU may take a short cut: NumPy does their scalars, in the same memory, and
-torch's fused Adam kernel the elementwise part.
+every operation. Plain tensors on the CPU may take a short cut, `FusedStep`: NumPy does their scalars, in the
+same memory, and torch's fused Adam kernel the elementwise part.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kourkoutas import rule
-from kourkoutas.rule import Coefficients, Hyper
+from kourkoutas.rule import Coefficients
 from kourkoutas.torch.options import LOW_PRECISION, MOMENTS, NUMBERS, PER_BUCKET, number_dtype
 from kourkoutas.torch.sharding import Shard, real_sizes
 
@@ -101,8 +99,11 @@ class Vectors:
         if names != self.names or self.device != _device(params):
             return False
         for name, views in zip(NUMBERS, self.views, strict=True):
-            if views and not all(entries.get(name) is views[i] for entries, i in zip(states, places, strict=True)):
-                return False
+            if views is None:
+                continue
+            for entries, i in zip(states, places, strict=True):
+                if entries.get(name) is not views[i]:
+                    return False
         return True
 
     def show(self, state: Any, params: list[Tensor], places: Sequence[int]) -> None:
@@ -151,10 +152,15 @@ class Work(NamedTuple):
 
     params: list[Tensor]
     grads: list[Tensor]
-    moments: list[list[Tensor]]  # m, v and, if it is kept, v_max
+    m: list[Tensor]
+    v: list[Tensor]
+    v_max: list[Tensor]  # empty if it is not kept
     numbers: Numbers
     chosen: Selection
     shards: list[Shard]  # what lies on this rank of each parameter; empty if all of it
+
+    def moments(self) -> list[list[Tensor]]:
+        return [self.m, self.v, self.v_max] if self.v_max else [self.m, self.v]
 
 
 class Members:
@@ -176,67 +182,40 @@ class Members:
         return x.new_zeros(self.count).index_add_(0, self.index, x)
 
 
-class ArrayMembers:
-    """The same for NumPy's arrays, all of one rank."""
-
-    def __init__(self, index: Tensor, count: int) -> None:
-        self.index, self.count = index.numpy(), count
-
-    def spread(self, x: NDArray[Any]) -> NDArray[Any]:
-        return x[self.index]  # type: ignore[no-any-return]
-
-    def largest(self, x: NDArray[Any] | float) -> NDArray[Any]:
-        out = np.zeros(self.count)
-        np.maximum.at(out, self.index, x)
-        return out
-
-    def total(self, x: NDArray[Any]) -> NDArray[Any]:
-        return np.bincount(self.index, x, self.count)
-
-
 class ListStep:
-    """One group's step, in the stages that `kourkoutas.torch` lists.
+    """One group's step, in the stages that `kourkoutas.torch` lists."""
 
-    `fused`: scalars are NumPy's arrays on the memory of the vectors, and torch's fused Adam kernel updates.
-    """
-
-    def __init__(self, own: Derived, work: Work, fused: bool) -> None:
-        if not fused:  # for which they have been looked at
-            check_tensors(work)
-        self.hyper, self.group, self.work, self.fused = own.options.hyper, own.group, work, fused
-        self.xp: Any = np if fused else torch
+    def __init__(self, own: Derived, work: Work) -> None:
+        self.hyper, self.group, self.work = own.hyper, own.group, work
         self.device = work.numbers.step.device
         self.dtype = torch.float32 if self.device.type in NO_FLOAT64 else torch.float64
         self.grads = [g.resolve_conj() if g.is_complex() else g for g in work.grads]
-        lr = own.group["lr"]
-        self.lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
-        if isinstance(lr, Tensor) and not lr.is_cpu:  # of the CPU, one number goes with tensors of any device
-            self.lr = self.lr.to(self.device)
+        self.lr = lr = own.group["lr"]
+        if isinstance(lr, Tensor):  # of the CPU, one number goes with tensors of any device
+            self.lr = lr.reshape(()) if lr.is_cpu else lr.reshape(()).to(self.device)
         index, count = work.chosen.bucket_of, len(work.chosen.buckets)
-        self.members: Any = None if index is None else (ArrayMembers if fused else Members)(index, count)
-        self.squares: Any = None
+        self.members = None if index is None else Members(index, count)
+        self.squares: Tensor | None = None
         self.has_grad: Tensor | None = None
 
     def measure(self) -> None:
         """||g|| of each parameter, and ⟨|θ|⟩ where it is needed."""
-        self.local: Any = quick_norms(self.grads) if self.fused else norms(self.grads, 2, self.dtype, self.device)
-        self.mean_abs: Any = None
+        self.local = self._norms_of_gradients()
+        self.mean_abs: Tensor | None = None
         if self.hyper.adaptive_tiny:
-            mean_abs = norms(self.work.params, 1, self.dtype, self.device) / self.work.chosen.sizes
-            self.mean_abs = mean_abs.numpy() if self.fused else mean_abs
+            self.mean_abs = norms(self.work.params, 1, self.dtype, self.device) / self.work.chosen.sizes
 
     def sums(self) -> Tensor:
         """This rank's part of Σ g² and ⟨|θ|⟩ of each parameter of the group, for `sharding`."""
         found = [self.local**2] if self.mean_abs is None else [self.local**2, self.mean_abs]
-        rows = torch.stack([torch.as_tensor(x).double() for x in found])
-        index = self.work.chosen.place_index
+        rows, index = torch.stack(found).double(), self.work.chosen.place_index
         if index is None:
             return rows
         return rows.new_zeros(len(rows), len(self.group["params"])).index_copy(1, index, rows)
 
     def latest(self) -> Tensor:
         """Per bucket: the most steps that a member with a gradient has taken, this one included; 0 without any."""
-        steps: Any = _pick(self.work.numbers.step, self.work.chosen.place_index, self.dtype) + 1
+        steps = _pick(self.work.numbers.step, self.work.chosen.place_index, self.dtype) + 1
         return steps if self.members is None else self.members.largest(steps)  # type: ignore[no-any-return]
 
     def take(self, squares: Tensor, means: Tensor | None, latest: Tensor | None) -> None:
@@ -245,8 +224,6 @@ class ListStep:
         self.squares = _pick(squares, chosen.bucket_index, squares.dtype)
         if means is not None:
             self.mean_abs = _pick(means, chosen.place_index, self.dtype)
-        if self.fused:
-            self.squares, self.mean_abs = _arrays([self.squares, self.mean_abs])
         if latest is not None:
             index = torch.arange(len(latest), device=self.device) if chosen.bucket_of is None else chosen.bucket_of
             self.members, self.has_grad = Members(index, len(latest)), latest > 0
@@ -254,72 +231,52 @@ class ListStep:
 
     def first_bad(self) -> str | None:
         """The name of the first bucket whose norm is not finite; this reads the norms."""
-        bad = (~torch.as_tensor(self._norm()).isfinite()).nonzero().flatten().tolist()
+        bad = (~self._norm().isfinite()).nonzero().flatten().tolist()
         return self.group["bucket_names"][self.work.chosen.buckets[bad[0]]] if bad else None
 
     def apply(self) -> None:
         """Move the scalar state and the tensors."""
-        numbers, chosen, lr = self.work.numbers, self.work.chosen, self.lr
-        each, bucket = chosen.place_index, chosen.bucket_index
-        # In the order of `rule.State`: the vectors, and which entries of them move.
-        vectors = [numbers.norm_ema, numbers.step, numbers.log_beta2, numbers.skipped]
-        indices = [bucket, each, each, bucket]
-        if self.fused:
-            vectors, indices, lr = _arrays(vectors), _arrays(indices), float(lr)
-        state = rule.State(*(_pick(x, index, self.dtype) for x, index in zip(vectors, indices, strict=True)))
-        if self.fused and len(shared := set(state.step.tolist())) == 1:
-            state = state._replace(step=shared.pop())  # one number for all: Python computes with it in no time
-        with np.errstate(all="ignore") if self.fused else nullcontext():  # a NaN norm is the caller's to see
-            also = {"members": self.members, "mean_abs": self.mean_abs, "has_grad": self.has_grad}
-            self.found = new = rule.step(self.hyper, lr, self._norm(), state, self.xp, **also)
-            for vector, index, values in zip(vectors, indices, new.state, strict=True):
-                if vector is not None:
-                    _store(vector, index, values)
-        if self.fused:
-            self._update_by_adam(new.k, new.updated_each)
-        elif self.grads:
+        vectors = self._vectors()
+        state = rule.State(*(_pick(x, index, self.dtype) for x, index in vectors))
+        also: dict[str, Any] = {"members": self.members, "mean_abs": self.mean_abs, "has_grad": self.has_grad}
+        self.found = new = rule.step(self.hyper, self.lr, self._norm(), state, torch, **also)
+        for (vector, index), values in zip(vectors, new.state, strict=True):
+            if vector is None:
+                continue
+            if index is None:
+                torch._foreach_copy_([vector], [values])  # FakeTensorMode does without a GPU, unlike `copy_`
+            else:
+                vector.index_copy_(0, index, values.to(vector.dtype))
+        if self.grads:
             self._update(new.k, new.updated_each)
 
     def rows(self) -> Tensor:
         """sun, β2 and n of every bucket of the group, after `apply`; NaN for those at rest."""
-        rows = torch.stack([torch.as_tensor(x) for x in (self.found.sun, self.found.beta2, self.found.norm)])
+        found = self.found.sun, self.found.beta2, self.found.norm
+        rows = torch.stack([torch.as_tensor(x, device=self.device).view(-1) for x in found])
         if self.work.chosen.bucket_index is None:
             return rows
         nothing = rows.new_full((len(rows), len(self.group["bucket_names"])), torch.nan)
         return nothing.index_copy(1, self.work.chosen.bucket_index, rows)
 
-    def _norm(self) -> Any:
+    def _vectors(self) -> list[tuple[Any, Any]]:
+        """The numbers in the order of `rule.State`, each with the index of the entries that move; None: all."""
+        numbers, each, bucket = self.work.numbers, self.work.chosen.place_index, self.work.chosen.bucket_index
+        return [(numbers.norm_ema, bucket), (numbers.step, each), (numbers.log_beta2, each), (numbers.skipped, bucket)]
+
+    def _norms_of_gradients(self) -> Any:
+        return norms(self.grads, 2, self.dtype, self.device)
+
+    def _norm(self) -> Tensor:
         """n = √Σ ||g||² of each bucket, in units of its largest ||g||."""
-        xp = self.xp
         if self.squares is not None:
-            return xp.sqrt(self.squares) if self.fused else self.squares.sqrt().to(self.dtype)
+            return self.squares.sqrt().to(self.dtype)
+        local = torch.as_tensor(self.local, device=self.device)
         if self.members is None:
-            return self.local
-        largest = self.members.largest(self.local)
-        unit = xp.where((largest > 0) & xp.isfinite(largest), largest, 1.0)
-        return unit * xp.sqrt(self.members.total((self.local / self.members.spread(unit)) ** 2))
-
-    def _update_by_adam(self, k: Coefficients, updated: NDArray[np.bool_] | None) -> None:
-        """The update by torch's fused Adam kernel, tensor by tensor.
-
-        It computes θ ← θ - γ'·m/(√v̂ + ε') once a huge step count has made its own bias correction 1. With γ' = rate
-        and ε' = floor that is the update of `rule.Coefficients`, apart from the clip, and from weight decay, of which
-        it would round 1 - γλ.
-        """
-        leak, params = self.hyper.leak, self.work.params
-        beta2, rate, floor, fade = (_floats(x, len(params)) for x in (1 - k.c2, k.rate, k.floor, k.fade))
-        options: dict[str, Any] = {"beta1": self.hyper.beta1, "weight_decay": 0.0, "amsgrad": leak is not None}
-        options["maximize"] = self.group["maximize"]
-        each = zip(params, self.grads, *self.work.moments, strict=True)
-        for i, (p, g, m, v, *v_max) in enumerate(each):
-            if (updated is not None and not updated[i]) or not p.numel():
-                continue
-            if leak not in (None, 1):
-                v_max[0].mul_(leak)
-            if fade[i]:
-                p.add_(p, alpha=-fade[i])
-            tensors = ([p], [g], [m], [v], v_max, [_LATE])
-            torch._fused_adamw_(*tensors, lr=rate[i], beta2=beta2[i], eps=floor[i], **options)
+            return local
+        largest = self.members.largest(local)
+        unit = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+        return unit * self.members.total((local / self.members.spread(unit)) ** 2).sqrt()
 
     def _update(self, k: Coefficients, updated: Tensor | None) -> None:
         """The update of `rule.Coefficients` by lists of one device and dtype each, or tensor by tensor."""
@@ -327,7 +284,7 @@ class ListStep:
         if updated is not None:
             each = zip(updated.unbind(), grads, strict=True)
             grads = [torch.where(ok.to(g.device), g, 0) for ok, g in each]
-        tensors = [[real(t) for t in ts] for ts in (work.params, grads, *work.moments)]
+        tensors = [[real(t) for t in ts] for ts in (work.params, grads, *work.moments())]
         foreach = self.group["foreach"]
         together = foreach or (foreach is None and tensors[0][0].device.type != "cpu")
         kinds: dict[Any, list[int]] = {}
@@ -360,40 +317,88 @@ class ListStep:
                 targets[j].copy_(rounded(new[j], (noise if number == 0 else noise >> 16) & 0xFFFF))
 
 
-def _arrays(tensors: list[Any]) -> list[Any]:
-    """Tensors on the CPU as NumPy's arrays of the same memory."""
-    return [None if x is None else x.numpy() for x in tensors]
+class FusedStep(ListStep):
+    """The same for plain tensors on the CPU that `fused_takes`: torch's fused Adam kernel updates.
+
+    Scalars are NumPy's, in the memory of the vectors, where each parameter is its own bucket: these take a tenth of
+    the time.
+    """
+
+    def _norms_of_gradients(self) -> Any:
+        """NumPy's array, by sums in the gradients' own dtype, unless these overflow."""
+        flat = [wide(g).reshape(-1) for g in self.grads]
+        found = [math.sqrt(x.dot(x).item()) for x in flat]
+        return np.array(found) if math.isfinite(sum(found)) else super()._norms_of_gradients().numpy()
+
+    def apply(self) -> None:
+        if self.members is not None:
+            super().apply()
+            return
+        vectors, norm = self._vectors(), self.local
+        whole = 0 if len(norm) == 1 else ...  # NumPy computes faster with a number than with an array of one
+        arrays: list[Any] = [None if x is None else x.numpy() for x, _ in vectors]
+        at: list[Any] = [whole if index is None else index.numpy() for _, index in vectors]
+        before: list[Any] = [None if x is None else np.float64(x[i]) for x, i in zip(arrays, at, strict=True)]
+        if len(shared := set(arrays[1].tolist())) == 1:
+            before[1] = shared.pop()  # t, one number for all: Python computes with it in no time
+        mean_abs = None if self.mean_abs is None else self.mean_abs.numpy()[whole]
+        with np.errstate(all="ignore"):  # a NaN norm is the caller's to see
+            state = rule.State(*before)
+            new = rule.step(self.hyper, float(self.lr), norm[whole], state, np, mean_abs=mean_abs)
+            for array, i, values in zip(arrays, at, new.state, strict=True):
+                if array is not None:
+                    array[i] = values
+        self.found = new
+        self._update(new.k, new.updated_each)
+
+    def _update(self, k: Coefficients, updated: Any) -> None:
+        """The update of `rule.Coefficients` tensor by tensor.
+
+        Adam's kernel computes θ ← θ - γ'·m/(√v̂ + ε') once a huge step count has made its own bias correction 1. With
+        γ' = rate and ε' = floor that is our update, apart from the clip, and from weight decay, of which it would round
+        1 - γλ.
+        """
+        leak, params = self.hyper.leak, self.work.params
+        moves = True if updated is None else updated
+        each = (_floats(x, len(params)) for x in (moves, 1 - k.c2, k.rate, k.floor, k.fade))
+        options: dict[str, Any] = {"beta1": self.hyper.beta1, "weight_decay": 0.0, "amsgrad": leak is not None}
+        options["maximize"] = self.group["maximize"]
+        tensors = zip(params, self.grads, *self.work.moments(), strict=True)
+        for (p, g, m, v, *v_max), move, beta2, rate, floor, fade in zip(tensors, *each, strict=True):
+            if not move or not p.numel():
+                continue
+            if leak not in (None, 1):
+                v_max[0].mul_(leak)
+            if fade:
+                p.add_(p, alpha=-fade)
+            torch._fused_adamw_([p], [g], [m], [v], v_max, [_LATE], lr=rate, beta2=beta2, eps=floor, **options)
 
 
-def _pick(vector: Any, index: Any, dtype: torch.dtype) -> Any:
-    """Entries of a vector, for arithmetic: numbers in `dtype`, or NumPy's float64; counts as they are."""
+def _floats(x: Any, n: int) -> list[float]:
+    """One float per parameter; 0 for what there is nothing of."""
+    return x.tolist() if getattr(x, "ndim", 0) else [float(x or 0)] * n
+
+
+def _pick(vector: Any, index: Tensor | None, dtype: torch.dtype) -> Any:
+    """Entries of a vector, for arithmetic: numbers in `dtype`, counts as they are."""
     if vector is None:
         return None
-    if isinstance(vector, np.ndarray):
-        picked = vector if index is None else vector[index]
-        return picked.astype(np.float64 if vector.dtype.kind == "f" else np.int64)
     picked = vector if index is None else vector.index_select(0, index)
     return picked.to(dtype) if vector.is_floating_point() else picked
 
 
-def _store(vector: Any, index: Any, values: Any) -> None:
-    """Write entries of a vector."""
-    if isinstance(vector, np.ndarray):
-        vector[... if index is None else index] = values
-    elif index is None:
-        torch._foreach_copy_([vector], [values])  # FakeTensorMode does without a GPU, unlike `copy_`
-    else:
-        vector.index_copy_(0, index, values.to(vector.dtype))
-
-
-def fused_takes(work: Work, hyper: Hyper) -> bool:
+def fused_takes(own: Derived, work: Work) -> bool:
     """Whether torch's fused Adam kernel reads these tensors rightly: plain, on the CPU, without gaps and lazy signs.
 
-    Low precision must be rounded only once, which it is not where θ or v_max moves before the kernel is called.
+    It does not clip. Low precision must be rounded only once, which it is not where θ or v_max moves before the kernel
+    is called.
     """
+    hyper = own.hyper
+    if hyper.max_ratio is not None or own.group["state_dtype"] is not None or own.shards is not None:
+        return False
     twice = hyper.weight_decay != 0 or hyper.leak not in (None, 1)
     dtypes = _WIDE if twice else (*_WIDE, *LOW_PRECISION)
-    for p, *others in zip(work.params, work.grads, *work.moments, strict=True):
+    for p, *others in zip(work.params, work.grads, *work.moments(), strict=True):
         dtype, shape = p.dtype, p.shape
         if dtype not in dtypes:
             return False
@@ -417,7 +422,7 @@ def check_tensors(work: Work) -> None:
 
     wanted = [kind(p) for p in work.params]
     lists = [("`param`", work.params), ("`grad`", work.grads)]
-    lists += [(f"`{name}` in the state", tensors) for name, tensors in zip(MOMENTS, work.moments, strict=False)]
+    lists += [(f"`{name}` in the state", tensors) for name, tensors in zip(MOMENTS, work.moments(), strict=False)]
     for what, tensors in lists:
         for place, x, like in zip(work.chosen.places, tensors, wanted, strict=True):
             if kind(x) != like or (eager and tensors is not work.grads and fixed(x)):
@@ -425,13 +430,6 @@ def check_tensors(work: Work) -> None:
                     f"{what} of parameter {place} has another shape, dtype or device than the parameter, is negated "
                     "lazily, or was made in inference mode: set it anew, or load another state"
                 )
-
-
-def _floats(x: Any, n: int) -> list[float]:
-    """One float per parameter; 0 for what there is nothing of."""
-    if isinstance(x, np.ndarray) and x.ndim:
-        return x.tolist()  # type: ignore[no-any-return]
-    return [0.0 if x is None else float(x)] * n
 
 
 def _picked(xs: list[Any], chosen: list[int], like: Tensor, count: int) -> list[Any]:
@@ -494,15 +492,6 @@ def norms(tensors: list[Tensor], order: int, dtype: torch.dtype, device: torch.d
         found = torch._foreach_norm(torch._foreach_div([wide(t) for t in tensors], units), order)
         found = torch._foreach_mul(found, units)
     return torch.stack([x.to(device) for x in found]).to(dtype)
-
-
-def quick_norms(tensors: list[Tensor]) -> NDArray[np.float64]:
-    """||x|| of plain tensors on the CPU, by sums in their own dtype unless these overflow."""
-    flat = [wide(t).reshape(-1) for t in tensors]
-    found = [math.sqrt(x.dot(x).item()) for x in flat]
-    if math.isfinite(sum(found)):
-        return np.array(found)
-    return norms(tensors, 2, torch.float64, torch.device("cpu")).numpy()  # type: ignore[no-any-return]
 
 
 def wide(x: Tensor) -> Tensor:

@@ -16,21 +16,20 @@ from kourkoutas.buckets import partition, unique_names
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, adam_log_beta2
 from kourkoutas.torch import kernel, routes, sharding
 from kourkoutas.torch.kernel import KernelStep
-from kourkoutas.torch.lists import ListStep, Numbers, Selection, Vectors, Work, fused_takes
+from kourkoutas.torch.lists import FusedStep, ListStep, Numbers, Selection, Vectors, Work, check_tensors, fused_takes
 from kourkoutas.torch.options import (
     MOMENTS,
     NUMBERS,
     OPTIONS,
-    Options,
     check_group,
     check_loaded,
     check_parameter,
     check_state_dtype,
     entries_of,
     join_betas,
-    make_options,
     named,
     number_dtype,
+    state_names,
 )
 from kourkoutas.torch.recorder import Recorder
 from kourkoutas.torch.sharding import Pool, Shard, check_process_group
@@ -40,7 +39,13 @@ from kourkoutas.trace import Trace
 class Derived:
     """What follows from one param group and its state, and is not saved."""
 
-    options: Options  # as of the last `check`
+    # As of the last `check`:
+    key: tuple[Any, ...] | None = None  # the entries of the group that these follow from
+    hyper: Hyper
+    packed: bytes | None  # the same for the kernel; None if one of them is a tensor
+    moments: tuple[str, ...]  # names of the state that is like the parameter
+    numbers: tuple[str, ...]  # names of the state that is numbers
+
     vectors: Vectors | None = None
     plan: Any = None  # the kernel's working memory
     shards: list[Shard] | None = None  # None if its tensors and buckets are whole
@@ -58,9 +63,12 @@ class Derived:
             join_betas(group)
         if group["bucket_index"] is not self.bucket_index:
             group["bucket_names"], group["bucket_index"] = self.bucket_names, self.bucket_index
-        if not hasattr(self, "options") or self.options.key != OPTIONS(group):
-            self.options = make_options(group)
-            group["amsgrad"] = self.options.hyper.leak is not None  # for an Adam that loads this state
+        if self.key != (key := OPTIONS(group)):
+            self.hyper = check_group(group)
+            self.packed = kernel.pack(self.hyper, group["maximize"], group["state_dtype"])
+            self.moments, self.numbers = state_names(self.hyper)
+            group["amsgrad"] = self.hyper.leak is not None  # for an Adam that loads this state
+            self.key = key
 
 
 class KourkoutasBeta(Optimizer):
@@ -119,20 +127,14 @@ class KourkoutasBeta(Optimizer):
 
     NOTE: state. Per parameter, with Adam's names: `step`, `exp_avg` (m), `exp_avg_sq` (v), `max_exp_avg_sq` (v_max, if
     `Hyper.leak` is set), `log_beta2` (Σ log β2, for "exact"). Per bucket, one tensor shared by its members: `norm_ema`
-    (r), `skipped` (for nonfinite="skip"). Numbers are 0-dim views of one vector per group. An Adam checkpoint loads: r
-    then starts afresh. AdamW loads this state, too.
+    (r), `skipped` (for nonfinite="skip"). Numbers are 0-dim views of one vector per group, float32, or float64 in a
+    group with a float64 parameter. An Adam checkpoint loads: r then starts afresh. AdamW loads this state, too.
 
-    NOTE: sharded parameters. A bucket's norm is that of the whole tensors: DTensors (FSDP2, HSDP, tensor parallel) are
-    updated where they lie, after one small all-reduce over each mesh dimension that shards any of them, so all ranks
-    must step together. Where it cannot be known what lies on other ranks, `step` raises: see `process_group`.
+    NOTE: sharded parameters. A bucket's norm is that of the whole tensors, so all ranks must step together: see
+    docs/scaling-out.md. Where it cannot be known what lies on other ranks, `step` raises: see `process_group`.
 
-    NOTE: dtypes. m and v have the parameter's dtype, as in Adam, unless `state_dtype` is set; r, Σ log β2 and the norms
-    are float32, or float64 in a group with a float64 parameter. float16 and bfloat16 parameters are updated in float32
-    arithmetic and rounded once. Complex parameters are pairs of reals, as in Adam: `max_ratio` bounds each part.
-
-    NOTE: routes. `route()` says which way a step goes, and why; `kourkoutas.torch` has the list. Scalars stay on the
-    device, so that nothing waits for it and nothing is compiled again when β2, betas or a tensor lr change.
-    `nonfinite="raise"` must read the norms, and so does wait.
+    NOTE: scalars stay on the device, so that nothing waits for it and nothing is compiled again when β2, betas or a
+    tensor lr change; only `nonfinite="raise"` must read the norms. :meth:`route` says which way a step goes, and why.
 
     Reference: S. C. Kassinos, "Kourkoutas-β: A Sunspike-Driven Adam Optimizer with Desert Flair".
     """
@@ -269,7 +271,7 @@ class KourkoutasBeta(Optimizer):
                 self.state[p]["log_beta2"] = adam_log_beta2(beta2, self.state[p]["step"].double(), torch)
         for own in self._derived:
             own.check()
-            own.vectors = Vectors(own.group, own.options.numbers, self.state, None)
+            own.vectors = Vectors(own.group, own.numbers, self.state, None)
             own.vectors.show(self.state, own.group["params"], [])
 
     @property
@@ -317,7 +319,7 @@ class KourkoutasBeta(Optimizer):
             with torch.no_grad():
                 work = [self._traced_work(number, group) for number, group in enumerate(self.param_groups)]
                 each = zip(self._derived, work, strict=True)
-                self._move([ListStep(own, one, False) if one.chosen.buckets else None for own, one in each])
+                self._move([ListStep(own, one) if one.chosen.buckets else None for own, one in each])
             return loss
         with self._lock, torch.no_grad():
             try:
@@ -340,6 +342,8 @@ class KourkoutasBeta(Optimizer):
             self._derive()  # some were removed, or put in another order
         for own in self._derived:
             own.check()
+        if self._recorder is None and any(group["diagnostics"] for group in self.param_groups):
+            self._recorder = Recorder(self.param_groups)
         if self._pool is None:
             self._pool = Pool(self._derived, self._process_group)
         return self._pool
@@ -355,34 +359,31 @@ class KourkoutasBeta(Optimizer):
 
     def _gather(self, own: Derived) -> tuple[routes.Route, Any]:
         """The route of one group, and its step with all tensors at hand, or None; every check is made here."""
-        found: list[Work] = []
-
-        def work() -> Work:
-            if not found:
-                found.append(self._collect(own))
-                if own.shards is not None:
-                    sharding.localize(found[0].params, found[0].grads, found[0].moments)
-            return found[0]
-
-        def kernel_takes() -> bool:
-            # The first step finds its state, and the trace, only after they have been made.
-            made = own.vectors is not None and (self._recorder is not None or not own.group["diagnostics"])
-            if own.shards is not None or not made or not kernel.gather(own, self.state, None):
-                return kernel.gather(own, self.state, work())
-            return True
-
-        route = routes.choose(own, kernel_takes, lambda: fused_takes(work(), own.options.hyper))
-        if route is routes.KERNEL:
+        route = routes.choose(own)
+        if route is routes.KERNEL and own.shards is None and kernel.gather(own, self.state):
             return route, KernelStep(own)
-        return route, ListStep(own, work(), route.fused) if work().chosen.buckets else None
+        work = self._collect(own)  # which makes the state that the kernel may have missed
+        if own.shards is not None:
+            sharding.localize(work)
+        if route is routes.KERNEL:
+            if kernel.gather(own, self.state, work):
+                return route, KernelStep(own)
+            route = routes.OTHER
+        if route.fused and not fused_takes(own, work):
+            route = route._replace(fused=False)
+        if not work.chosen.buckets:
+            return route, None
+        if route.fused:
+            return route, FusedStep(own, work)
+        check_tensors(work)
+        return route, ListStep(own, work)
 
     # NOTE: torch.compile runs `_init_group` as plain Python while it traces `step`, and hands the lists that it filled
     # to the graph; so all lazy set-up belongs there, and its arguments are a group, constants and empty lists.
     def _init_group(self, group: dict[str, Any], number: int, *lists: list[Any]) -> None:
         self._build_pool()
-        work = self._collect(self._derived[number])
-        found = [work.params, work.grads, *work.moments, *[()] * (len(MOMENTS) - len(work.moments))]
-        for empty, entries in zip(lists, [*found, work.numbers, work.chosen, work.shards], strict=True):
+        found: tuple[Any, ...] = self._collect(self._derived[number])
+        for empty, entries in zip(lists, found, strict=True):
             empty.extend(entries)
 
     def _traced_work(self, number: int, group: dict[str, Any]) -> Work:
@@ -390,16 +391,15 @@ class KourkoutasBeta(Optimizer):
         lists: list[list[Any]] = [[], [], [], [], [], [], [], []]
         self._init_group(group, number, *lists)
         params, grads, m, v, v_max, numbers, chosen, shards = lists
-        moments = [m, v, v_max] if v_max else [m, v]
+        work = Work(params, grads, m, v, v_max, Numbers(*numbers), Selection(*chosen), shards)
         if shards:
-            sharding.localize(params, grads, moments)
-        return Work(params, grads, moments, Numbers(*numbers), Selection(*chosen), shards)
+            sharding.localize(work)
+        check_tensors(work)
+        return work
 
     def _collect(self, own: Derived) -> Work:
         """The tensors of one step; missing state is made."""
-        group, options, shards = own.group, own.options, own.shards
-        if group["diagnostics"] and self._recorder is None:
-            self._recorder = Recorder(self.param_groups)
+        group, shards = own.group, own.shards
         if len(own.bucket_index) != len(group["params"]):
             raise RuntimeError(
                 f"a param group has {len(group['params'])} parameters but buckets for {len(own.bucket_index)}: "
@@ -416,23 +416,25 @@ class KourkoutasBeta(Optimizer):
                 )
         states: list[Any] = [self.state.get(p, {}) for p in params]
         vectors = own.vectors
-        if vectors is None or not vectors.shown(options.numbers, group["params"], states, places):
+        if vectors is None or not vectors.shown(own.numbers, group["params"], states, places):
             for p in params:  # every check comes before the first state is made
                 check_parameter(p, group)
             # A gradient on another rank moves the numbers of a bucket of which no member here has a state.
-            vectors = own.vectors = Vectors(group, options.numbers, self.state, vectors if own.spans else None)
+            vectors = own.vectors = Vectors(group, own.numbers, self.state, vectors if own.spans else None)
             vectors.show(self.state, group["params"], places)
             states = [self.state[p] for p in params]
         for p, entries in zip(params, states, strict=True):
-            for name in options.moments:
+            for name in own.moments:
                 if name not in entries:
                     dtype = group["state_dtype"]
                     entries[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
-        moments = [[entries[name] for entries in states] for name in options.moments]
-        if shards is not None:
-            sharding.check_layouts(params, moments)
+        m, v, v_max = ([entries[name] for entries in states] if name in own.moments else [] for name in MOMENTS)
         here = [] if shards is None else [shards[i] for i in places]
-        return Work(params, grads, moments, vectors.numbers, vectors.select(group, places, shards, own.spans), here)
+        chosen = vectors.select(group, places, shards, own.spans)
+        work = Work(params, grads, m, v, v_max, vectors.numbers, chosen, here)
+        if shards is not None:
+            sharding.check_layouts(work)
+        return work
 
     def _move(self, steps: list[Any]) -> None:
         """Measure, pool and look; then move everything."""

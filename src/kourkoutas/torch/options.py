@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from torch import Tensor
 from kourkoutas import rule
 from kourkoutas.buckets import check_buckets
 from kourkoutas.rule import Hyper
-from kourkoutas.torch import kernel
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 NUMBERS = ("step", "norm_ema", "log_beta2", "skipped")
@@ -20,29 +19,15 @@ PER_BUCKET = ("norm_ema", "skipped")
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 _IN_GROUP = [name for name in rule.HYPER_NAMES if name not in ("beta1", "beta2_max")]
 OPTIONS = itemgetter(*_IN_GROUP, "betas", "maximize", "state_dtype")
-"""The entries of a group that its `Options` are made of."""
+"""The entries of a group that its hyper-parameters, and what the kernel knows of them, are made of."""
 
 
-class Options(NamedTuple):
-    """A group's options, checked: made anew when one of them has changed."""
-
-    key: tuple[Any, ...]  # the entries of the group that they were made of
-    hyper: Hyper
-    packed: bytes | None  # for the kernel; None if a hyper-parameter is a tensor
-    folds: bool  # whether torch's fused Adam kernel can do the elementwise part
-    moments: tuple[str, ...]  # names of the state that is like the parameter
-    numbers: tuple[str, ...]  # names of the state that is numbers
-
-
-def make_options(group: dict[str, Any]) -> Options:
-    """Check a group's options."""
-    hyper = check_group(group)
-    packed = kernel.pack(hyper, group["maximize"], group["state_dtype"])
-    folds = hyper.max_ratio is None and group["state_dtype"] is None
+def state_names(hyper: Hyper) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Those of `MOMENTS` and of `NUMBERS` that the hyper-parameters need."""
     unused = {"max_exp_avg_sq": hyper.leak is None, "log_beta2": hyper.bias_correction != "exact"}
     unused["skipped"] = hyper.nonfinite != "skip"
     moments, numbers = (tuple(name for name in names if not unused.get(name)) for names in (MOMENTS, NUMBERS))
-    return Options(OPTIONS(group), hyper, packed, packed is not None and folds, moments, numbers)
+    return moments, numbers
 
 
 def join_betas(options: dict[str, Any]) -> None:
@@ -137,15 +122,13 @@ def number_dtype(name: str, params: Sequence[Tensor]) -> torch.dtype:
 
 def check_loaded(state_dict: dict[str, Any]) -> None:
     """Raise if a state dict is neither Kourkoutas-β's nor Adam's."""
-    for number, group in enumerate(state_dict["param_groups"]):
-        if "betas" not in group:
-            raise ValueError(
-                f"`state_dict` is neither Kourkoutas-β's nor Adam's: its group {number} has no `betas`; nothing was "
-                "loaded: load it into the kind of optimizer that saved it"
-            )
+    needed, groups = {"step", "exp_avg", "exp_avg_sq"}, enumerate(state_dict["param_groups"])
+    wrong = [f"its group {i} has no `betas`" for i, group in groups if "betas" not in group]
     for key, entries in state_dict["state"].items():
-        if entries and not {"step", "exp_avg", "exp_avg_sq"} <= entries.keys():
-            raise ValueError(
-                f"`state_dict` is neither Kourkoutas-β's nor Adam's: parameter {key} has {list(entries)}, not "
-                "step, exp_avg and exp_avg_sq; nothing was loaded: load it into the kind of optimizer that saved it"
-            )
+        if entries and not needed <= entries.keys():
+            wrong.append(f"parameter {key} has {list(entries)}, not step, exp_avg and exp_avg_sq")
+    if wrong:
+        raise ValueError(
+            f"`state_dict` is neither Kourkoutas-β's nor Adam's: {wrong[0]}; nothing was loaded: load it into the kind "
+            "of optimizer that saved it"
+        )

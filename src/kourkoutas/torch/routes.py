@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -22,38 +21,34 @@ class Route(NamedTuple):
     fused: bool = False  # whether the elementwise part of the foreach route is torch's fused Adam kernel
 
 
-WATCHED = Route("foreach", "the step is being traced by torch.compile, or a torch mode or transform watches it")
-CAPTURABLE = Route("foreach", "capturable=True: scalars stay on the device")
-TENSORS = Route("foreach", "a hyper-parameter is a tensor")
-SPANS = Route("foreach", "buckets have members on other ranks of `process_group`")
-FOREACH = Route("foreach", "foreach=True was asked for")
-NOT_FUSED = Route("foreach", "fused=False was asked for")
 KERNEL = Route("kernel", "the C kernel takes every tensor")
-OTHER = Route("foreach", "a tensor is not on the CPU, not plain, or laid out with gaps or unlike its parameter")
+OTHER = Route("foreach", "a tensor is not on the CPU, not plain, or laid out with gaps or unlike its parameter", True)
 
 
-def choose(own: Derived, kernel_takes: Callable[[], bool], fused_takes: Callable[[], bool]) -> Route:
-    """The route of one group: the first line that applies.
+def choose(own: Derived) -> Route:
+    """The route of one group as far as its options say: the first line that applies.
 
-    Args:
-      kernel_takes: whether the C kernel takes every tensor of this step.
-      fused_takes: whether torch's fused Adam kernel for the CPU takes every tensor of this step.
+    KERNEL holds if the kernel takes every tensor of the step, else OTHER; `fused` if torch's fused Adam kernel does.
     """
-    group, options = own.group, own.options
+    group = own.group
     device = group["params"][0].device.type if group["params"] else "cpu"
-    # fmt: off
-    # ruff: noqa: E701
-    if device != "cpu":                                       return Route("foreach", f"parameters are on {device}")
-    if watched():                                             return WATCHED
-    if group["capturable"]:                                   return CAPTURABLE
-    if options.packed is None:                                return TENSORS
-    if own.spans:                                             return SPANS
-    if group["foreach"]:                                      return FOREACH
-    if group["fused"] is False:                               return NOT_FUSED
-    if kernel.extension is not None and kernel_takes():       return KERNEL
-    # fmt: on
-    reason = OTHER.reason if kernel.extension is not None else f"the C kernel is not there: {kernel.missing}"
-    return Route("foreach", reason, options.folds and fused_takes())
+    if device != "cpu":
+        return Route("foreach", f"parameters are on {device}")
+    if watched():
+        return Route("foreach", "the step is being traced by torch.compile, or a torch mode or transform watches it")
+    if group["capturable"]:
+        return Route("foreach", "capturable=True: scalars stay on the device")
+    if own.packed is None:
+        return Route("foreach", "a hyper-parameter is a tensor")
+    if own.spans:
+        return Route("foreach", "buckets have members on other ranks of `process_group`")
+    if group["foreach"]:
+        return Route("foreach", "foreach=True was asked for")
+    if group["fused"] is False:
+        return Route("foreach", "fused=False was asked for")
+    if kernel.extension is None:
+        return Route("foreach", f"the C kernel is not there: {kernel.missing}", fused=True)
+    return KERNEL
 
 
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack

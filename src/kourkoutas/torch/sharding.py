@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from kourkoutas.torch.lists import Work
     from kourkoutas.torch.optimizer import Derived
 
 LOCAL = "local"
@@ -66,69 +67,65 @@ class Pool:
             self.given = None
         self.exchanged = False
         params = [p for own in groups for p in own.group["params"]]
-        self.fsdp1 = [p for p in params if is_fsdp1(p)]
+        self.fsdp1 = [p for p in params if is_fsdp1(p) and self.given is not None]
         self.dtensors = [p for p in params if is_dtensor(p)]
         for own in groups:
             if ranks() > 1:
                 _check_reach(own.group, process_group)
             own.spans = self.given is not None and own.group["buckets"] != "parameter"
-        self._lay_out({p: [p.numel()] for p in self.fsdp1})
+        self._lay_out({p: (p.numel(), 0) for p in self.fsdp1})
 
-    def _lay_out(self, sizes: dict[Tensor, Sequence[int]]) -> None:
-        """Find the shards; `sizes` are those of FSDP1's parameters on each rank of `process_group`."""
+    def _lay_out(self, of_fsdp1: dict[Tensor, tuple[int, int]]) -> None:
+        """Find the shards; of FSDP1's parameters, `size` and `first` are given."""
         self.active = False
         for own in self.groups:
             params = own.group["params"]
-            found = [self._shard(p, name, sizes.get(p, ())) for p, name in zip(params, _names(own.group), strict=True)]
+            found = [Shard((), p.numel(), 0, None) for p in params]
+            for i, (p, name) in enumerate(zip(params, _names(own.group), strict=True)):
+                if is_dtensor(p):
+                    found[i] = _shard_of_dtensor(p, name)
+                elif p in of_fsdp1:
+                    found[i] = Shard((self.given.group_name,), *of_fsdp1[p], None)
             pooled = own.spans or any(shard.over for shard in found)
             own.shards = found if pooled or any(map(is_dtensor, params)) else None
             self.active = self.active or pooled
 
-    def _shard(self, p: Tensor, name: str, sizes: Sequence[int]) -> Shard:
-        if is_dtensor(p):
-            return _shard_of_dtensor(p, name)
-        if sizes and self.given is not None:
-            rank = torch.distributed.get_rank(self.given) if self.exchanged else 0
-            return Shard((self.given.group_name,), sum(sizes), sum(sizes[:rank]), None)
-        return Shard((), p.numel(), 0, None)
-
     def exchange(self) -> None:
         """Collective: every rank must call it. Learns sizes and buckets from the others, and prepares the sums."""
         self.exchanged = True
-        if self.fsdp1 and self.given is not None:
-            everywhere = self._gathered([p.numel() for p in self.fsdp1])
-            self._lay_out(dict(zip(self.fsdp1, zip(*everywhere, strict=True), strict=True)))
         # Members of a bucket are found by the bucket's name, in groups of the same number.
-        keys = [(i, name) for i, own in enumerate(self.groups) for name in own.bucket_names if own.spans]
-        spans = any(own.spans for own in self.groups)
-        everywhere = self._gathered(keys) if spans and not self.fsdp1 else [keys]
-        place = {key: i for i, key in enumerate(dict.fromkeys(key for of_rank in everywhere for key in of_rank))}
-        self._bucket_count = len(place)
+        keys = [[(i, name) for name in own.bucket_names] for i, own in enumerate(self.groups)]
+        spanning = [key for own, of_group in zip(self.groups, keys, strict=True) if own.spans for key in of_group]
+        if self.given is not None:
+            everywhere: list[Any] = [None] * torch.distributed.get_world_size(self.given)
+            mine = [p.numel() for p in self.fsdp1], spanning
+            torch.distributed.all_gather_object(everywhere, mine, group=self.given)
+            rank = torch.distributed.get_rank(self.given)
+            sizes = zip(*(sizes for sizes, _ in everywhere), strict=True)
+            self._lay_out({p: (sum(n), sum(n[:rank])) for p, n in zip(self.fsdp1, sizes, strict=True)})
+            spanning = [key for _, of_rank in everywhere for key in of_rank]
         if not self.active:
             return
+        # The buckets that span ranks come first, alike on every rank; then those that lie here.
+        place = {key: i for i, key in enumerate(dict.fromkeys(spanning))}
+        self._spanning = len(place)
+        for key in (key for of_group in keys for key in of_group):
+            place.setdefault(key, len(place))
+        self._count = len(place)
         self.device = next(own.group["params"][0].device for own in self.groups if own.shards is not None)
 
         def index(numbers: list[int]) -> Tensor:
             return torch.tensor(numbers, dtype=torch.int64, device=self.device)
 
-        self._bucket_index = [index(own.bucket_index) for own in self.groups]
-        self._bucket_places = [
-            index([place.get((i, name), 0) for name in own.bucket_names]) for i, own in enumerate(self.groups)
-        ]
+        each = list(zip(self.groups, keys, strict=True))
+        self._places = [index([place[key] for key in of_group]) for of_group in keys]
+        self._place_of_parameter = index([place[of_group[b]] for own, of_group in each for b in own.bucket_index])
         over: dict[str, list[int]] = {}
-        first = 0
-        for own in self.groups:
-            for i, shard in enumerate(own.shards or ()):
-                for name in shard.over:
-                    over.setdefault(name, []).append(first + i)
-            first += len(own.bucket_index)
+        whole = Shard((), 0, 0, None)
+        for i, shard in enumerate(s for own in self.groups for s in own.shards or [whole] * len(own.bucket_index)):
+            for name in shard.over:
+                over.setdefault(name, []).append(i)
         self._over = {name: index(numbers) for name, numbers in over.items()}
-
-    def _gathered(self, mine: Any) -> list[Any]:
-        """What every rank of `process_group` gives, in the order of ranks."""
-        out: list[Any] = [None] * torch.distributed.get_world_size(self.given)
-        torch.distributed.all_gather_object(out, mine, group=self.given)
-        return out
 
     def changed(self) -> None:
         """Let autograd know of DTensors whose local tensors were written."""
@@ -150,32 +147,22 @@ class Pool:
         sums = torch.cat(blocks, 1)
         for name, index in self._over.items():
             sums = sums.index_copy(1, index, _reduced(sums.index_select(1, index), "sum", name))
-        each = sums.split(counts, 1)
-        squares = []
-        for own, mine, bucket_of in zip(self.groups, each, self._bucket_index, strict=True):
-            zeros = torch.zeros(len(own.bucket_names), dtype=torch.float64, device=self.device)
-            squares.append(zeros.index_add(0, bucket_of, mine.select(0, 0)))
-        latest: list[Tensor | None] = [None] * len(steps)
-        if any(own.spans for own in self.groups):
-            self._add_members(steps, squares, latest)
-        for i, (own, step) in enumerate(zip(self.groups, steps, strict=True)):
+        squares = torch.zeros(self._count, dtype=torch.float64, device=self.device)
+        squares = squares.index_add(0, self._place_of_parameter, sums.select(0, 0))
+        latest = torch.zeros_like(squares.narrow(0, 0, self._spanning))
+        each = list(zip(self.groups, steps, self._places, sums.split(counts, 1), strict=True))
+        if self._spanning:
+            for own, step, places, _ in each:
+                if own.spans and step is not None:
+                    latest = latest.index_copy(0, places, step.latest().to(latest))
+            latest = _reduced(latest, "max", self.given.group_name)
+            if not self.fsdp1:  # of which the sums are complete
+                here, others = squares.split([self._spanning, self._count - self._spanning])
+                squares = torch.cat([_reduced(here, "sum", self.given.group_name), others])
+        for own, step, places, mine in each:
             if step is not None:
-                step.take(squares[i], each[i].select(0, 1) if own.group["adaptive_tiny"] else None, latest[i])
-
-    def _add_members(self, steps: Sequence[Any], squares: list[Tensor], latest: list[Tensor | None]) -> None:
-        """Add the members of buckets that lie on the ranks of `process_group`, in place of the lists' entries."""
-        sums = torch.zeros(self._bucket_count, dtype=torch.float64, device=self.device)
-        most = torch.zeros_like(sums)
-        spanning = [i for i, own in enumerate(self.groups) if own.spans]
-        for i in spanning:
-            sums = sums.index_copy(0, self._bucket_places[i], squares[i])
-            if steps[i] is not None:
-                most = most.index_copy(0, self._bucket_places[i], steps[i].latest().to(most))
-        if not self.fsdp1:  # the entries of FSDP1's parameters are complete
-            sums = _reduced(sums, "sum", self.given.group_name)
-        most = _reduced(most, "max", self.given.group_name)
-        for i in spanning:
-            squares[i], latest[i] = (x.index_select(0, self._bucket_places[i]) for x in (sums, most))
+                means = mine.select(0, 1) if own.group["adaptive_tiny"] else None
+                step.take(squares.index_select(0, places), means, latest.index_select(0, places) if own.spans else None)
 
     def agree_on(self, bucket: str | None) -> str | None:
         """The bucket found to be bad here, or else a name that tells of one on another rank of `process_group`."""
@@ -252,18 +239,18 @@ def same_layout(p: Any, x: Any) -> bool:
 
 
 @torch.no_grad()
-def localize(params: list[Any], grads: list[Any], moments: list[list[Any]]) -> None:
+def localize(work: Work) -> None:
     """Put the plain tensors of this rank in place of DTensors; a gradient is first laid out as its parameter."""
-    for i, (p, g) in enumerate(zip(params, grads, strict=True)):
+    for i, (p, g) in enumerate(zip(work.params, work.grads, strict=True)):
         if is_dtensor(p) and not same_layout(p, g):
-            grads[i] = g.redistribute(p.device_mesh, p.placements)
-    for tensors in (params, grads, *moments):
+            work.grads[i] = g.redistribute(p.device_mesh, p.placements)  # type: ignore[attr-defined]
+    for tensors in (work.params, work.grads, *work.moments()):
         tensors[:] = [local_tensor(x) for x in tensors]
 
 
-def check_layouts(params: list[Any], moments: list[list[Any]]) -> None:
+def check_layouts(work: Work) -> None:
     """Raise if state does not lie on the ranks as its parameter does: spreading it would change the state."""
-    if not all(same_layout(p, x) for tensors in moments for p, x in zip(params, tensors, strict=True)):
+    if not all(same_layout(p, x) for xs in work.moments() for p, x in zip(work.params, xs, strict=True)):
         raise RuntimeError(
             "a moment in the state does not lie on the ranks as its parameter does: load the state with "
             "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which spreads it"
