@@ -227,8 +227,8 @@ def test_the_example_runs_as_a_study_and_every_arm_learns(tmp_path: Path, framew
         assert trace is None
     else:
         assert trace is not None
-        assert trace["steps"].tolist() == trace["every_step"].tolist() == list(range(1, 61))
-        assert np.all(trace["every_norm"] > 0)
+        assert trace["steps"].tolist() == list(range(1, 61))
+        assert np.all(trace["norm"] > 0)
         assert np.all((trace["beta2"] >= 0.88) & (trace["beta2"] <= 0.999))
     assert runs[1].trace() is None
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from kourkoutas.lab.engines.taylor import Counts, taylor_silu
 from kourkoutas.lab.errors import unknown
-from kourkoutas.trace import HISTORY, Trace
+from kourkoutas.trace import Trace
 
 Array = Any
 Params = dict[str, Array]
@@ -101,7 +101,7 @@ class Trainer(ABC):
     def _new_trace(self) -> Trace | None:
         if not self._trace_every:
             return None
-        return Trace(self._bucket_names(), every=self._trace_every, history=HISTORY)
+        return Trace(self._bucket_names(), every=self._trace_every)
 
     @abstractmethod
     def _begin(self, loss: Loss, params: Arrays, optimizer: Optimizer, constants: Arrays, compile: bool) -> None:

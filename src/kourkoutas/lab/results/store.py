@@ -128,11 +128,7 @@ class StoredRun:
         return files.read_lines(file, finished=finished, remedy=_redo(self.folder))
 
     def trace(self) -> dict[str, NDArray[Any]] | None:
-        """The arrays of the trace, or None when the run recorded none.
-
-        `names` of the buckets; `steps`, `sun`, `beta2` and `norm` of rows that may leave out steps; `every_step` and
-        `every_norm` of the newest steps without a gap.
-        """
+        """The arrays `names`, `steps`, `sun`, `beta2` and `norm` of the trace, or None when the run recorded none."""
         path = self.folder / "trace.npz"
         return files.read_arrays(path, _redo(self.folder), "trace") if path.exists() else None
 

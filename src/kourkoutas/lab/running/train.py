@@ -264,8 +264,6 @@ class _Run:
             return {}
         new = trace.steps > self._resumed_at
         rows: Arrays = {"steps": trace.steps[new], **{key: getattr(trace, key)[new] for key in KEYS}}
-        at, norms = trace.history
-        rows |= {"every_step": at[at > self._resumed_at], "every_norm": norms[at > self._resumed_at]}
         before = self._before
         joined = {k: np.concatenate([before[k], x]) if k in before else x for k, x in rows.items()}
         return {"names": np.array(trace.names), **joined}

@@ -35,7 +35,7 @@ from kourkoutas.lab.results import files
 from kourkoutas.lab.specs import optimizers
 from kourkoutas.lab.specs.optimizers import Recipe
 from kourkoutas.lab.specs.spec import LARGEST, OWN_SETTINGS, Code, RunResult, RunSpec
-from kourkoutas.trace import HISTORY, KEYS, WINDOW, Trace
+from kourkoutas.trace import KEYS, WINDOW, Trace
 
 CURVE_POINTS = 2000
 Progress = Callable[[int, int | None, float | None], None]
@@ -175,24 +175,17 @@ class Trial:
             self._file.close()
         self._pull()
         if self._trace is not None and self._trace.steps.size:
-            keep = slice(None, None, -(-self._trace.steps.size // CURVE_POINTS))
-            files.write_arrays(self.folder / "trace.npz", self._rows(keep), compress=True)
-
-    def _rows(self, keep: slice) -> dict[str, Any]:
-        """Rows of the trace, as the arrays of trace.npz."""
-        if self._trace is None:
-            return {}
-        found = {"steps": self._trace.steps, **{key: getattr(self._trace, key) for key in KEYS}}
-        at, norms = self._trace.history
-        every = {"every_step": at, "every_norm": norms}
-        return {"names": np.array(self._trace.names), **{name: rows[keep] for name, rows in found.items()}, **every}
+            every = -(-self._trace.steps.size // CURVE_POINTS)
+            rows = {key: getattr(self._trace, key)[::every] for key in ("steps", *KEYS)}
+            arrays = {"names": np.array(self._trace.names), **rows}
+            files.write_arrays(self.folder / "trace.npz", arrays, compress=True)
 
     def _pull(self) -> None:
         """Take over sun and β2 from the optimizer's ring; Optax keeps them in a state that only the user holds."""
         if self._traced is None or not self._traced.bucket_names:
             return
         if self._trace is None:
-            self._trace = Trace(self._traced.bucket_names, history=HISTORY)
+            self._trace = Trace(self._traced.bucket_names)
         if tuple(self._traced.bucket_names) == self._trace.names:  # a group added on the way ends the trace
             self._traced.pull(self._trace)
 
