@@ -36,7 +36,7 @@ def folder(
     *,
     code: store.Code = CODE,
     settings: Mapping[str, Any] | None = None,
-) -> store.Study:
+) -> Snapshot:
     """A results folder of a user's function: a number is the endpoint, a mapping the logged metrics, None no result."""
     arms = [store.Arm(label=label, optimizer=label.partition("[")[0]) for label in values]
     seeds = sorted({seed for by_seed in values.values() for seed in by_seed})
@@ -48,7 +48,7 @@ def folder(
                 study.plan([spec])
                 if value is not None:
                     study.finish(spec, _result(value, study.folder(spec)))
-    return store.Study.open(path)
+    return Snapshot.read(path)
 
 
 def _result(value: Value, run: Path) -> RunResult:

@@ -470,7 +470,7 @@ def test_a_run_goes_on_from_its_last_checkpoint_where_that_can_be_reached_and_en
             assert word != "status" or value == "ok"
             if word == "step":
                 steps.append(int(value))
-            if not before and len(steps) > 1 and (not place or list(storage.glob("*/*/*.zip"))):
+            if not before and len(steps) > 1 and (not place or list(storage.glob("*/*.zip"))):
                 (worker,) = cluster.processes("kourkoutas.lab.running.worker")
                 ray_worker = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1]
                 os.kill(int(ray_worker), signal.SIGKILL)

@@ -18,7 +18,6 @@ import pytest
 
 from kourkoutas.lab.judging import comparing, headline
 from kourkoutas.lab.judging import table_file as tables
-from kourkoutas.lab.results import store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.showing import curves, effects, report
 from kourkoutas.lab.specs.looks import label
@@ -64,7 +63,7 @@ def text_of(page: str) -> str:
     return re.sub(r"\s+", " ", Reader(page).text)
 
 
-def told(study: store.Study) -> str:
+def told(study: Snapshot) -> str:
     return text_of(rendered(study))
 
 

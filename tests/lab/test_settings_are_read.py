@@ -13,7 +13,7 @@ import pytest
 from kourkoutas.lab import api
 from kourkoutas.lab.judging.analysis import analyse, as_json
 from kourkoutas.lab.planning import plan as planning
-from kourkoutas.lab.results import store
+from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import trial
 from kourkoutas.lab.specs.spec import RunSpec
 
@@ -35,7 +35,7 @@ def train(trial):
 """
 
 
-def executed(tmp_path: Path, source: str, seeds: str = "0-1", **more: Any) -> store.Study:
+def executed(tmp_path: Path, source: str, seeds: str = "0-1", **more: Any) -> Snapshot:
     file = tmp_path / "task.py"
     file.write_text(source)
     optimizers = more.pop("optimizers", ["kbeta", "adam95"])

@@ -218,7 +218,7 @@ def study(
     with (
         resumable(True),
         contextlib.redirect_stdout(sys.stderr),  # where Ray tells of nodes it has lost
-        progress.showing(err, plan) as observer,
+        progress.showing(err, plan, aim) as observer,
     ):
         done = api.execute(
             plan,
@@ -228,7 +228,7 @@ def study(
             retries=attempts,
             retry_failed=retry_failed,
             checkpoint_every=checkpoint_every,
-            observer=observer if aim is None else progress.Aiming(observer, aim),
+            observer=observer,
         )
     from kourkoutas.lab.judging import analysis  # scipy takes a second, which the workers need not wait for
     from kourkoutas.lab.showing import console, report

@@ -30,7 +30,6 @@ from kourkoutas.lab.planning.plan import Plan
 from kourkoutas.lab.planning.search import Tried, Values
 from kourkoutas.lab.results import export, store
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.results.store import Study
 from kourkoutas.lab.running import executor as running
 from kourkoutas.lab.running import pool
 from kourkoutas.lab.running.executor import ExecutorFactory, Observer
@@ -176,7 +175,7 @@ def execute(
     workers: int | None = None,
     retry_failed: bool = False,
     checkpoint_every: int | None = None,
-    observer: Observer | None = None,
+    observer: Observer = running.NOBODY,
     start: ExecutorFactory | None = None,
     retries: int = 0,
 ) -> Snapshot:
@@ -213,7 +212,7 @@ def _with_tuned_arms(plan: Plan, out: Path) -> Plan:
     """The plan with the arms that the folder has tuned before: arms are tuned alike only if they are tuned together."""
     if plan.tuning is None or not (out / "study.json").exists():
         return plan
-    record, named = Study.open(out).record, {arm.label for arm in plan.arms}
+    record, named = store.read_record(out), {arm.label for arm in plan.arms}
     kept = [arm for arm in record.arms if arm.label in record.chosen and arm.label not in named]
     return replace(plan, arms=[*plan.arms, *(arm.model_copy(update={"resolved": None}) for arm in kept)])
 

@@ -154,7 +154,7 @@ def on_cluster(
     if not (math.isfinite(gpus) and gpus >= 0):
         raise ValueError(f"--gpus-per-run must be 0 or above; got {gpus}")
 
-    def start(study: store.Study, tasks: Sequence[Task]) -> Executor:
+    def start(study: store.Writer, tasks: Sequence[Task]) -> Executor:
         code = tasks[0].code
         files = None if code is None else parcel.of_code(Path(code.file))
         place = None if storage is None else _prepared(storage, study)
@@ -194,7 +194,7 @@ def _connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def _prepared(address: str, study: store.Study) -> tuple[str, str]:
+def _prepared(address: str, study: store.Writer) -> tuple[str, str]:
     """Address and name of the study's backups, checked to be writable.
 
     NOTE: the name is the same whenever the same results folder is continued, and another for any other folder.

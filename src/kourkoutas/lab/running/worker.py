@@ -57,14 +57,9 @@ def make(task: Task, report: Report) -> RunResult:
         if store.is_full(error):
             raise store.DiskFull.of(cast(OSError, error)) from None
         text = "".join(traceback.format_exception(error))
-        result = failed(text, time.perf_counter() - start)
+        result = RunResult(status="failed", error=text, seconds=time.perf_counter() - start)
     store.write_result(task.folder, result)
     return result
-
-
-def failed(error: str, seconds: float) -> RunResult:
-    """The result of a run that ended without one."""
-    return RunResult(status="failed", endpoint=None, metrics={}, curve={}, settings={}, seconds=seconds, error=error)
 
 
 def _run(task: Task, report: Report) -> RunResult:
