@@ -43,8 +43,7 @@ class Pool:
     """`size` worker processes on this machine."""
 
     def __init__(self, size: int, threads: int, limits: Limits) -> None:
-        self.size, self.threads = size, threads
-        self._limits = limits
+        self.size, self._limits = size, limits
         self._env = worker_environment(threads, shared=size > 1)
         self._waiting: list[Task] = []
         self._seeds: dict[int, int] = {}  # of each worker's last run
