@@ -254,7 +254,7 @@ def test_a_metric_that_some_runs_never_logged_is_noted_and_one_that_none_did_is_
     values = {"kbeta": {0: both, 1: both, 2: one}, "adam95": {0: both, 1: both, 2: both}}
     study = folder(tmp_path / "o", values)
     found = analysed(study, endpoints=["acc:max"]).endpoints[1]
-    assert "kbeta has no acc for seed 2" in found.notes
+    assert "K-β has no acc for seed 2" in found.notes
     with pytest.raises(ValueError, match="unknown metric in --endpoint 'ac': did you mean 'acc'"):
         analysed(study, endpoints=["ac"])
 

@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from kourkoutas.cli import running
-from kourkoutas.cli.app import app
+from kourkoutas.cli.command import app
 from kourkoutas.lab import api
 from kourkoutas.lab.judging import analysis
 from kourkoutas.lab.planning import plan as planning

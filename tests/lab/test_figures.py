@@ -89,6 +89,7 @@ def test_the_panels_are_all_arms_the_end_and_one_per_arm_with_diverged_runs_cros
         "Lion: 1 run, 1 diverged ×",
     ]
     assert ['class="cross"' in one.svg for one in drawn] == [False, False, False, True]
+    assert curves.panels(arms, looks.looks_of(list(arms)), runs={"kbeta": 3, "lion": 1})[2].title == "K-β: 1 of 3 runs"
 
 
 def test_a_few_steps_of_a_loss_next_to_0_do_not_flatten_the_rest_but_an_end_there_is_shown() -> None:

@@ -131,7 +131,7 @@ LOGGING = "def train(trial):\n    trial.log(1, loss=1.0 + trial.seed)\n"
     [
         (LOGGING + "    return trial.seed\n", "train never asked for trial.optimizer"),
         (LOGGING + "    trial.arm\n", "train returned nothing"),
-        (LOGGING + "    trial.arm\n    return trial.seed\n", "kbeta and adam95 logged the same numbers"),
+        (LOGGING + "    trial.arm\n    return trial.seed\n", "K-β and Adam 0.95 logged the same numbers"),
     ],
 )
 def test_a_study_that_compares_nothing_is_told_and_not_compared(tmp_path: Path, source: str, told: str) -> None:

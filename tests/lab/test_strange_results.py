@@ -19,7 +19,7 @@ from statsmodels.stats.multitest import multipletests
 from typer.testing import CliRunner
 
 from kourkoutas import bench
-from kourkoutas.cli.app import app
+from kourkoutas.cli.command import app
 from kourkoutas.lab import api
 from kourkoutas.lab.judging import comparing, deciding, headline, table_file, targets
 from kourkoutas.lab.judging.targets import Target
@@ -149,7 +149,7 @@ def test_an_arm_that_is_no_other_makes_no_other_contrast_surer(tmp_path: Path) -
             for seed, value in shifted()[like].items()
         }
     found = analysed(made_study.own(tmp_path / "out", ends))
-    assert any("Not compared: kbeta and lion" in line for line in found.fairness)
+    assert any("Not compared: K-β and Lion" in line for line in found.fairness)
     (only,) = found.primary.contrasts
     assert only.p_holm == pytest.approx(multipletests([ALONE, 1.0], method="holm")[1][0])
     assert only.verdict == "unclear"
@@ -400,7 +400,7 @@ def test_a_lost_run_is_missed(tmp_path: Path) -> None:
     assert str(found).startswith("16 runs: 15 finished, 1 waiting. Nobody is making the rest")
     judged = analysed(study)
     assert [(arm.runs, arm.ok, arm.unfinished) for arm in judged.arms] == [(8, 8, 0), (8, 7, 1)]
-    assert judged.notes[0].startswith("1 run is not in the folder (adam95: seed 3)")
+    assert judged.notes[0].startswith("1 run is not in the folder (Adam 0.95: seed 3)")
     assert judged.headline == "15 of 16 runs have ended. The verdict comes when all have."
 
 

@@ -20,7 +20,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from kourkoutas.cli import app, printing
+from kourkoutas.cli import app, command
 from kourkoutas.lab.results import snapshot
 from kourkoutas.lab.results.snapshot import Holder, Snapshot, holder_of
 from kourkoutas.lab.results.store import StoreError
@@ -130,10 +130,10 @@ def test_a_second_look_shows_more_finished_runs_and_killing_the_watcher_harms_no
             assert '<meta http-equiv="refresh"' in first
             assert "8 runs: 2 finished, 1 running, 5 waiting." in first
             assert "K-β, seed 1: step 1, loss 1" in first
-            assert "K-β: 2 runs" in first  # curves so far, of the run that goes on too
+            assert "K-β: 2 of 4 runs" in first  # curves so far, of the run that goes on too
             assert "2 of 8 runs have ended. The verdict comes when all have." in first
             (tmp_path / "go").touch()
-            until(lambda: told(page, "K-β: 3 runs") or told(page, "K-β: 4 runs"))
+            until(lambda: told(page, "K-β: 3 of 4 runs") or told(page, "K-β: 4 runs"))
             watcher.send_signal(signal.SIGKILL)
             watcher.wait()
         study.communicate(timeout=240)
@@ -254,7 +254,7 @@ def test_no_number_of_the_status_is_broken_across_lines_at_80_columns(
     found = dataclasses.replace(status_of(study.path), arms={long: states, "y": states})
     monkeypatch.setattr(status, "status_of", lambda snapshot: found)
     text = io.StringIO()
-    monkeypatch.setattr(printing, "out", Console(width=80, file=text))
+    monkeypatch.setattr(command, "out", Console(width=80, file=text))
     assert CliRunner().invoke(app, ["status", str(study.path)]).exit_code == 0
     lines = text.getvalue().splitlines()[1:]  # without the sentence, which a terminal wraps
     assert max(map(len, lines)) <= 80

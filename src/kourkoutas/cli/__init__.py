@@ -1,4 +1,4 @@
-"""The `kbeta` command: parse (`arguments`), call the laboratory, print (`printing`).
+"""The `kbeta` command: parse (`arguments`), call the laboratory, print (`command`).
 
 The commands are in `running`, `results` and `tools`; `kbeta --help` lists them in this order. Nothing
 of the laboratory is imported before a command needs it, so that `--help` and completion answer at once.
@@ -17,8 +17,7 @@ import typer
 from kourkoutas.cli import running, results, tools  # noqa: F401
 
 # isort: on
-from kourkoutas.cli.app import BAD_INPUT, FAILED, app
-from kourkoutas.cli.printing import say
+from kourkoutas.cli.command import BAD_INPUT, FAILED, app, say
 
 
 def _is_of_lab(module: str) -> bool:

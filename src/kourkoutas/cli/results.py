@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kourkoutas.cli.app import app, out
 from kourkoutas.cli.arguments import Aimed, AsJson, Asked, Folder
-from kourkoutas.cli.printing import answer, print_json, print_table
+from kourkoutas.cli.command import answer, app, out, print_json, print_table
 
 if TYPE_CHECKING:
     from kourkoutas.lab.judging.analysis import Analysis

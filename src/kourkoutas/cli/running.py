@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kourkoutas.cli.app import FAILED, app, err, out
 from kourkoutas.cli.arguments import (
     Aimed,
     AsJson,
@@ -31,7 +30,7 @@ from kourkoutas.cli.arguments import (
     of_runs,
     of_tuning,
 )
-from kourkoutas.cli.printing import answer, print_json, print_table, say
+from kourkoutas.cli.command import FAILED, answer, app, err, out, print_json, print_table, say
 
 if TYPE_CHECKING:
     from kourkoutas.lab.specs.search_space import SearchSpace

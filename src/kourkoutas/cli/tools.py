@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kourkoutas.cli.app import app, err
 from kourkoutas.cli.arguments import AsJson
-from kourkoutas.cli.printing import answer, print_json, print_table
+from kourkoutas.cli.command import answer, app, err, print_json, print_table
 
 
 @app.command()

@@ -33,7 +33,7 @@ from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import executor as running
 from kourkoutas.lab.running import pool
 from kourkoutas.lab.running.executor import ExecutorFactory, Observer
-from kourkoutas.lab.specs import search_space
+from kourkoutas.lab.specs import looks, search_space
 from kourkoutas.lab.specs.search_space import Value
 from kourkoutas.lab.specs.spec import Endpoint, RunResult, RunSpec
 
@@ -159,7 +159,17 @@ def study(
         tuning=question,
     )
     folder = results_folder(plan) if out is None else Path(out)
-    return Result(_executed(plan, folder, workers, retry_failed, progress))
+    command = f"kourkoutas.lab.study({plan.testbed!r}, ...)"
+    from rich.console import Console
+
+    from kourkoutas.lab.showing.progress import showing
+
+    console = Console(stderr=True, quiet=not progress)
+    for line in plan.doubts():
+        console.print(in_python(line), markup=False, highlight=False, soft_wrap=True)
+    with showing(console, plan) as observer:
+        done = execute(plan, folder, command=command, workers=workers, retry_failed=retry_failed, observer=observer)
+    return Result(done)
 
 
 def load(out: str | Path) -> Result:
@@ -260,22 +270,9 @@ def _check_some_value(label: str, results: Sequence[RunResult | None]) -> None:
     if results and len(errors) == len(results):
         lines = (errors[0] or "no reason recorded").strip().splitlines()
         raise ValueError(
-            f"all {len(results)} tuning runs of {label} failed, so that nothing can be chosen for it; the first one: "
-            f"{lines[-1].strip()}. Correct that and use --retry-failed"
+            f"all {len(results)} tuning runs of {looks.label(label)} failed, so that nothing can be chosen for it; the "
+            f"first one: {lines[-1].strip()}. Correct that and use --retry-failed"
         )
-
-
-def _executed(plan: Plan, folder: Path, workers: int | None, retry_failed: bool, progress: bool) -> Snapshot:
-    command = f"kourkoutas.lab.study({plan.testbed!r}, ...)"
-    from rich.console import Console
-
-    from kourkoutas.lab.showing.progress import showing
-
-    console = Console(stderr=True, quiet=not progress)
-    for line in plan.doubts():
-        console.print(in_python(line), markup=False, highlight=False, soft_wrap=True)
-    with showing(console, plan) as observer:
-        return execute(plan, folder, command=command, workers=workers, retry_failed=retry_failed, observer=observer)
 
 
 class Result:

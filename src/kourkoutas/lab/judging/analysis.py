@@ -19,10 +19,11 @@ from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES
 from kourkoutas.lab.judging.statistics import Result
 from kourkoutas.lab.judging.targets import ToTarget, parse_target, to_target
 from kourkoutas.lab.judging.tuned import Sensitivity
-from kourkoutas.lab.judging.values import Seed, listed, to_json
+from kourkoutas.lab.judging.values import Seed, of_seeds, to_json
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
 from kourkoutas.lab.specs import optimizers as recipes
+from kourkoutas.lab.specs.looks import label
 
 ENDS = ("ok", "diverged", "failed", "unfinished")
 
@@ -208,7 +209,7 @@ def _missing(gone: Mapping[str, Sequence[int]]) -> list[str]:
     count = sum(map(len, gone.values()))
     if not count:
         return []
-    whose = "; ".join(f"{arm}: seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}" for arm, seeds in gone.items())
+    whose = "; ".join(f"{label(arm)}: {of_seeds(seeds)}" for arm, seeds in gone.items())
     are = "run is" if count == 1 else "runs are"
     return [f"{count} {are} not in the folder ({whose}); a study of all its optimizers and seeds makes what is missing"]
 

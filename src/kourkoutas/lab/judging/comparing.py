@@ -36,9 +36,9 @@ from kourkoutas.lab.judging.statistics import (
     OneArm,
     Paired,
     Result,
+    between,
     scaled,
     show,
-    with_interval,
 )
 from kourkoutas.lab.judging.values import (
     Array,
@@ -47,10 +47,11 @@ from kourkoutas.lab.judging.values import (
     in_order,
     is_number,
     listed,
+    of_seeds,
     to_json,
     without_logarithm,
 )
-from kourkoutas.lab.specs.looks import versus
+from kourkoutas.lab.specs.looks import label, versus
 
 BOOTSTRAPPED = 200  # contrasts of one comparison; with more, bootstrap intervals would take minutes
 
@@ -137,7 +138,9 @@ class Contrast:
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """(statistic, value, p, adjusted p) for a table, the one that decides first."""
-        effect = "–" if self.effect is None else with_interval(self.effect)
+        effect = "–" if self.effect is None else show(self.effect.value)
+        if self.effect is not None and (ends := self.effect.interval) is not None:
+            effect += f" [{between(ends.low, ends.high, show)}]"
         test = f"decides: {self.test}{', with luck' if self.tuned else ''}"
         rows = [(test, effect, show(self.p, 3), show(self.p_holm, 3))]
         for one in OF_CONTRASTS:
@@ -409,8 +412,7 @@ def _one_sign(baseline: Array) -> float | None:
 def unpaired(values: Values, treatment: str, baseline: str) -> list[str]:
     """Which seeds of one arm have no partner in the other."""
     return [
-        f"{name} has no partner in {other} for seed{'s' if len(lone) > 1 else ''} {listed(lone)}: "
-        "not part of this contrast"
+        f"{label(name)} has no partner in {label(other)} for {of_seeds(lone)}: not part of this contrast"
         for name, other in ((treatment, baseline), (baseline, treatment))
         if (lone := in_order(seed for seed in values[name] if seed not in values[other]))
     ]

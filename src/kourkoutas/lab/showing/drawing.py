@@ -21,9 +21,11 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import ArrayLike, NDArray
 
+from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.specs.looks import Look
 
 Array = NDArray[np.float64]
+Anchor = Callable[[str, Seed], str]  # where the page tells about a run
 
 WIDTH = 356.0
 CHARACTER = 7.4  # px, of a letter of 12 px, on the wide side: what margins are made for

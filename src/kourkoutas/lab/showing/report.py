@@ -18,6 +18,7 @@ import hashlib
 import io
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -37,7 +38,7 @@ from kourkoutas.lab.results import export, files
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StoreError
 from kourkoutas.lab.showing import console, curves, distributions, effects, maps, pictures, sensitivity
-from kourkoutas.lab.showing.drawing import Drawing, element
+from kourkoutas.lab.showing.drawing import Anchor, Drawing, element
 from kourkoutas.lab.showing.status import duration, failures, status_of
 from kourkoutas.lab.specs import looks
 
@@ -189,22 +190,23 @@ def _sections(analysis: Analysis, arms: Looks) -> list[Section]:
     def anchor(arm: str, seed: Seed) -> str:
         return numbers.get((arm, int(seed)), "runs")
 
-    found = [_curves(analysis, arms), _ends(analysis, arms, anchor)]
+    found = [_curves(analysis, arms, anchor), _ends(analysis, arms, anchor)]
     found += [_endpoint(k, one, analysis, arms, anchor) for k, one in enumerate(analysis.endpoints)]
     found += [_causes(analysis), _sensitivity(analysis, arms), _target(analysis, arms)]
     found += [_traces(runs, arms), _learnt(snapshot), _runs(analysis), _failures(runs), _settings(snapshot)]
     return [section for section in found if section.content]
 
 
-def _curves(analysis: Analysis, arms: Looks) -> Section:
+def _curves(analysis: Analysis, arms: Looks, anchor: Anchor) -> Section:
     courses = curves.courses(analysis.snapshot)
     pairs = [(c.treatment, c.baseline) for c in analysis.primary.contrasts]
-    drawn = [*curves.panels(courses, arms), curves.gaps(courses, pairs, arms)]
+    runs = Counter(run.spec.optimizer for run in analysis.snapshot.runs)
+    drawn = [*curves.panels(courses, arms, anchor, runs), curves.gaps(courses, pairs, arms)]
     shown = [note(CURVES), legend(arms), panels(drawn)] if any(drawn) else [text("No run has logged a loss.")]
     return Section("curves", "Learning curves", shown, open=True)
 
 
-def _ends(analysis: Analysis, arms: Looks, anchor: distributions.Anchor) -> Section:
+def _ends(analysis: Analysis, arms: Looks, anchor: Anchor) -> Section:
     drawn = [distributions.rows(one, arms, anchor) for one in analysis.endpoints]
     drawn.append(distributions.profile(analysis.primary, arms))
     said = note("Every dot is a run and leads to it; the bar is the median.")
@@ -212,7 +214,7 @@ def _ends(analysis: Analysis, arms: Looks, anchor: distributions.Anchor) -> Sect
     return Section("ends", "Where the runs end", shown, open=True)
 
 
-def _endpoint(number: int, one: Comparison, analysis: Analysis, arms: Looks, anchor: distributions.Anchor) -> Section:
+def _endpoint(number: int, one: Comparison, analysis: Analysis, arms: Looks, anchor: Anchor) -> Section:
     """Every seed and every statistic of one endpoint."""
     side = ("Higher" if one.higher_is_better else "Lower") + " is better" + (", analysed as log10" if one.log else "")
     if one.threshold is not None:
@@ -243,7 +245,7 @@ def _endpoint(number: int, one: Comparison, analysis: Analysis, arms: Looks, anc
     return Section(f"endpoint-{number}", title, shown, short=one.title)
 
 
-def _seed(run: StoredRun | None, one: Comparison, anchor: distributions.Anchor) -> Markup:
+def _seed(run: StoredRun | None, one: Comparison, anchor: Anchor) -> Markup:
     """The cell of one run, which leads to it."""
     if run is None:
         return element("span", "no run", class_="missing")
