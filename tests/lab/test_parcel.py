@@ -62,13 +62,6 @@ def test_code_is_the_file_its_neighbours_and_their_packages_but_no_data(tmp_path
     assert set(parcel.of_code(tmp_path / "task.py")) == {"task.py", "a.py", "package/__init__.py", "package/sub/b.py"}
 
 
-def test_too_much_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parcel, "LARGEST_CODE", 10)
-    fill(tmp_path, task_DOT_py="x = 1", other_DOT_py="y = 2 + 2 + 2")
-    with pytest.raises(ValueError, match=r"put task\.py and the modules it imports into a folder of their own"):
-        parcel.of_code(tmp_path / "task.py")
-
-
 @pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside"])
 def test_a_name_that_leads_out_of_the_folder_is_refused_and_nothing_is_written(tmp_path: Path, name: str) -> None:
     files = {"a/b": b"1", name: b""}

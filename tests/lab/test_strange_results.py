@@ -82,7 +82,7 @@ def test_a_metric_logged_in_calls_of_its_own_does_not_cut_the_loss(tmp_path: Pat
     whole = curves.thinned(found["kbeta"][0])
     assert whole.steps[-1] == steps
     assert not whole.diverged
-    titles = [one.title for one in curves.panels(found, looks.looks_of(["kbeta"]))]
+    titles = [one.title for one in curves.panels(found, looks.looks_of(["kbeta"]), lambda *run: "runs")]
     assert titles[-1] == "K-β: 1 run"
     rows = export.rows(Snapshot.read(study.path), "curves")
     assert [row["step"] for row in rows if row["loss"] is not None] == list(range(1, steps + 1))
@@ -351,7 +351,8 @@ def test_descending_steps_are_drawn_by_rising_ones(tmp_path: Path) -> None:
 
 def test_curves_without_a_common_step_have_no_median_and_no_error() -> None:
     early, late = (curves.Course(np.arange(a, a + 5.0), np.ones(5)) for a in (1, 10))
-    assert [one.title for one in curves.panels({"a": {0: early, 1: late}}, looks.looks_of(["a"]))] == ["a: 2 runs"]
+    drawn = curves.panels({"a": {0: early, 1: late}}, looks.looks_of(["a"]), lambda *run: "runs")
+    assert [one.title for one in drawn] == ["a: 2 runs"]
 
 
 def test_a_mistyped_target_stops_the_study_at_its_first_good_run() -> None:

@@ -18,6 +18,7 @@ import pytest
 from kourkoutas.lab import api
 from kourkoutas.lab.judging.analysis import analyse
 from kourkoutas.lab.judging.tuned import tried
+from kourkoutas.lab.judging.values import to_json
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.planning import search
 from kourkoutas.lab.planning.search import Tried
@@ -309,7 +310,7 @@ def account(done: Snapshot) -> Any:
         for run in [*done.tuning_runs, *done.runs]
         if run.result
     }
-    said = analyse(done).to_dict()
+    said = to_json(analyse(done))
     for arm in said["arms"]:
         del arm["seconds"], arm["seconds_per_step"]
     return runs, done.record.chosen, said

@@ -190,7 +190,7 @@ def test_a_page_is_made_again_until_the_study_ends_and_a_broken_folder_keeps_the
             raise StoreError("half a file")
         return len(made) < 4
 
-    monkeypatch.setattr(report, "SHORTEST", 0.01)
+    monkeypatch.setattr(report, "SECONDS_BETWEEN_PAGES", 0.01)
     monkeypatch.setattr(report, "_follow_once", write)
     report.follow(tmp_path)
     assert made == [tmp_path] * 4  # tried again after the error, and ended with the study

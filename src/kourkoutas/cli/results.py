@@ -38,6 +38,7 @@ def stats(
 ) -> None:
     """Paired statistics of a results folder, or of anybody's table of results."""
     from kourkoutas.lab.judging import comparing, table_file
+    from kourkoutas.lab.judging.values import to_json
     from kourkoutas.lab.showing import console
 
     if (source / "study.json").exists():
@@ -47,7 +48,7 @@ def stats(
                 raise ValueError(f"{name} is for a table; of a folder write --endpoint METRIC:max:log, for example")
         judged = analyse_folder(source, endpoint, baseline=baseline)
         if as_json:
-            print_json(judged.to_dict())
+            print_json(to_json(judged))
         else:
             out.print(console.statistics(judged))
         return
@@ -63,7 +64,7 @@ def stats(
         threshold=threshold,
     )
     if as_json:
-        print_json(found.to_dict())
+        print_json(to_json(found))
     else:
         out.print(console.comparison(found))
 

@@ -240,7 +240,7 @@ def study(
     else:
         out.print(console.Answer(judged, page))
     if page is not None:
-        report.write(judged, page)
+        report.write(judged)
     every = [*judged.snapshot.tuning_runs, *judged.snapshot.runs]
     if failed := sum(stored.result is not None and stored.result.status == "failed" for stored in every):
         again = called_as() if retry_failed else f"{called_as()} --retry-failed"

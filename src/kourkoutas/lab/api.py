@@ -306,21 +306,15 @@ class Result:
 
     def frame(self, *, tuning: bool = False) -> pd.DataFrame:
         """One row per run that is compared, or of the tuning, with the columns of `kbeta export`."""
-        import pandas as pd
-
-        return pd.DataFrame(export.rows(self.snapshot, tuning=tuning))
+        return _table(export.rows(self.snapshot, tuning=tuning))
 
     def curves(self, *, tuning: bool = False) -> pd.DataFrame:
         """One row per logged point: optimizer, seed, step and the metrics."""
-        import pandas as pd
-
-        return pd.DataFrame(export.rows(self.snapshot, "curves", tuning=tuning))
+        return _table(export.rows(self.snapshot, "curves", tuning=tuning))
 
     def summary(self) -> pd.DataFrame:
         """One row per arm."""
-        import pandas as pd
-
-        return pd.DataFrame([_arm_row(arm) for arm in self.analysis.arms]).set_index("optimizer")
+        return _table([_arm_row(arm) for arm in self.analysis.arms]).set_index("optimizer")
 
     @_naming_arguments()
     def compare(self, *endpoints: str) -> pd.DataFrame:
@@ -328,18 +322,14 @@ class Result:
 
         By the declared endpoints, or by the primary one and those named: METRIC[:last|best|tail][:min|max][:log].
         """
-        import pandas as pd
-
         found = (self._analysed(endpoints=endpoints) if endpoints else self.analysis).endpoints
-        return pd.DataFrame([_contrast_row(endpoint, c) for endpoint in found for c in endpoint.contrasts])
+        return _table([_contrast_row(endpoint, c) for endpoint in found for c in endpoint.contrasts])
 
     def sensitivity(self) -> pd.DataFrame:
         """One row per arm: how much it depends on the tuned option; empty unless one option was tuned."""
-        import pandas as pd
-
         names = ("arm", "option", "best", "low", "high", "ratio", "open_below", "open_above", "sensitivity")
         rows = [[getattr(one, name) for name in names] for one in self.analysis.sensitivity]
-        return pd.DataFrame(rows, columns=["optimizer", *names[1:]]).set_index("optimizer")
+        return _table(rows, columns=["optimizer", *names[1:]]).set_index("optimizer")
 
     @_naming_arguments()
     def to_target(self, target: str) -> pd.DataFrame:
@@ -347,15 +337,13 @@ class Result:
 
         The row of a baseline also says on how many seeds the treatment was there before it, and later.
         """
-        import pandas as pd
-
         found = self._analysed(target=target).target
         names = ("runs", "reached", "median_steps", "median_seconds")
         rows = {arm: {name: getattr(one, name) for name in names} for arm, one in found.arms.items()} if found else {}
         for race in found.contrasts if found else ():
             first = {"treatment": race.treatment, "treatment_first": race.wins, "treatment_later": race.losses}
             rows[race.baseline] |= {**first, "p_holm": race.p_holm}
-        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("optimizer")
+        return _table(rows.values(), index=rows).rename_axis("optimizer")
 
     def plot(self) -> Drawing:
         """The effect plot, which a notebook shows: every contrast with its interval, right of the line where better.
@@ -390,6 +378,12 @@ class Result:
         parts.append(self.summary().reset_index().map(_shown).to_html(index=False, border=0))
         parts += [f"<p>{html.escape(line)}</p>" for line in (*found.answers, *map(in_python, found.fairness))]
         return f"<div>{''.join(parts)}</div>"
+
+
+def _table(rows: Iterable[Any], **how: Any) -> pd.DataFrame:
+    import pandas as pd  # which takes a second
+
+    return pd.DataFrame(list(rows), **how)
 
 
 def _contrast_row(endpoint: Comparison, c: Contrast) -> dict[str, Any]:

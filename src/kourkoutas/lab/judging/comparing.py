@@ -48,7 +48,6 @@ from kourkoutas.lab.judging.values import (
     is_number,
     listed,
     of_seeds,
-    to_json,
     without_logarithm,
 )
 from kourkoutas.lab.specs.looks import label, versus
@@ -188,11 +187,6 @@ class Comparison:
             return "decides"
         return "secondary" if self.declared else "secondary, asked for after the runs"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; numbers that are not finite become "nan", "inf" and "-inf"."""
-        found: dict[str, Any] = to_json(self)
-        return found
-
 
 def compare_pairs(
     values: Values,
@@ -205,6 +199,8 @@ def compare_pairs(
     family: int = 0,
     lost: Mapping[str, Lost | None] | None = None,
     failed: Mapping[str, Collection[Seed]] | None = None,
+    notes: Sequence[str] = (),
+    **about: Any,
 ) -> Comparison:
     """The planned contrasts (treatment, baseline), adjusted by Holm's rule.
 
@@ -218,11 +214,13 @@ def compare_pairs(
       family: contrasts to adjust for, where more were planned than `pairs`.
       lost: {optimizer: what its tuning may have lost}, None where that is not known; untuned ones are left out.
       failed: {optimizer: seeds whose runs failed}; other lost runs diverged.
+      notes: that stand before those of the contrasts.
+      about: name, title, primary and declared of the comparison.
     """
     empty = [name for name, seeds in values.items() if not seeds]
     if empty:
         raise ValueError(f"`values` holds no value for {listed([repr(name) for name in empty])}: leave it out")
-    told = []
+    told = list(notes)
     if log and without_logarithm(values):
         log = False
         told.append("values at or below 0 have no logarithm: compared as differences instead of ratios")
@@ -268,6 +266,7 @@ def compare_pairs(
         missing=tuple(missing),
         failed={arm: in_order(seeds) for arm, seeds in (failed or {}).items()},
         notes=(*told, *_notes(contrasts)),
+        **about,
     )
 
 

@@ -76,10 +76,6 @@ class Plan:
         own = {name: settings[name] for name in arm.settings}
         return arm.model_copy(update={"options": _canonical(options), "settings": _canonical(own)})
 
-    def recorded_arms(self) -> list[Arm]:
-        """The arms as they are written to study.json: with what they come down to."""
-        return [arm.model_copy(update={"resolved": self.resolved(arm)}) for arm in self.arms]
-
     def spec(self, arm: Arm, seed: int) -> RunSpec:
         settings = {**self.settings, **arm.settings}
         if self.code is not None:

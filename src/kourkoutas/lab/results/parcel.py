@@ -24,7 +24,6 @@ from kourkoutas.lab.results.files import TEMPORARY, remove, remove_folder, seale
 
 Files = dict[str, bytes]  # by path below the folder
 
-LARGEST_CODE = 20 * 2**20
 HOME = "spec.json"  # stays where the results folder is
 
 
@@ -76,12 +75,6 @@ def of_code(file: Path) -> Files:
     paths = {file, *file.parent.glob("*.py")}
     for package in file.parent.glob("*/__init__.py"):
         paths |= {path for path in package.parent.rglob("*.py") if path.is_file()}
-    size = sum(path.stat().st_size for path in paths)
-    if size > LARGEST_CODE:
-        raise ValueError(
-            f"{file.parent} holds {size / 2**20:.0f} MiB of Python files, too much to send with every run: "
-            f"put {file.name} and the modules it imports into a folder of their own"
-        )
     return {path.relative_to(file.parent).as_posix(): path.read_bytes() for path in sorted(paths)}
 
 

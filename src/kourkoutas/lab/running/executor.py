@@ -167,7 +167,8 @@ def choose_executor(
 def holding(plan: Plan, out: str | Path, command: str) -> contextlib.AbstractContextManager[store.Writer]:
     """The folder `out`, locked for the runs of `plan`."""
     configuration = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
-    return store.writing(out, command=command, **{**configuration, "arms": plan.recorded_arms()})
+    configuration["arms"] = [arm.model_copy(update={"resolved": plan.resolved(arm)}) for arm in plan.arms]
+    return store.writing(out, command=command, **configuration)
 
 
 def make_runs(

@@ -48,7 +48,6 @@ class Pool:
         self._waiting: list[Task] = []
         self._seeds: dict[int, int] = {}  # of each worker's last run
         self._working: dict[int, Process] = {}
-        self._retired: list[Process] = []
 
     def submit(self, task: Task) -> None:
         self._waiting.append(task)
@@ -64,7 +63,7 @@ class Pool:
         return found
 
     def _hand_out(self) -> list[Event]:
-        """Give every worker a run; one is started only for a run, and let go when there is none."""
+        """Give every worker a run; one is started only for a run."""
         given: list[Event] = []
         for number in range(self.size):
             process = self._working.get(number)
@@ -76,9 +75,6 @@ class Pool:
                     process = self._working[number] = Process(self._env, self._limits)
                 process.give(task)
                 given.append(Started(task.spec.id))
-            elif process is not None:
-                process.retire()
-                self._retired.append(self._working.pop(number))
         return given
 
     def take(self, number: int) -> Task | None:
@@ -93,13 +89,11 @@ class Pool:
         return None
 
     def close(self) -> None:
-        every = [*self._working.values(), *self._retired]
-        for process in every:
+        for process in self._working.values():
             process.stop()
-        for process in every:
+        for process in self._working.values():
             process.close()
         self._working.clear()
-        self._retired.clear()
 
 
 def local(workers: int | None = None, limits: Limits | None = None) -> ExecutorFactory:
@@ -174,14 +168,10 @@ class Process:
             self._hold_to_limits()
         return found
 
-    def retire(self) -> None:
-        """Let the worker end: it has no run, and gets none."""
-        with contextlib.suppress(BrokenPipeError):
-            self._tasks.close()
-
     def stop(self) -> None:
         """Ask the worker to end, whatever it is doing; `close` waits for it."""
-        self.retire()
+        with contextlib.suppress(BrokenPipeError):
+            self._tasks.close()
         if self.task is not None:
             self._process.terminate()
 

@@ -1,11 +1,7 @@
 """One run: a problem, an optimizer and an engine, trained in chunks, recorded, and continued where it was killed.
 
-Files, when a folder is given:
-
-    metrics.jsonl    one line per block of steps (step, loss, lr) and per evaluation, appended while training
-    trace.npz        sun and β2 per bucket, of K-β arms
-    params.npz       the final parameters
-    checkpoint/      everything needed to go on: see `kourkoutas.lab.results.files.Checkpoints`
+metrics.jsonl gets one line per block of steps (step, loss, lr) and per evaluation; `kourkoutas.lab.results.store` lists
+the other files.
 
 NOTE: chunks start at multiples of the problem's chunk size whether or not the run was interrupted, and checkpoints
 are taken between chunks only. So a continued run makes the same calls with the same arrays as an uninterrupted one
@@ -14,6 +10,7 @@ and ends with the same bits. Lines of metrics.jsonl that are newer than the chec
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -79,24 +76,20 @@ def run(
             "use it on burgers, pinnacle or heat3d, or take another optimizer"
         )
     recipe = recipe.over(problem.steps)
-
-    result = RunResult(
-        status="ok",
-        settings={**dataclasses.asdict(settings), "optimizer": recipe.described},
-    )
-    with _Run(spec, problem, engine, recipe, folder, checkpoint_every) as it:
+    with contextlib.closing(_Run(spec, problem, engine, recipe, folder, checkpoint_every)) as it:
         it.resume()
         it.loop(on_progress)
         it.finish()
-        result.curve = it.curve()
-        result.metrics = it.final_metrics()
-        result.seconds = it.seconds()
-        result.times = it.times()
-        if it.diverged_at is not None:
-            result.status = "diverged"
-        else:
-            result.endpoint = result.metrics[testbed.endpoints[0].metric]
-    return result
+    metrics = it.final_metrics()
+    return RunResult(
+        status="ok" if it.diverged_at is None else "diverged",
+        endpoint=metrics[testbed.endpoints[0].metric] if it.diverged_at is None else None,
+        metrics=metrics,
+        curve=it.curve(),
+        settings={**dataclasses.asdict(settings), "optimizer": recipe.described},
+        seconds=it.seconds(),
+        times=it.times(),
+    )
 
 
 def pace_of(calls: Sequence[tuple[int, float]]) -> float | None:
@@ -149,10 +142,7 @@ class _Run:
         self._calls: list[tuple[int, float]] = []
         self._log = Lines(folder / "metrics.jsonl")
 
-    def __enter__(self) -> _Run:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._log.close()
 
     def seconds(self) -> float:

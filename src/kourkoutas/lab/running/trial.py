@@ -190,13 +190,7 @@ class Trial:
             self._traced.pull(self._trace)
 
 
-def run(
-    spec: RunSpec,
-    folder: Path,
-    code: Code,
-    *,
-    on_progress: Progress | None = None,
-) -> RunResult:
+def run(spec: RunSpec, folder: Path, code: Code, *, on_progress: Progress | None = None) -> RunResult:
     """One run of the user's function."""
     function = load(code)
     start = time.perf_counter()  # of the training: the file's imports are paid once per worker, not per run

@@ -11,7 +11,6 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 from markupsafe import Markup
@@ -137,10 +136,7 @@ def summarise(courses: Sequence[Course]) -> Summary | None:
 
 
 def panels(
-    courses: Courses,
-    looks: Mapping[str, Look],
-    anchor: Anchor = lambda arm, seed: "runs",
-    runs: Mapping[str, int] = MappingProxyType({}),
+    courses: Courses, looks: Mapping[str, Look], anchor: Anchor, runs: Mapping[str, int] | None = None
 ) -> list[Drawing]:
     """Every panel, in order; none where nothing was recorded. `runs` counts those without a curve, too."""
     thin = {arm: {seed: thinned(c) for seed, c in by_seed.items()} for arm, by_seed in courses.items()}
@@ -162,7 +158,7 @@ def panels(
         panel.parts += [panel.path(s.steps, s.median, class_="curve other") for o, s in summaries.items() if o != arm]
         panel.parts.append(_seeds(panel, arm, thin[arm], summaries.get(arm), looks[arm], anchor))
         count, lost = len(thin[arm]), sum(c.diverged for c in thin[arm].values())
-        planned = max(count, runs.get(arm, 0))
+        planned = max(count, (runs or {}).get(arm, 0))
         shown = f"{count} of {planned} runs" if count < planned else f"{count} run{'' if count == 1 else 's'}"
         shown += f", {lost} diverged ×" if lost else ""
         told = f"{scale} of {looks[arm].name} against step, every seed, median in bold: {shown}"

@@ -66,8 +66,7 @@ TRACES = (
     "smaller β2, down to β2_min. Each column of a map is a stretch of steps; a cell shows the largest sun, or the "
     "smallest β2, of its bucket there, averaged over the runs. The lines are all buckets and runs together."
 )
-PATIENCE = 4.0  # a page that is followed is made again after this many times the seconds that making it took
-SHORTEST, LONGEST = 2.0, 20.0  # seconds
+SECONDS_BETWEEN_PAGES = 4.0  # of a study that is followed
 NOT_ON_THE_PAGE = "mean [BCa]"  # `kbeta stats` has the bootstrap
 
 Looks = Mapping[str, looks.Look]
@@ -84,12 +83,10 @@ class Section:
     short: str = ""
 
 
-def write(analysis: Analysis, out: str | Path | None = None, *, live: bool = False) -> Path:
-    """Write the page and return its path; report.html in the results folder unless `out` is given."""
-    out = Path(out) if out is not None else analysis.snapshot.path / "report.html"
-    text = render(analysis, live=live)
-    files.make_folder(out.parent)
-    files.write_text(out, text)
+def write(analysis: Analysis, *, live: bool = False) -> Path:
+    """Write report.html into the results folder and return its path."""
+    out = analysis.snapshot.path / "report.html"
+    files.write_text(out, render(analysis, live=live))
     return out
 
 
@@ -99,11 +96,9 @@ def follow(path: Path) -> None:
     Raises:
       StoreError: there is no study to begin with.
     """
-    start = time.monotonic()
     going = _follow_once(path)
     while going:
-        time.sleep(min(LONGEST, max(SHORTEST, PATIENCE * (time.monotonic() - start))))
-        start = time.monotonic()
+        time.sleep(SECONDS_BETWEEN_PAGES)
         # A file may be half there for a moment: the last good page stays, and the next look tries again.
         with contextlib.suppress(StoreError, OSError):
             going = _follow_once(path)
