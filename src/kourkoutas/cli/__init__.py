@@ -26,12 +26,6 @@ def _is_of_lab(module: str) -> bool:
     return module.partition(".")[0] in (*doctor.LAB, "markupsafe")  # which Jinja brings
 
 
-def _disk_full(error: OSError) -> str | None:
-    from kourkoutas.lab.results import store
-
-    return str(store.DiskFull.of(error)) if store.is_full(error) else None
-
-
 def _got(error: Exception) -> str:
     """The value that the parser refused, where its own message does not have it."""
     refused = getattr(error.__cause__, "errors", None)
@@ -64,7 +58,11 @@ def main() -> None:
         if hasattr(error, "format_message"):  # a usage error of the parser
             message = error.format_message() + _got(error)
         elif isinstance(error, ValueError | TypeError | ImportError | OSError) and "KBETA_TRACEBACK" not in os.environ:
-            message = _disk_full(error) or str(error) if isinstance(error, OSError) else str(error)
+            message = str(error)
+            if isinstance(error, OSError):
+                from kourkoutas.lab.results import store
+
+                message = str(store.DiskFull.of(error)) if store.is_full(error) else message
             if isinstance(error, ModuleNotFoundError) and _is_of_lab(error.name or ""):
                 message += ": pip install 'kourkoutas-beta[lab]'"
         else:

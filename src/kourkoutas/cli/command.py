@@ -51,9 +51,7 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
-def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()) -> None:
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()) -> None:
     from kourkoutas.lab.showing.fitting import Fitting
 
-    if title:
-        out.print(f"\n{title}", style="bold", markup=False, highlight=False)
     out.print(Fitting("", head, rows, words))

@@ -16,8 +16,6 @@ from kourkoutas.cli.command import answer, app, out, print_json, print_table
 if TYPE_CHECKING:
     from kourkoutas.lab.judging.analysis import Analysis
 
-STUDIES = "*/study.json"
-
 
 @app.command()
 def stats(
@@ -117,12 +115,14 @@ def status(
     from kourkoutas.lab.specs.looks import label
 
     if folder is None:
-        found = {path.parent: status_of(Snapshot.read(path.parent)) for path in sorted(Path("results").glob(STUDIES))}
+        found = {
+            path.parent: status_of(Snapshot.read(path.parent)) for path in sorted(Path("results").glob("*/study.json"))
+        }
         if as_json:
             print_json({str(path): one.to_dict() for path, one in found.items()})
         elif found:
             rows = [(str(path), f"{one.done}/{one.count()}", one.state) for path, one in found.items()]
-            print_table("", ["study", "runs", "state"], rows, words=["state"])
+            print_table(["study", "runs", "state"], rows, words=["state"])
         else:
             answer("No studies in results/. To make one: kbeta study rare_trigger")
         return
@@ -131,7 +131,7 @@ def status(
         print_json(one.to_dict())
         return
     answer(str(one))
-    print_table("", ["optimizer", *STATES], [(label(a), *(str(n[s]) for s in STATES)) for a, n in one.arms.items()])
+    print_table(["optimizer", *STATES], [(label(a), *(str(n[s]) for s in STATES)) for a, n in one.arms.items()])
     for run in one.going:
         answer(str(run))
 

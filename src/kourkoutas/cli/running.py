@@ -94,7 +94,7 @@ def run(
     else:
         answer(f"{spec.testbed} {label(optimizer)} seed {seed}: {outcome(result)} ({result.seconds:.1f} s)")
         if result.metrics:
-            print_table("", ["metric", "value"], [(name, f"{value:.6g}") for name, value in result.metrics.items()])
+            print_table(["metric", "value"], [(name, f"{value:.6g}") for name, value in result.metrics.items()])
     if result.status == "failed":
         say(result.error or "")
         raise typer.Exit(FAILED)

@@ -58,7 +58,7 @@ def list_testbeds(as_json: AsJson = False) -> None:
         )
         return
     rows = [(name, bed.title, ", ".join(bed.arms)) for name, bed in every.items()]
-    print_table("", ["testbed", "what", "optimizers"], rows, words=["what", "optimizers"])
+    print_table(["testbed", "what", "optimizers"], rows, words=["what", "optimizers"])
     answer("Endpoints, and the settings of each preset: kbeta testbeds --json")
 
 

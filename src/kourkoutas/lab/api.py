@@ -34,7 +34,7 @@ from kourkoutas.lab.running import executor as running
 from kourkoutas.lab.running import pool
 from kourkoutas.lab.running.executor import ExecutorFactory, Observer
 from kourkoutas.lab.specs import looks, search_space
-from kourkoutas.lab.specs.search_space import Value
+from kourkoutas.lab.specs.search_space import SearchSpace, Value
 from kourkoutas.lab.specs.spec import Endpoint, RunResult, RunSpec
 
 if TYPE_CHECKING:  # scipy takes a second, which the workers need not wait for
@@ -211,7 +211,7 @@ def execute(
             observer=observer,
         )
         if plan.tuning is not None:
-            chosen = tune(plan, study, make, endpoint=endpoints.declared(study.record)[0])
+            chosen = tune(plan, plan.tuning, study, make, endpoint=endpoints.declared(study.record)[0])
             study.choose(chosen)
             plan = plan.chosen(chosen)
         make(plan.specs())
@@ -227,7 +227,9 @@ def _with_tuned_arms(plan: Plan, out: Path) -> Plan:
     return replace(plan, arms=[*plan.arms, *(arm.model_copy(update={"resolved": None}) for arm in kept)])
 
 
-def tune(plan: Plan, study: store.Writer, make: Make, *, endpoint: Endpoint) -> dict[str, dict[str, Value]]:
+def tune(
+    plan: Plan, space: SearchSpace, study: store.Writer, make: Make, *, endpoint: Endpoint
+) -> dict[str, dict[str, Value]]:
     """{arm: its best values}; `make` makes those of the runs that are not there yet.
 
     NOTE: nothing but runs is kept. After a kill the decisions are taken again from the runs that have finished; they
@@ -236,9 +238,6 @@ def tune(plan: Plan, study: store.Writer, make: Make, *, endpoint: Endpoint) -> 
     Raises:
       ValueError: every tuning run of an arm failed.
     """
-    space = plan.tuning
-    if space is None:
-        raise ValueError("the plan has no tuning: give it one, for example --tune lr=1e-4:1e-1")
     arms = {arm.label: arm for arm in plan.arms}
     tried: dict[str, list[Tried]] = {label: [] for label in arms}
     ended: dict[str, list[RunResult | None]] = {label: [] for label in arms}

@@ -40,16 +40,7 @@ from kourkoutas.lab.judging.statistics import (
     scaled,
     show,
 )
-from kourkoutas.lab.judging.values import (
-    Array,
-    Seed,
-    Values,
-    in_order,
-    is_number,
-    listed,
-    of_seeds,
-    without_logarithm,
-)
+from kourkoutas.lab.judging.values import Array, Seed, Values, in_order, is_number, listed, of_seeds, without_logarithm
 from kourkoutas.lab.specs.looks import label, versus
 
 BOOTSTRAPPED = 200  # contrasts of one comparison; with more, bootstrap intervals would take minutes

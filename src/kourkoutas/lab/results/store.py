@@ -93,9 +93,6 @@ class StudyRecord(BaseModel):
     versions: dict[str, str]
     calls: list[Call]
 
-    def arm(self, label: str) -> Arm | None:
-        return next((arm for arm in self.arms if arm.label == label), None)
-
     def tunes(self, spec: RunSpec) -> bool:
         """Whether the run is one of the tuning."""
         return self.tuning is not None and spec.seed in self.tuning.seeds
@@ -350,6 +347,7 @@ def _configuration(record: StudyRecord, other: StudyRecord) -> dict[str, Any]:
     resolved = record.arms[0].resolved or {}
     settings = {**record.settings, **resolved.get("settings", {})}
     own = {name for arm in (*record.arms, *other.arms) for name in arm.settings}
+    both = {arm.label for arm in other.arms}
     arms = {
         f"arm {arm.label}": {
             "options": arm.options,
@@ -357,7 +355,7 @@ def _configuration(record: StudyRecord, other: StudyRecord) -> dict[str, Any]:
             "optimizer": (arm.resolved or {}).get("optimizer"),
         }
         for arm in record.arms
-        if other.arm(arm.label) is not None
+        if arm.label in both
     }
     return {
         **record.model_dump(include={"testbed", "preset", "engine", "primary"}),

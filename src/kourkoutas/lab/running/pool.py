@@ -260,17 +260,15 @@ def rss_above(pid: int, limit: int) -> int | None:
         family = [process, *process.children(recursive=True)]
     except psutil.Error:  # it has ended
         return None
-    quick = exact = 0
-    for one in family:
-        with contextlib.suppress(psutil.Error):
-            quick += one.memory_info().rss
-    if quick <= limit:
-        return None
-    for one in family:
-        with contextlib.suppress(psutil.Error):
-            full = one.memory_full_info()
-            exact += getattr(full, "pss", full.rss) + getattr(full, "swap", 0)
-    return exact if exact > limit else None
+    for look in (psutil.Process.memory_info, psutil.Process.memory_full_info):
+        held = 0
+        for one in family:
+            with contextlib.suppress(psutil.Error):
+                found = look(one)
+                held += getattr(found, "pss", found.rss) + getattr(found, "swap", 0)
+        if held <= limit:
+            return None
+    return held
 
 
 def worker_environment(threads: int, *, shared: bool) -> dict[str, str]:

@@ -111,16 +111,13 @@ class RayExecutor:
         elif isinstance(told, node.Home):
             if not told.ended.lost:
                 parcel.unpack_run(told.files, task.folder)
-                self._forget(task.spec.id)
+                if self._backups is not None:
+                    with contextlib.suppress(Exception):  # what stays there is of no use, and no reason to stop
+                        self._backups.clear(task.spec.id)
             told = told.ended
         if isinstance(told, Ended):
             del self._streams[stream]
         return told
-
-    def _forget(self, run: str) -> None:
-        if self._backups is not None:
-            with contextlib.suppress(Exception):  # what stays there is of no use to anybody, and no reason to stop
-                self._backups.clear(run)
 
     def close(self) -> None:
         for stream in self._streams:

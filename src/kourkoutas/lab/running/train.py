@@ -17,7 +17,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from kourkoutas.lab import engines, testbeds
 from kourkoutas.lab.engines import Engine, Trainer
 from kourkoutas.lab.results.files import Arrays, Checkpoints, Lines, write_arrays
 from kourkoutas.lab.specs import optimizers
-from kourkoutas.lab.specs.spec import LARGEST, RunResult, RunSpec
+from kourkoutas.lab.specs.spec import LARGEST, Report, RunResult, RunSpec
 from kourkoutas.lab.testbeds import Problem
 from kourkoutas.trace import KEYS, WINDOW
 
@@ -36,14 +36,12 @@ CURVE_POINTS = 300
 TRACE_ROWS = 2_000
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
-Progress = Callable[[int, int, float], None]
-
 
 def run(
     spec: RunSpec,
     folder: Path | None = None,
     *,
-    on_progress: Progress | None = None,
+    on_progress: Report | None = None,
     checkpoint_every: int | None = None,
 ) -> RunResult:
     """Make the run of `spec`, or finish it from the newest checkpoint in `folder`.
@@ -152,7 +150,7 @@ class _Run:
         pace = pace_of(self._calls)
         return {} if pace is None else {"per_step": pace}
 
-    def loop(self, on_progress: Progress | None) -> None:
+    def loop(self, on_progress: Report | None) -> None:
         """Chunk after chunk, until the end or until it diverges."""
         problem = self._problem
         evaluated = int(self._evaluations[-1]["step"]) if self._evaluations else 0

@@ -34,11 +34,10 @@ import numpy as np
 from kourkoutas.lab.results import files
 from kourkoutas.lab.specs import optimizers
 from kourkoutas.lab.specs.optimizers import Recipe
-from kourkoutas.lab.specs.spec import LARGEST, OWN_SETTINGS, Code, RunResult, RunSpec
+from kourkoutas.lab.specs.spec import LARGEST, OWN_SETTINGS, Code, Report, RunResult, RunSpec
 from kourkoutas.trace import KEYS, WINDOW, Trace
 
 CURVE_POINTS = 2000
-Progress = Callable[[int, int | None, float | None], None]
 
 
 class Settings(UserDict[str, Any]):
@@ -78,7 +77,7 @@ class Trial:
       folder: the run's folder, for files of your own.
     """
 
-    def __init__(self, spec: RunSpec, folder: Path, on_progress: Progress | None = None) -> None:
+    def __init__(self, spec: RunSpec, folder: Path, on_progress: Report | None = None) -> None:
         self.seed = spec.seed
         self.used: set[str] = set()
         self._arm = spec.optimizer
@@ -190,7 +189,7 @@ class Trial:
             self._traced.pull(self._trace)
 
 
-def run(spec: RunSpec, folder: Path, code: Code, *, on_progress: Progress | None = None) -> RunResult:
+def run(spec: RunSpec, folder: Path, code: Code, *, on_progress: Report | None = None) -> RunResult:
     """One run of the user's function."""
     function = load(code)
     start = time.perf_counter()  # of the training: the file's imports are paid once per worker, not per run

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
+from kourkoutas.lab.judging.endpoints import logged
 from kourkoutas.lab.judging.intervals import quantile
 from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.results.store import StoredRun, StoreError
 from kourkoutas.lab.showing.drawing import Anchor, Array, Drawing, Panel, cross, element, log_suits, series
 from kourkoutas.lab.specs.looks import Look
 
@@ -70,15 +70,13 @@ def courses(snapshot: Snapshot) -> dict[str, dict[Seed, Course]]:
     found: dict[str, dict[Seed, Course]] = {arm.label: {} for arm in snapshot.record.arms}
     own = snapshot.record.code is not None
     for run in snapshot.runs:
-        if run.result is not None:
-            steps, losses = run.result.curve.get("step", []), run.result.curve.get("loss", [])
-            if not own and run.result.status == "ok" and len(steps) > 2:
-                steps, losses = steps[:-1], losses[:-1]
-            if own and not np.isfinite(losses).all():
-                logged = _so_far(run)
-                steps, losses = logged if logged[0] else (steps, losses)
-        else:
-            steps, losses = _so_far(run)
+        curve = {} if run.result is None else run.result.curve
+        steps, losses = curve.get("step", []), curve.get("loss", [])
+        if not own and run.result is not None and run.result.status == "ok" and len(steps) > 2:
+            steps, losses = steps[:-1], losses[:-1]
+        if run.result is None or (own and not np.isfinite(losses).all()):
+            points = [point for point in logged(run, "loss") if math.isfinite(point[1])]
+            steps, losses = [list(column) for column in zip(*points, strict=True)] or (steps, losses)
         if steps and len(steps) == len(losses):
             x, y = np.asarray(steps, float), np.asarray(losses, float)
             order = np.argsort(x, kind="stable")
@@ -89,14 +87,6 @@ def courses(snapshot: Snapshot) -> dict[str, dict[Seed, Course]]:
                 going=run.result is None,
             )
     return {arm: by_seed for arm, by_seed in found.items() if by_seed}
-
-
-def _so_far(run: StoredRun) -> tuple[list[float], list[float]]:
-    try:
-        rows = [row for row in run.metrics() if "step" in row and isinstance(row.get("loss"), int | float)]
-    except StoreError:
-        return [], []
-    return [float(row["step"]) for row in rows], [float(row["loss"]) for row in rows]
 
 
 def thinned(course: Course) -> Course:
@@ -219,7 +209,7 @@ def gaps(courses: Courses, pairs: Sequence[tuple[str, str]], looks: Mapping[str,
     ends = 1 / above_dips(1 / above_dips(ends, lasts), [1 / x for x in lasts])
     panel = Panel.over(np.concatenate([s.steps for s in found.values()]), [1.0, *ends], log_y=True)
     zero = panel.y.at(1.0)
-    panel.add("line", x1=panel.x.start, x2=panel.x.stop, y1=zero, y2=zero, class_="zero")
+    panel.parts.append(element("line", x1=panel.x.start, x2=panel.x.stop, y1=zero, y2=zero, class_="zero"))
     treatments = list(dict.fromkeys(a for a, _ in found))
     for (a, b), s in found.items():
         # one treatment: the colours of its baselines; else those of the treatments
