@@ -436,7 +436,7 @@ def test_every_byte_of_a_backup(every, tmp_path):
     backups = Backups(str(tmp_path), "study")
     backups.prepare()
     backups.save("run", {"metrics.jsonl": b"{}\n", "checkpoint/step.npz": bytes(range(64))})
-    (file,) = (tmp_path / "study" / "run").iterdir()
+    file = tmp_path / "study" / "run.zip"
     data, rng = file.read_bytes(), np.random.default_rng(4)
     print(f"backup: {len(data)} bytes")
     for at in range(0, len(data), every):
