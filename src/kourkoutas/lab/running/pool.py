@@ -81,11 +81,10 @@ class Pool:
         """The next run of worker `number`: of its seed, else of a seed that no worker has, else any."""
         own, taken = self._seeds.get(number), set(self._seeds.values())
         for fits in (lambda seed: seed == own, lambda seed: seed not in taken, lambda seed: True):
-            for task in self._waiting:
+            for at, task in enumerate(self._waiting):
                 if fits(task.spec.seed):
-                    self._waiting.remove(task)
                     self._seeds[number] = task.spec.seed
-                    return task
+                    return self._waiting.pop(at)
         return None
 
     def close(self) -> None:
