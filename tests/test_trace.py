@@ -38,23 +38,6 @@ def test_every_keeps_each_kth_step():
     assert trace.steps.tolist() == [4, 8]
 
 
-def test_the_history_has_the_norms_of_every_newest_step_whatever_is_kept_of_the_rest():
-    trace = Trace(["a", "b"], every=4, history=20)
-    for count in (7, 12, 30):
-        trace.pull(ring_after(count), count)
-    steps, norms = trace.history
-    assert steps.tolist() == list(range(11, 31))
-    assert norms[:, 1].tolist() == [3 * t for t in steps]
-
-
-def test_the_history_begins_anew_after_lost_rows():
-    trace = Trace(["a", "b"], history=5000)
-    trace.pull(ring_after(10), 10)
-    trace.pull(ring_after(WINDOW + 20), WINDOW + 20)
-    steps, norms = trace.history
-    assert (steps[0], steps[-1], len(norms)) == (21, WINDOW + 20, WINDOW)
-
-
 def test_columns_and_snapshot_read_what_was_recorded():
     trace = Trace(["a", "b"])
     assert trace.snapshot() == {}

@@ -1,6 +1,6 @@
 """The runs behind the pictures, kept as tables beside this file.
 
-    kbeta study heat3d --preset laptop --seeds 0 --optimizers kbeta --out RESULTS
+    kbeta study heat3d --preset laptop --set steps=1500 --seeds 0 --optimizers kbeta --out RESULTS
     python docs/pictures/runs.py norms RESULTS     norms.csv
     kbeta study heat3d --preset laptop --set steps=1500 --seeds 0-9 --out RESULTS
     python docs/pictures/runs.py curves RESULTS    curves.csv
@@ -25,7 +25,7 @@ BUCKET, STEPS = "(128, 128)", 600
 def norms(results: Path) -> None:
     (file,) = results.glob("runs/heat3d-kbeta-s0-*/trace.npz")
     with np.load(file) as trace:
-        column = trace["every_norm"][:STEPS, list(trace["names"]).index(BUCKET)]
+        column = trace["norm"][:STEPS, list(trace["names"]).index(BUCKET)]
     with open(HERE / "norms.csv", "w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(["step", "norm"])

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOW = 1024
-HISTORY = 50_000  # newest steps of which the laboratory keeps n, whatever `every` is
 KEYS = ("sun", "beta2", "norm")
 
 
@@ -41,7 +40,6 @@ class Trace:
       names: bucket names, in the order of the ring's last axis.
       sinks: also send each row there, as `sun/<bucket>`, `beta2/<bucket>` and `norm/<bucket>`.
       every: keep every k-th step only.
-      history: keep n of every step, for this many of the newest steps, in `history`.
 
     Example:
       >>> ring = np.zeros((WINDOW, 3, 1), np.float32)
@@ -52,7 +50,7 @@ class Trace:
       {'layer': 0.9395}
     """
 
-    def __init__(self, names: Sequence[str], sinks: Iterable[Sink] = (), every: int = 1, history: int = 0) -> None:
+    def __init__(self, names: Sequence[str], sinks: Iterable[Sink] = (), every: int = 1) -> None:
         if every < 1:
             raise ValueError(f"`every` must be a whole number >= 1; got {every!r}")
         self.names = tuple(names)
@@ -62,8 +60,6 @@ class Trace:
         self._seen = 0
         self._steps: list[NDArray[np.int64]] = []
         self._rows: list[NDArray[np.float32]] = []
-        self._kept = history
-        self._norms = np.zeros((0, len(self.names)), np.float32)
 
     def pull(self, ring: Any, count: int) -> None:
         """Take over the rows written since the last pull; `ring` is anything NumPy can read."""
@@ -76,14 +72,10 @@ class Trace:
         count = int(count)
         if count < self._seen:
             raise ValueError(f"`count` went back from {self._seen} to {count}: use a new Trace after loading a state")
-        before, first = self._seen, max(self._seen, count - ring.shape[0])
+        first = max(self._seen, count - ring.shape[0])
         self.lost += first - self._seen
         self._seen = count
         steps = np.arange(first + 1, count + 1, dtype=np.int64)
-        if self._kept and steps.size:
-            old = self._norms if first == before else self._norms[:0]  # rows were lost: what is kept has no gap
-            norms = np.concatenate([old, ring[(steps - 1) % ring.shape[0], 2].astype(np.float32)])
-            self._norms = norms[-self._kept :]
         steps = steps[steps % self.every == 0]
         if not steps.size:
             return
@@ -115,11 +107,6 @@ class Trace:
     def norm(self) -> NDArray[np.float32]:
         """Pooled gradient norms n, (steps, buckets)."""
         return self._column(2)
-
-    @property
-    def history(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Consecutive steps up to the newest, and their norms, (steps, buckets)."""
-        return np.arange(self._seen - len(self._norms) + 1, self._seen + 1), self._norms
 
     def _column(self, k: int) -> NDArray[np.float32]:
         if not self._rows:

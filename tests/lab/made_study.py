@@ -36,9 +36,7 @@ def failed(error: str | None = ERROR) -> RunResult:
     return RunResult(status="failed", error=error, seconds=1.0)
 
 
-def own(
-    out: Path, ends: Ends, *, title: str = "loss", log: bool = False, higher_is_better: bool = False
-) -> store.Study:
+def own(out: Path, ends: Ends, *, title: str = "loss", log: bool = False, higher_is_better: bool = False) -> Snapshot:
     """A study of a user's function, with one endpoint; None is a run that has not finished, NaN one that diverged."""
     setup: dict[str, Any] = {"testbed": "task.train", "preset": "own", "engine": "own", "settings": {}}
     arms = [store.Arm(label=name, optimizer=name) for name in ends]
@@ -56,10 +54,10 @@ def own(
                     writer.finish(spec, finished(float(end)) if math.isfinite(end) else diverged())
                 elif end is not None:
                     writer.finish(spec, end)
-    return store.Study.open(out)
+    return Snapshot.read(out)
 
 
-def rare_trigger(out: Path, arms: Sequence[str] = (), seeds: int = 10) -> store.Study:
+def rare_trigger(out: Path, arms: Sequence[str] = (), seeds: int = 10) -> Snapshot:
     """The paper's Testbed C table with curves and traces; by default with control arms and every way for a run to end:
     lion diverges on seed 3 and fails on seeds 4 and 7."""
     table = table_file.read_table(TABLE)
@@ -100,7 +98,7 @@ def rare_trigger(out: Path, arms: Sequence[str] = (), seeds: int = 10) -> store.
                     curve = {"step": steps.tolist(), "loss": loss.tolist(), "lr": [1e-2] * len(steps)}
                     settings = {"steps": 30_000, "lr": 1e-2, "optimizer": {"family": "adam", "beta2_min": 0.88}}
                     writer.finish(spec, finished(value, metrics=metrics, curve=curve, settings=settings))
-    return store.Study.open(out)
+    return Snapshot.read(out)
 
 
 def _traced(folder: Path, rng: np.random.Generator) -> None:
@@ -115,11 +113,11 @@ def _traced(folder: Path, rng: np.random.Generator) -> None:
     trace.save(folder / "trace.npz")
 
 
-def analysed(study: store.Study, **how: Any) -> Analysis:
+def analysed(study: Snapshot, **how: Any) -> Analysis:
     """The analysis of a folder, without bootstraps unless told."""
     return analyse(Snapshot.read(study.path), **{"resamples": 0, **how})
 
 
-def rendered(study: store.Study, **how: Any) -> str:
+def rendered(study: Snapshot, **how: Any) -> str:
     """Its page."""
     return report.render(analysed(study, **how))

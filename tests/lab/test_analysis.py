@@ -36,7 +36,7 @@ def folder(
     *,
     code: store.Code = CODE,
     settings: Mapping[str, Any] | None = None,
-) -> store.Study:
+) -> Snapshot:
     """A results folder of a user's function: a number is the endpoint, a mapping the logged metrics, None no result."""
     arms = [store.Arm(label=label, optimizer=label.partition("[")[0]) for label in values]
     seeds = sorted({seed for by_seed in values.values() for seed in by_seed})
@@ -48,7 +48,7 @@ def folder(
                 study.plan([spec])
                 if value is not None:
                     study.finish(spec, _result(value, study.folder(spec)))
-    return store.Study.open(path)
+    return Snapshot.read(path)
 
 
 def _result(value: Value, run: Path) -> RunResult:
@@ -254,7 +254,7 @@ def test_a_metric_that_some_runs_never_logged_is_noted_and_one_that_none_did_is_
     values = {"kbeta": {0: both, 1: both, 2: one}, "adam95": {0: both, 1: both, 2: both}}
     study = folder(tmp_path / "o", values)
     found = analysed(study, endpoints=["acc:max"]).endpoints[1]
-    assert "kbeta has no acc for seed 2" in found.notes
+    assert "K-β has no acc for seed 2" in found.notes
     with pytest.raises(ValueError, match="unknown metric in --endpoint 'ac': did you mean 'acc'"):
         analysed(study, endpoints=["ac"])
 

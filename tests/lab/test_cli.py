@@ -16,11 +16,11 @@ import typer
 from typer.testing import CliRunner
 
 from kourkoutas.cli import running
-from kourkoutas.cli.app import app
+from kourkoutas.cli.command import app
 from kourkoutas.lab import api
 from kourkoutas.lab.judging import analysis
 from kourkoutas.lab.planning import plan as planning
-from kourkoutas.lab.results import store
+from kourkoutas.lab.results import snapshot
 
 DATA = Path(__file__).parent / "data"
 TESTBED = ["--preset", "smoke", "--set", "steps=120"]
@@ -274,7 +274,7 @@ def test_a_command_scans_the_folder_once_and_analyses_once(tmp_path: Path, monke
 
         monkeypatch.setattr(owner, name, call)
 
-    counted(store.Study, "scan", "scan")
+    counted(snapshot, "read_runs", "scan")
     counted(analysis, "analyse", "analyse")
     task = tmp_path / "task.py"
     task.write_text("def train(trial):\n    return trial.settings['lr'] * (1 + trial.seed) + len(trial.arm)\n")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,10 @@ NAN = math.nan
 def course(losses: Sequence[float], steps: Sequence[float] | None = None, **more: bool) -> Course:
     at = range(1, len(losses) + 1) if steps is None else steps
     return Course(np.array(list(at), float), np.array(losses, float), **more)
+
+
+def panels(courses: curves.Courses, **more: Any) -> list[drawing.Drawing]:
+    return curves.panels(courses, looks.looks_of(list(courses)), lambda arm, seed: f"run-{arm}-{seed}", **more)
 
 
 def judged(tmp_path: Path, ends: made_study.Ends, **how: bool) -> Comparison:
@@ -81,7 +86,7 @@ def test_long_curves_are_averaged_in_blocks_and_a_gap_is_no_divergence() -> None
 
 def test_the_panels_are_all_arms_the_end_and_one_per_arm_with_diverged_runs_crossed_and_counted() -> None:
     arms = {"kbeta": {0: course(np.geomspace(1, 0.001, 50).tolist())}, "lion": {0: course([1.0] * 20, diverged=True)}}
-    drawn = curves.panels(arms, looks.looks_of(list(arms)))
+    drawn = panels(arms)
     assert [one.title for one in drawn] == [
         "All optimizers: training loss, log scale",
         "The last fifth, enlarged: training loss",
@@ -89,6 +94,7 @@ def test_the_panels_are_all_arms_the_end_and_one_per_arm_with_diverged_runs_cros
         "Lion: 1 run, 1 diverged ×",
     ]
     assert ['class="cross"' in one.svg for one in drawn] == [False, False, False, True]
+    assert panels(arms, runs={"kbeta": 3, "lion": 1})[2].title == "K-β: 1 of 3 runs"
 
 
 def test_a_few_steps_of_a_loss_next_to_0_do_not_flatten_the_rest_but_an_end_there_is_shown() -> None:
@@ -101,15 +107,15 @@ def test_a_few_steps_of_a_loss_next_to_0_do_not_flatten_the_rest_but_an_end_ther
 
 def test_the_enlarged_end_has_the_scale_of_its_own_values() -> None:
     arms = {"kbeta": {0: course(np.linspace(1.0, 0.5, 101).tolist())}}
-    end = curves.panels(arms, looks.looks_of(["kbeta"]))[1]
+    end = panels(arms)[1]
     ticks = [float(x) for x in re.findall(r'text-anchor="end" class="soft">([\d.]+)</text>', end.svg)]
     assert ticks
     assert max(ticks) <= 0.61
 
 
 def test_without_curves_there_are_no_panels() -> None:
-    assert curves.panels({}, {}) == []
-    assert curves.panels({"a": {0: course([NAN, NAN])}}, looks.looks_of(["a"])) == []
+    assert panels({}) == []
+    assert panels({"a": {0: course([NAN, NAN])}}) == []
 
 
 def test_every_run_is_a_mark_at_its_value_and_a_diverged_one_a_cross_on_the_worse_side(tmp_path: Path) -> None:

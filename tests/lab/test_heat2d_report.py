@@ -38,19 +38,19 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_a_report_shows_the_testbeds_pictures_of_the_seed_that_most_arms_finished(folder):
-    study = store.Study.open(folder)
+    study = Snapshot.read(folder)
     (first, words), (_, more) = pictures.own(Snapshot.read(study.path))
     assert words == "Frame 6 of a test case, truth first: raw, contrast-equalised, and error (seed 1)"
     assert more.endswith("(seed 1)")
     titles = [axes.get_title().partition("\n")[0] for axes in first.axes if axes.get_title()]
     assert titles == ["truth", "K-β", "Adam 0.95"]
-    page = rendered(store.Study.open(folder))
+    page = rendered(Snapshot.read(folder))
     assert "What was learnt" in page
     assert words in page
 
 
 def test_the_pictures_follow_a_dark_page_and_keep_their_text(folder):
-    page = rendered(store.Study.open(folder))
+    page = rendered(Snapshot.read(folder))
     (first, _) = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]*)"', page)
     picture = base64.b64decode(first).decode()
     assert "prefers-color-scheme:dark" in picture

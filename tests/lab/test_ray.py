@@ -470,7 +470,7 @@ def test_a_run_goes_on_from_its_last_checkpoint_where_that_can_be_reached_and_en
             assert word != "status" or value == "ok"
             if word == "step":
                 steps.append(int(value))
-            if not before and len(steps) > 1 and (not place or list(storage.glob("*/*/*.zip"))):
+            if not before and len(steps) > 1 and (not place or list(storage.glob("*/*.zip"))):
                 (worker,) = cluster.processes("kourkoutas.lab.running.worker")
                 ray_worker = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1]
                 os.kill(int(ray_worker), signal.SIGKILL)
@@ -497,8 +497,11 @@ def test_a_run_goes_on_from_its_last_checkpoint_where_that_can_be_reached_and_en
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--cpus-per-run", "2"], "no node of the Ray cluster has what one run is to get, 2 CPUs"),
-        (["--gpus-per-run", "1"], "no node of the Ray cluster has what one run is to get, 1 CPUs, 1 GPUs"),
+        (["--cpus-per-run", "2"], "no node of the Ray cluster has room for a run with --cpus-per-run 2: ask for less"),
+        (
+            ["--gpus-per-run", "1"],
+            "no node of the Ray cluster has room for a run with --cpus-per-run 1, --gpus-per-run 1",
+        ),
         (["--cpus-per-run", "0"], "--cpus-per-run must be above 0; got 0"),
         (["--storage", "/proc/no"], "--storage /proc/no cannot be written"),
         (["--ray", "ray://127.0.0.1:10001"], "a study is started on a node of its cluster"),

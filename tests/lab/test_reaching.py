@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from kourkoutas.lab.results.store import Study
+from kourkoutas.lab.results.snapshot import Snapshot
 from tests.lab import made_study
 from tests.lab.made_study import rendered
 
@@ -18,7 +18,7 @@ ARRIVALS = {"quick": {0: 20, 1: 20, 2: 40, 3: None}, "slow<b>": {0: 40, 1: 60, 2
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+def study(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
     steps = [20.0 * k for k in range(1, 6)]
     ends = {
         arm: {
@@ -40,7 +40,7 @@ def section_of(page: str) -> str:
     return found[0]
 
 
-def test_the_section_is_folded_and_listed_and_tells_who_was_first_how_often(study: Study) -> None:
+def test_the_section_is_folded_and_listed_and_tells_who_was_first_how_often(study: Snapshot) -> None:
     page = rendered(study, target="loss<=1")
     section = section_of(page)
     assert section.startswith('<details id="target">')  # not open
@@ -52,7 +52,7 @@ def test_the_section_is_folded_and_listed_and_tells_who_was_first_how_often(stud
     assert "<b>" not in section
 
 
-def test_a_median_that_was_never_reached_is_called_so_and_not_diverged(study: Study) -> None:
+def test_a_median_that_was_never_reached_is_called_so_and_not_diverged(study: Snapshot) -> None:
     section = section_of(rendered(study, target="loss<=1"))
     rows = re.findall(r'<tr><th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>', section)
     # the median of 20, 20, 40 and never is 30; that of 40, 60, never and never lies between 60 and never
@@ -63,7 +63,7 @@ def test_a_median_that_was_never_reached_is_called_so_and_not_diverged(study: St
 
 
 def test_the_line_of_an_arm_rises_where_a_run_arrives_and_stays_below_the_top_where_one_never_does(
-    study: Study,
+    study: Snapshot,
 ) -> None:
     section = section_of(rendered(study, target="loss<=1"))
     lines = re.findall(r'<path d="(M[^"]+)" class="curve"', section)
@@ -78,7 +78,7 @@ def test_the_line_of_an_arm_rises_where_a_run_arrives_and_stays_below_the_top_wh
     assert [round(100 * (x - left) / (right - left)) for x, _ in points] == [0, 20, 20, 40, 40, 100]
 
 
-def test_without_a_target_there_is_no_section(study: Study) -> None:
+def test_without_a_target_there_is_no_section(study: Snapshot) -> None:
     assert 'id="target"' not in rendered(study)
 
 
@@ -87,7 +87,7 @@ def kbeta(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
-def test_report_takes_a_target_and_refuses_one_that_no_run_logged_leaving_the_page_as_it_was(study: Study) -> None:
+def test_report_takes_a_target_and_refuses_one_that_no_run_logged_leaving_the_page_as_it_was(study: Snapshot) -> None:
     done = kbeta("report", str(study.path), "--target", "loss<=1")
     assert done.returncode == 0, done.stderr
     page = (study.path / "report.html").read_text(encoding="utf-8")

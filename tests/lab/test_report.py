@@ -18,7 +18,6 @@ import pytest
 
 from kourkoutas.lab.judging import comparing, headline
 from kourkoutas.lab.judging import table_file as tables
-from kourkoutas.lab.results import store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.showing import curves, effects, report
 from kourkoutas.lab.specs.looks import label
@@ -64,7 +63,7 @@ def text_of(page: str) -> str:
     return re.sub(r"\s+", " ", Reader(page).text)
 
 
-def told(study: store.Study) -> str:
+def told(study: Snapshot) -> str:
     return text_of(rendered(study))
 
 
@@ -267,10 +266,11 @@ def test_names_from_outside_cannot_inject_markup(tmp_path: Path) -> None:
 
 def test_writing_writes_the_file_and_nothing_else(tmp_path: Path) -> None:
     study = made_study.own(tmp_path / "out", {"x": {0: 1.0}, "y": {0: 2.0}})
-    out = report.write(analysed(study), tmp_path / "new" / "report.html")
-    assert [p.name for p in (tmp_path / "new").iterdir()] == ["report.html"]
+    before = set(study.path.rglob("*"))
+    out = report.write(analysed(study))
+    assert out == tmp_path / "out" / "report.html"
+    assert set(study.path.rglob("*")) - before == {out}
     assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    assert report.write(analysed(study)) == tmp_path / "out" / "report.html"
 
 
 def test_the_page_is_one_file_below_three_megabytes_that_refers_to_nothing_outside_itself(page: str) -> None:

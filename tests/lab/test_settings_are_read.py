@@ -13,7 +13,7 @@ import pytest
 from kourkoutas.lab import api
 from kourkoutas.lab.judging.analysis import analyse, as_json
 from kourkoutas.lab.planning import plan as planning
-from kourkoutas.lab.results import store
+from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import trial
 from kourkoutas.lab.specs.spec import RunSpec
 
@@ -35,7 +35,7 @@ def train(trial):
 """
 
 
-def executed(tmp_path: Path, source: str, seeds: str = "0-1", **more: Any) -> store.Study:
+def executed(tmp_path: Path, source: str, seeds: str = "0-1", **more: Any) -> Snapshot:
     file = tmp_path / "task.py"
     file.write_text(source)
     optimizers = more.pop("optimizers", ["kbeta", "adam95"])
@@ -131,7 +131,7 @@ LOGGING = "def train(trial):\n    trial.log(1, loss=1.0 + trial.seed)\n"
     [
         (LOGGING + "    return trial.seed\n", "train never asked for trial.optimizer"),
         (LOGGING + "    trial.arm\n", "train returned nothing"),
-        (LOGGING + "    trial.arm\n    return trial.seed\n", "kbeta and adam95 logged the same numbers"),
+        (LOGGING + "    trial.arm\n    return trial.seed\n", "K-β and Adam 0.95 logged the same numbers"),
     ],
 )
 def test_a_study_that_compares_nothing_is_told_and_not_compared(tmp_path: Path, source: str, told: str) -> None:

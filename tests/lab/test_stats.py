@@ -209,8 +209,8 @@ def test_the_order_of_seeds_does_not_matter(xy: list[tuple[float, float]], rng: 
     rng.shuffle(shuffled)  # type: ignore[attr-defined]
     straight = {"new": {i: xy[i][0] for i in range(len(xy))}, "old": {i: xy[i][1] for i in range(len(xy))}}
     mixed = {name: {i: seeds[i] for i in shuffled} for name, seeds in straight.items()}
-    one = comparing.compare(straight, baseline="old", log=True, **QUICK).to_dict()
-    two = comparing.compare(mixed, baseline="old", log=True, **QUICK).to_dict()
+    one = values.to_json(comparing.compare(straight, baseline="old", log=True, **QUICK))
+    two = values.to_json(comparing.compare(mixed, baseline="old", log=True, **QUICK))
     assert one == two
 
 
@@ -644,7 +644,7 @@ def test_ranks_decide_where_runs_of_both_diverged() -> None:
 def test_json_is_strict_and_holds_every_statistic() -> None:
     given = {"a": {0: 1.0, 1: math.nan, 2: 2.0, 3: 1.0}, "b": {0: 2.0, 1: 3.0, 2: math.inf, 3: 1.7}}
     back = json.loads(
-        json.dumps(comparing.compare(given, baseline="b", threshold=1.5, **QUICK).to_dict(), allow_nan=False)
+        json.dumps(values.to_json(comparing.compare(given, baseline="b", threshold=1.5, **QUICK)), allow_nan=False)
     )
     assert back["values"]["a"]["1"] == "nan"
     (contrast,) = back["contrasts"]
@@ -660,7 +660,7 @@ def test_adding_a_statistic_touches_its_function_and_the_list(monkeypatch: pytes
     new = statistics.Statistic("largest", "largest difference", largest, statistics.with_interval)
     monkeypatch.setattr(comparing, "OF_CONTRASTS", (*statistics.OF_CONTRASTS, new))
     found = comparing.compare(TWO, baseline="b", **QUICK)
-    assert found.to_dict()["contrasts"][0]["statistics"]["largest"]["value"] == 3.0
+    assert values.to_json(found)["contrasts"][0]["statistics"]["largest"]["value"] == 3.0
     assert "largest difference" in printed(found)  # and the page prints the same rows, see test_report
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from kourkoutas.lab.results import store
-from kourkoutas.lab.results.snapshot import Snapshot
+from kourkoutas.lab.results.snapshot import Snapshot, holder_of
 from kourkoutas.lab.specs.search_space import Axis, SearchSpace
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
@@ -36,13 +36,13 @@ def configuration(**changes: Any) -> dict[str, Any]:
     return same | {"command": "kbeta study bowl"} | changes
 
 
-def make(path: Path, *results: tuple[RunSpec, RunResult | None], **changes: Any) -> store.Study:
+def make(path: Path, *results: tuple[RunSpec, RunResult | None], **changes: Any) -> Snapshot:
     with store.writing(path, **configuration(**changes)) as study:
         study.plan([spec for spec, _ in results])
         for spec, result in results:
             if result is not None:
                 study.finish(spec, result)
-    return store.Study.open(path)
+    return Snapshot.read(path)
 
 
 def test_a_result_with_nan_and_infinity_is_read_back_as_it_was(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_study_json_records_command_environment_and_versions(tmp_path: Path) -> 
 @pytest.mark.parametrize("keep", [0, 30, -4])
 def test_a_truncated_result_names_file_line_and_remedy(tmp_path: Path, keep: int) -> None:
     study = make(tmp_path / "out", (SPEC, RESULT))
-    file = study.folder(SPEC) / "result.json"
+    file = study.path / "runs" / SPEC.id / "result.json"
     text = file.read_text()[:keep]
     file.write_text(text)
     (run,) = Snapshot.read(study.path).runs
@@ -94,7 +94,7 @@ def test_a_truncated_result_names_file_line_and_remedy(tmp_path: Path, keep: int
 
 def test_a_result_with_a_wrong_value_names_the_line_of_the_value(tmp_path: Path) -> None:
     study = make(tmp_path / "out", (SPEC, RESULT))
-    file = study.folder(SPEC) / "result.json"
+    file = study.path / "runs" / SPEC.id / "result.json"
     lines = file.read_text().splitlines()
     at = next(i for i, line in enumerate(lines) if '"seconds"' in line)
     lines[at] = ' "seconds": "soon",'
@@ -107,7 +107,7 @@ def test_a_result_with_a_wrong_value_names_the_line_of_the_value(tmp_path: Path)
 
 def test_an_edited_spec_is_noticed(tmp_path: Path) -> None:
     study = make(tmp_path / "out", (SPEC, RESULT))
-    file = study.folder(SPEC) / "spec.json"
+    file = study.path / "runs" / SPEC.id / "spec.json"
     file.write_text(file.read_text().replace('"seed": 0', '"seed": 7'))
     assert Snapshot.read(study.path).runs == ()
     assert len(Snapshot.read(study.path).damage) == 1
@@ -123,7 +123,7 @@ def test_a_run_folder_left_empty_by_a_kill_is_not_an_error(tmp_path: Path) -> No
 
 def test_a_broken_line_of_metrics_names_file_and_line(tmp_path: Path) -> None:
     study = make(tmp_path / "out", (SPEC, RESULT))
-    file = study.folder(SPEC) / "metrics.jsonl"
+    file = study.path / "runs" / SPEC.id / "metrics.jsonl"
     file.write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo\n{"step": 3, "loss": 0.5}\n')
     (run,) = Snapshot.read(study.path).runs
     with pytest.raises(store.StoreError, match=r"metrics\.jsonl, line 2: not a JSON object"):
@@ -132,13 +132,13 @@ def test_a_broken_line_of_metrics_names_file_and_line(tmp_path: Path) -> None:
 
 def test_a_last_line_cut_by_a_kill_is_left_out_of_an_unfinished_run(tmp_path: Path) -> None:
     study = make(tmp_path / "out", (SPEC, None))
-    (study.folder(SPEC) / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo')
+    (study.path / "runs" / SPEC.id / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo')
     assert Snapshot.read(study.path).runs[0].metrics() == [{"step": 1, "loss": 1.0}]
 
 
 def test_a_truncated_trace_names_the_file(tmp_path: Path) -> None:
     study = make(tmp_path / "out", (SPEC, RESULT))
-    file = study.folder(SPEC) / "trace.npz"
+    file = study.path / "runs" / SPEC.id / "trace.npz"
     np.savez(file, steps=np.arange(1000))
     file.write_bytes(file.read_bytes()[:500])
     with pytest.raises(store.StoreError, match=r"trace\.npz: not a readable trace"):
@@ -195,7 +195,7 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_stale_temporary_files_are_ignored_and_removed(tmp_path: Path) -> None:
     study = make(tmp_path / "out", (SPEC, None))
-    stale = [study.path / ".study.json.9.tmp", study.folder(SPEC) / ".result.json.9.tmp"]
+    stale = [study.path / ".study.json.9.tmp", study.path / "runs" / SPEC.id / ".result.json.9.tmp"]
     for file in stale:
         file.write_text('{"status": "o')
     assert Snapshot.read(study.path).runs[0].result is None
@@ -254,7 +254,7 @@ for n in range(10**9):
 def test_kill_9_while_a_result_is_being_rewritten_leaves_a_whole_result(tmp_path: Path) -> None:
     study = make(tmp_path / "out", (SPEC, RESULT))
     for pause in (0.02, 0.05, 0.11):
-        writer = started(REWRITE, str(study.folder(SPEC)))
+        writer = started(REWRITE, str(study.path / "runs" / SPEC.id))
         try:
             assert writer.stdout is not None
             assert writer.stdout.readline() == "started\n"
@@ -278,7 +278,7 @@ def refused(path: Path, *parts: str, **changes: Any) -> None:
 
 def test_a_folder_without_a_study_and_a_file_in_its_place_are_told(tmp_path: Path) -> None:
     with pytest.raises(store.StoreError, match=r"study\.json: not found; `kbeta study \.\.\. --out .*` makes one"):
-        store.Study.open(tmp_path / "nowhere")
+        Snapshot.read(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
     with pytest.raises(store.StoreError, match="is a file; name a folder"):
         make(tmp_path / "file", (SPEC, None))
@@ -298,16 +298,16 @@ def test_a_folder_that_was_made_for_a_study_that_could_not_start_goes_again(
 
 def test_the_holder_of_a_folder_is_a_process_that_lives(tmp_path: Path) -> None:
     study = make(tmp_path / "out", (SPEC, None))
-    assert study.holder() is None  # the lock file is empty
+    assert holder_of(study.path) is None  # the lock file is empty
     with store.writing(tmp_path / "out", **configuration()):
-        holder = study.holder()
+        holder = holder_of(study.path)
         assert holder is not None
         assert "kbeta study bowl" in holder.text
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     (study.path / ".lock").write_text(f"process {int(ended.stdout)} (kbeta study)")
-    assert study.holder() is None
+    assert holder_of(study.path) is None
     (study.path / ".lock").write_text("process 1 (init)")
-    assert study.holder() is not None  # whoever it belongs to
+    assert holder_of(study.path) is not None  # whoever it belongs to
 
 
 def test_a_stray_file_among_the_runs_is_no_run_and_a_moved_run_is_damage(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_stray_file_among_the_runs_is_no_run_and_a_moved_run_is_damage(tmp_pat
     (study.path / "runs" / "notes.txt").write_text("mine")
     assert len(Snapshot.read(study.path).runs) == 1
     assert Snapshot.read(study.path).damage == ()
-    study.folder(SPEC).rename(study.path / "runs" / "elsewhere")
+    (study.path / "runs" / SPEC.id).rename(study.path / "runs" / "elsewhere")
     assert Snapshot.read(study.path).runs == ()
     assert f"describes run {SPEC.id}, not its folder" in Snapshot.read(study.path).damage[0]
 
@@ -327,11 +327,9 @@ def test_a_tuned_study_compares_the_chosen_values_on_test_seeds_only(tmp_path: P
         study.plan(specs)
         assert Snapshot.read(study.path).runs == ()
         study.choose({"kbeta": {"lr": 0.2}})
-    study = store.Study.open(tmp_path / "out")
+    study = Snapshot.read(tmp_path / "out")
     assert [(run.spec.seed, run.spec.settings["lr"]) for run in Snapshot.read(study.path).runs] == [(0, 0.2)]
     assert {run.spec.seed for run in Snapshot.read(study.path).tuning_runs} == {100}
-    assert study.record.arm("kbeta") == store.Arm(label="kbeta", optimizer="kbeta")
-    assert study.record.arm("nobody") is None
 
 
 def tuned(**changes: Any) -> SearchSpace:

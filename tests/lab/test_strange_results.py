@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,13 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
+from rich.console import Console
 from statsmodels.stats.multitest import multipletests
 from typer.testing import CliRunner
 
-from kourkoutas.cli.app import app
+from kourkoutas.cli.command import app
 from kourkoutas.lab import api
 from kourkoutas.lab.judging import comparing, deciding, headline, table_file, targets
 from kourkoutas.lab.judging.targets import Target
+from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.planning import search
 from kourkoutas.lab.planning.search import Tried
 from kourkoutas.lab.results import export, files, store
@@ -47,7 +50,7 @@ def kbeta(*words: str | Path) -> str:
 # What was logged in calls of its own
 
 
-def logging_study(path: Path, rows: Mapping[str, Sequence[Row]], **more: Any) -> store.Study:
+def logging_study(path: Path, rows: Mapping[str, Sequence[Row]], **more: Any) -> Snapshot:
     """A study of one seed per arm whose function has logged `rows`, kept as a run keeps them."""
     arms = [store.Arm(label=name, optimizer=name) for name in rows]
     with store.writing(path, **SETUP, arms=arms, seeds=[0], command="kbeta study", code=CODE) as writer:
@@ -60,7 +63,7 @@ def logging_study(path: Path, rows: Mapping[str, Sequence[Row]], **more: Any) ->
             own = [dict(row) for row in logged]
             result = RunResult(status="ok", endpoint=1.0, metrics=trial._last(own), curve=trial._curve(own), **more)
             writer.finish(spec, result)
-    return store.Study.open(path)
+    return Snapshot.read(path)
 
 
 def in_two_calls(steps: int, every: int) -> Iterator[Row]:
@@ -78,7 +81,7 @@ def test_a_metric_logged_in_calls_of_its_own_does_not_cut_the_loss(tmp_path: Pat
     whole = curves.thinned(found["kbeta"][0])
     assert whole.steps[-1] == steps
     assert not whole.diverged
-    titles = [one.title for one in curves.panels(found, looks.looks_of(["kbeta"]))]
+    titles = [one.title for one in curves.panels(found, looks.looks_of(["kbeta"]), lambda *run: "runs")]
     assert titles[-1] == "K-β: 1 run"
     rows = export.rows(Snapshot.read(study.path), "curves")
     assert [row["step"] for row in rows if row["loss"] is not None] == list(range(1, steps + 1))
@@ -145,7 +148,7 @@ def test_an_arm_that_is_no_other_makes_no_other_contrast_surer(tmp_path: Path) -
             for seed, value in shifted()[like].items()
         }
     found = analysed(made_study.own(tmp_path / "out", ends))
-    assert any("Not compared: kbeta and lion" in line for line in found.fairness)
+    assert any("Not compared: K-β and Lion" in line for line in found.fairness)
     (only,) = found.primary.contrasts
     assert only.p_holm == pytest.approx(multipletests([ALONE, 1.0], method="holm")[1][0])
     assert only.verdict == "unclear"
@@ -189,7 +192,7 @@ RATES = (1e-3, 2e-3, 4e-3)
 
 def tuned_study(
     path: Path, ends: Mapping[str, Sequence[float]], tries: Mapping[str, Mapping[float, Sequence[float]]]
-) -> store.Study:
+) -> Snapshot:
     """A study of arms tuned on seeds 100 to 102, which gave `tries`, each with 0.002 as its choice."""
     arms = [store.Arm(label=name, optimizer=name) for name in ends]
     seeds = range(len(next(iter(ends.values()))))
@@ -203,7 +206,7 @@ def tuned_study(
                 spec = RunSpec(**{**SETUP, "settings": {"lr": lr}}, optimizer=arm, seed=seed)
                 writer.plan([spec])
                 writer.finish(spec, made_study.finished(value))
-    return store.Study.open(path)
+    return Snapshot.read(path)
 
 
 SHARP = {1e-3: (30.0, 30.1, 30.2), 2e-3: (10.0, 10.1, 10.2), 4e-3: (30.0, 30.1, 30.2)}
@@ -290,7 +293,7 @@ def test_with_a_tuning_run_missing_nothing_is_shown_against_that_arm(tmp_path: P
     assert analysed(study).primary.contrasts[0].verdict == "better"
     told = str(status.status_of(Snapshot.read(study.path)))
     assert told == "34 runs, 18 of them to tune (18 done): 34 finished."
-    gone = study.folder(RunSpec(**{**SETUP, "settings": {"lr": rate}}, optimizer="adam95", seed=101))
+    gone = study.path / "runs" / RunSpec(**{**SETUP, "settings": {"lr": rate}}, optimizer="adam95", seed=101).id
     if lost == "folder":
         shutil.rmtree(gone)
     else:
@@ -347,27 +350,26 @@ def test_descending_steps_are_drawn_by_rising_ones(tmp_path: Path) -> None:
 
 def test_curves_without_a_common_step_have_no_median_and_no_error() -> None:
     early, late = (curves.Course(np.arange(a, a + 5.0), np.ones(5)) for a in (1, 10))
-    assert [one.title for one in curves.panels({"a": {0: early, 1: late}}, looks.looks_of(["a"]))] == ["a: 2 runs"]
+    drawn = curves.panels({"a": {0: early, 1: late}}, looks.looks_of(["a"]), lambda *run: "runs")
+    assert [one.title for one in drawn] == ["a: 2 runs"]
 
 
 def test_a_mistyped_target_stops_the_study_at_its_first_good_run() -> None:
-    seen: list[str] = []
+    out = io.StringIO()
+    console = Console(file=out)
+    plan = planning.plan_study("sanity1")
 
-    class Seen:
-        def planned(self, *counts: int) -> None: ...
-        def started(self, spec: RunSpec) -> None: ...
-        def progress(self, spec: RunSpec, step: int, steps: int | None, loss: float | None) -> None: ...
-        def finished(self, spec: RunSpec, result: RunResult) -> None:
-            seen.append(result.status)
+    def aiming(metric: str) -> progress.Lines:
+        return progress.Lines(console, plan, Target(metric, 1.0))
 
     spec = RunSpec(**SETUP, optimizer="kbeta", seed=0)
     good = made_study.finished(1.0, curve={"step": [1.0], "loss": [1.0]})
-    aiming = progress.Aiming(Seen(), Target("lost", 1.0))
-    aiming.finished(spec, made_study.diverged())  # which may have had no time to log it
+    lost = aiming("lost")
+    lost.finished(spec, made_study.diverged())  # which may have had no time to log it
     with pytest.raises(ValueError, match="--target lost<=1: no run logged 'lost'; logged: loss"):
-        aiming.finished(spec, good)
-    progress.Aiming(Seen(), Target("loss", 1.0)).finished(spec, good)
-    assert seen == ["diverged", "ok", "ok"]
+        lost.finished(spec, good)
+    aiming("loss").finished(spec, good)
+    assert len(out.getvalue().splitlines()) == 3  # every run was told first
 
 
 def test_the_answer_is_printed_before_the_page_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,13 +394,13 @@ def test_a_lost_run_is_missed(tmp_path: Path) -> None:
     study = made_study.own(tmp_path / "out", shifted())
     assert str(status.status_of(Snapshot.read(study.path))) == "16 runs: 16 finished."
     assert analysed(study).notes == ()
-    shutil.rmtree(study.folder(RunSpec(**SETUP, optimizer="adam95", seed=3)))
+    shutil.rmtree(study.path / "runs" / RunSpec(**SETUP, optimizer="adam95", seed=3).id)
     found = status.status_of(Snapshot.read(study.path))
     assert (found.count(), found.count("finished"), found.count("waiting")) == (16, 15, 1)
     assert str(found).startswith("16 runs: 15 finished, 1 waiting. Nobody is making the rest")
     judged = analysed(study)
     assert [(arm.runs, arm.ok, arm.unfinished) for arm in judged.arms] == [(8, 8, 0), (8, 7, 1)]
-    assert judged.notes[0].startswith("1 run is not in the folder (adam95: seed 3)")
+    assert judged.notes[0].startswith("1 run is not in the folder (Adam 0.95: seed 3)")
     assert judged.headline == "15 of 16 runs have ended. The verdict comes when all have."
 
 
@@ -410,7 +412,7 @@ def test_a_folder_of_single_runs_lacks_none(tmp_path: Path) -> None:
         with store.writing(tmp_path / "out", **SETUP, **how, command=command) as writer:
             writer.plan([spec])
             writer.finish(spec, made_study.finished(1.0))
-    study = store.Study.open(tmp_path / "out")
+    study = Snapshot.read(tmp_path / "out")
     assert str(status.status_of(Snapshot.read(study.path))) == "2 runs: 2 finished."
     assert analysed(study).notes == ()
 
@@ -489,4 +491,4 @@ def test_an_arm_whose_tuned_values_change_nothing_is_told_and_not_compared(tmp_p
     )
     told = " ".join(out.split())
     assert ("at every lr that its tuning tried" in told) is deaf
-    assert bool(analysed(store.Study.open(tmp_path / "out")).primary.contrasts) is not deaf
+    assert bool(analysed(Snapshot.read(tmp_path / "out")).primary.contrasts) is not deaf

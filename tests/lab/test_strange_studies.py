@@ -18,6 +18,7 @@ import kourkoutas.lab as lab
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.planning import shipping
 from kourkoutas.lab.results import store
+from kourkoutas.lab.results.snapshot import holder_of
 from kourkoutas.lab.running import executor
 from kourkoutas.lab.running import trial as trial_module
 from kourkoutas.lab.specs import search_space
@@ -190,7 +191,7 @@ def test_the_endpoint_is_not_read_in_another_way_later(tmp_path: Path, name: str
     with pytest.raises(store.StoreError, match=f"{name} is True there and False here"):
         made()
     assert (out / "study.json").read_bytes() == before
-    kept = store.Study.open(out).record.code
+    kept = store.read_record(out).code
     assert kept is not None
     assert getattr(kept, name)
 
@@ -353,8 +354,7 @@ def test_a_folder_that_cannot_be_made_is_named_with_the_remedy(tmp_path: Path) -
 def test_a_lock_left_by_a_kill_does_not_belong_to_a_later_process_of_that_number(tmp_path: Path) -> None:
     plan = planning.plan_study(own(tmp_path), seeds=[0])
     with executor.holding(plan, tmp_path / "out", "test") as held:
-        opened = store.Study.open(held.path)
-        assert opened.holder() is not None
+        assert holder_of(held.path) is not None
         began = psutil.Process().create_time()
         os.utime(held.path / ".lock", (began - 90, began - 90))
-        assert opened.holder() is None
+        assert holder_of(held.path) is None

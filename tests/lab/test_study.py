@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import pool
+from kourkoutas.lab.running.executor import Limits
+from kourkoutas.lab.running.worker import Task
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 ARMS = ["kbeta", "adam95"]
@@ -136,7 +138,7 @@ def test_one_corrupt_file_costs_one_run_and_is_made_again(task: Path, tmp_path: 
     spec = made.specs()[3]
     file = tmp_path / "out" / "runs" / spec.id / name
     file.write_text(file.read_text()[:40])
-    opened = store.Study.open(tmp_path / "out")
+    opened = Snapshot.read(tmp_path / "out")
     runs = {run.id: run for run in Snapshot.read(opened.path).runs}
     if name == "result.json":
         assert runs[spec.id].result is not None
@@ -270,26 +272,26 @@ def test_two_workers_share_the_runs_of_a_study(task: Path, tmp_path: Path) -> No
     assert len({(run.folder / "made-by").read_text() for run in runs}) == 2
 
 
-def queue_of(specs: list[RunSpec]) -> pool.Queue:
-    queue = pool.Queue()
+def taken_by(workers: Sequence[int], specs: Sequence[RunSpec]) -> list[RunSpec | None]:
+    """What these workers take, one after another."""
+    made = pool.Pool(2, 1, Limits())
     for spec in specs:
-        queue.add(spec)
-    return queue
+        made.submit(Task(spec=spec, folder=Path()))
+    taken = [made.take(worker) for worker in workers]
+    return [None if task is None else task.spec for task in taken]
 
 
 def test_a_worker_keeps_its_seed_until_all_its_arms_are_taken() -> None:
-    queue = queue_of([RunSpec(testbed="t", optimizer=arm, seed=seed) for arm in "ab" for seed in range(3)])
-    taken = [queue.take(worker) for worker in (0, 1, 1, 0, 1, 1)]
+    specs = [RunSpec(testbed="t", optimizer=arm, seed=seed) for arm in "ab" for seed in range(3)]
+    taken = taken_by((0, 1, 1, 0, 1, 1), specs)
     assert [(spec.seed, spec.optimizer) for spec in taken if spec] == [
         (0, "a"), (1, "a"), (1, "b"), (0, "b"), (2, "a"), (2, "b"),
     ]  # fmt: skip
 
 
 def test_a_worker_without_a_seed_of_its_own_helps_with_another_seed() -> None:
-    queue = queue_of([RunSpec(testbed="t", optimizer=arm, seed=0) for arm in "abc"])
-    taken = [queue.take(worker) for worker in (0, 1, 0)]
-    assert [spec.optimizer for spec in taken if spec] == ["a", "c", "b"]
-    assert queue.take(1) is None
+    taken = taken_by((0, 1, 0, 1), [RunSpec(testbed="t", optimizer=arm, seed=0) for arm in "abc"])
+    assert [spec and spec.optimizer for spec in taken] == ["a", "b", "c", None]
 
 
 def test_threads_are_divided_before_a_framework_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,7 +398,7 @@ class Watch:
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
 
-    def planned(self, total: int, kept: int, failed: int, workers: int, threads: int) -> None:
+    def planned(self, total: int, kept: int, failed: int, workers: int) -> None:
         self.told.append(("planned", total, kept, failed, workers))
 
     def started(self, spec: RunSpec) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kourkoutas.cli.app import app
+from kourkoutas.cli.command import app
 from kourkoutas.lab.judging import targets
 from kourkoutas.lab.judging.targets import Target
 from kourkoutas.lab.results.store import StoredRun

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from kourkoutas import cli
-from kourkoutas.cli import printing, results, running
+from kourkoutas.cli import command, results, running
 from kourkoutas.lab.showing.fitting import Fitting
 
 # Values of many digits, and names as long as a study's own.
@@ -47,7 +48,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, list[str]], str]:
     def call(width: int, arguments: list[str]) -> str:
         text = io.StringIO()
         console = Console(width=width, file=text)
-        for module in (printing, running, results):
+        for module in (command, running, results):
             monkeypatch.setattr(module, "out", console)
         done = CliRunner().invoke(cli.app, arguments)
         assert done.exit_code == 0, done.output
@@ -76,6 +77,17 @@ def test_no_word_and_no_number_is_broken_at_80_columns(
         assert narrow == wide == widest  # word for word: no table of the answer is cut in two
         assert all(len(text.splitlines()) <= 30 for text in texts)
         assert "… 1 control" in " ".join(narrow)  # what was left out to be short is told
+
+
+def test_the_last_lines_break_no_path_in_two(
+    folder: Path, printed: Callable[[int, list[str]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    long = f"results/{'long-' * 9}name"
+    shutil.copytree("out", long)
+    how = [argument for argument in STUDY if argument != "--no-report"]
+    lines = printed(80, ["study", f"{folder}/task.py:train", *how, "--out", long]).splitlines()
+    assert [line.strip() for line in lines[-2:]] == [f"Report: {long}/report.html", f"tables: kbeta stats {long}"]
 
 
 def test_a_table_that_is_too_wide_goes_on_below_with_its_first_column_again() -> None:

@@ -18,6 +18,7 @@ import pytest
 from kourkoutas.lab import api
 from kourkoutas.lab.judging.analysis import analyse
 from kourkoutas.lab.judging.tuned import tried
+from kourkoutas.lab.judging.values import to_json
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.planning import search
 from kourkoutas.lab.planning.search import Tried
@@ -309,7 +310,7 @@ def account(done: Snapshot) -> Any:
         for run in [*done.tuning_runs, *done.runs]
         if run.result
     }
-    said = analyse(done).to_dict()
+    said = to_json(analyse(done))
     for arm in said["arms"]:
         del arm["seconds"], arm["seconds_per_step"]
     return runs, done.record.chosen, said
@@ -377,7 +378,7 @@ def test_tuning_runs_that_fail_rank_last_and_are_told_and_all_of_an_arm_are_an_e
     done = execute(plan(file, trials=3, budget=0, seeds="0"), tmp_path / "out")
     assert done.record.chosen == {"kbeta": {"lr": 1e-4}, "adam95": {"lr": 1e-3}}
     assert "6 of 18 tuning runs failed" in analyse(done).fairness[-1]
-    with pytest.raises(ValueError, match=r"all 9 tuning runs of adam95 failed.*OSError: no data"):
+    with pytest.raises(ValueError, match=r"all 9 tuning runs of Adam 0\.95 failed.*OSError: no data"):
         execute(plan(file, trials=3, budget=2, seeds="0", options={"bad": "1"}), tmp_path / "other")
     # It stops there: the range is not widened for kbeta, whose best value is at the edge.
     assert len(stamps(tmp_path / "other")) == 2 * 3 * 3

@@ -118,14 +118,14 @@ def study(path, spec=SPEC):
         command="a test",
     ) as writer:  # fmt: skip
         writer.plan([spec])
-        if writer.result(spec) is None or writer.result(spec).status == "failed":
+        if writer.run(spec).result is None or writer.run(spec).result.status == "failed":
             writer.reopen(spec)
             writer.finish(spec, train.run(spec, writer.folder(spec), checkpoint_every=500))
 
 
 def ended(path):
     """All numbers of the finished run, but for times."""
-    run = store.Study.open(path).run(SPEC)
+    (run,) = Snapshot.read(path).runs
     assert run.result is not None
     left = [p.name for p in path.rglob("*") if p.suffix in files.TEMPORARY]
     return {
@@ -378,8 +378,8 @@ def test_every_byte_of_study_json_and_spec_json(tmp_path):
         command="a test",
     ) as writer:  # fmt: skip
         writer.plan([SPEC])
-    record = store.Study.open(tmp_path / "out").record.model_dump_json()
-    damage(tmp_path / "out" / "study.json", lambda: store.Study.open(tmp_path / "out").record.model_dump_json(), record)
+    record = store.read_record(tmp_path / "out").model_dump_json()
+    damage(tmp_path / "out" / "study.json", lambda: store.read_record(tmp_path / "out").model_dump_json(), record)
 
     def specs():
         snapshot = Snapshot.read(tmp_path / "out")
@@ -436,7 +436,7 @@ def test_every_byte_of_a_backup(every, tmp_path):
     backups = Backups(str(tmp_path), "study")
     backups.prepare()
     backups.save("run", {"metrics.jsonl": b"{}\n", "checkpoint/step.npz": bytes(range(64))})
-    (file,) = (tmp_path / "study" / "run").iterdir()
+    file = tmp_path / "study" / "run.zip"
     data, rng = file.read_bytes(), np.random.default_rng(4)
     print(f"backup: {len(data)} bytes")
     for at in range(0, len(data), every):

@@ -20,9 +20,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from kourkoutas.cli import app, printing
-from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.results.store import Holder, StoreError, Study
+from kourkoutas.cli import app, command
+from kourkoutas.lab.results import snapshot
+from kourkoutas.lab.results.snapshot import Holder, Snapshot, holder_of
+from kourkoutas.lab.results.store import StoreError
 from kourkoutas.lab.showing import report, status
 from tests.lab import made_study
 from tests.lab.browsing import MISSING, Tab, chromium
@@ -129,10 +130,10 @@ def test_a_second_look_shows_more_finished_runs_and_killing_the_watcher_harms_no
             assert '<meta http-equiv="refresh"' in first
             assert "8 runs: 2 finished, 1 running, 5 waiting." in first
             assert "K-β, seed 1: step 1, loss 1" in first
-            assert "K-β: 2 runs" in first  # curves so far, of the run that goes on too
+            assert "K-β: 2 of 4 runs" in first  # curves so far, of the run that goes on too
             assert "2 of 8 runs have ended. The verdict comes when all have." in first
             (tmp_path / "go").touch()
-            until(lambda: told(page, "K-β: 3 runs") or told(page, "K-β: 4 runs"))
+            until(lambda: told(page, "K-β: 3 of 4 runs") or told(page, "K-β: 4 runs"))
             watcher.send_signal(signal.SIGKILL)
             watcher.wait()
         study.communicate(timeout=240)
@@ -189,7 +190,7 @@ def test_a_page_is_made_again_until_the_study_ends_and_a_broken_folder_keeps_the
             raise StoreError("half a file")
         return len(made) < 4
 
-    monkeypatch.setattr(report, "SHORTEST", 0.01)
+    monkeypatch.setattr(report, "SECONDS_BETWEEN_PAGES", 0.01)
     monkeypatch.setattr(report, "_follow_once", write)
     report.follow(tmp_path)
     assert made == [tmp_path] * 4  # tried again after the error, and ended with the study
@@ -210,7 +211,7 @@ def test_status_counts_every_run_and_estimates_the_rest(tmp_path: Path, monkeypa
     study = made_study.own(tmp_path / "out", ends)
     assert str(status_of(study.path)).startswith("8 runs: 2 finished, 1 diverged, 1 failed, 4 waiting. Nobody")
     holder = Holder("process 1 (kbeta study)", time.time() - 5)
-    monkeypatch.setattr(Study, "holder", lambda self: holder)
+    monkeypatch.setattr(snapshot, "holder_of", lambda path: holder)
     x2 = next(run for run in Snapshot.read(study.path).runs if (run.spec.optimizer, run.spec.seed) == ("x", 2))
     (x2.folder / "metrics.jsonl").write_text('{"step": 7, "loss": 0.25}\n')
     found = status_of(study.path)
@@ -225,14 +226,14 @@ def test_a_run_that_an_earlier_process_left_is_waiting_not_running(tmp_path: Pat
     file = Snapshot.read(study.path).runs[0].folder / "metrics.jsonl"
     file.write_text('{"step": 7, "loss": 0.25}\n')
     os.utime(file, (time.time() - 1000,) * 2)
-    monkeypatch.setattr(Study, "holder", lambda self: Holder("process 1", time.time()))
+    monkeypatch.setattr(snapshot, "holder_of", lambda path: Holder("process 1", time.time()))
     found = status_of(study.path)
     assert (found.count("running"), found.count("waiting")) == (0, 1)
 
 
 def test_a_process_that_has_ended_holds_nothing(tmp_path: Path) -> None:
     study = made_study.own(tmp_path / "out", {"x": {0: 1.0}, "y": {0: 1.0}})
-    assert study.holder() is None
+    assert holder_of(study.path) is None
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     for text, there in (
@@ -241,7 +242,7 @@ def test_a_process_that_has_ended_holds_nothing(tmp_path: Path) -> None:
         (f"process {os.getpid()} (x)", True),
     ):
         (study.path / ".lock").write_text(text)
-        assert (study.holder() is not None) is there
+        assert (holder_of(study.path) is not None) is there
 
 
 def test_no_number_of_the_status_is_broken_across_lines_at_80_columns(
@@ -253,7 +254,7 @@ def test_no_number_of_the_status_is_broken_across_lines_at_80_columns(
     found = dataclasses.replace(status_of(study.path), arms={long: states, "y": states})
     monkeypatch.setattr(status, "status_of", lambda snapshot: found)
     text = io.StringIO()
-    monkeypatch.setattr(printing, "out", Console(width=80, file=text))
+    monkeypatch.setattr(command, "out", Console(width=80, file=text))
     assert CliRunner().invoke(app, ["status", str(study.path)]).exit_code == 0
     lines = text.getvalue().splitlines()[1:]  # without the sentence, which a terminal wraps
     assert max(map(len, lines)) <= 80

@@ -39,7 +39,7 @@ def test_a_results_folder_is_read_whole():
         assert all(np.isfinite(x).all() for x in run.params().values())
 
 
-def test_a_results_folder_is_judged_and_reported(tmp_path):
+def test_a_results_folder_is_judged_and_reported():
     ends = {
         (run["optimizer"], run["seed"]): json.loads(path.with_name("result.json").read_text())["endpoint"]
         for path in KEPT.glob("study/runs/*/spec.json")
@@ -49,7 +49,7 @@ def test_a_results_folder_is_judged_and_reported(tmp_path):
     judged = analysis.primary
     values = {(arm, seed): value for arm, by_seed in judged.values.items() for seed, value in by_seed.items()}
     assert values == ends
-    page = report.write(analysis, tmp_path / "report.html").read_text()
+    page = report.render(analysis)
     assert "sanity1" in page
     assert "adam95" in page
 

@@ -1,4 +1,4 @@
-"""The `kbeta` command: parse (`arguments`), call the laboratory, print (`printing`).
+"""The `kbeta` command: parse (`arguments`), call the laboratory, print (`command`).
 
 The commands are in `running`, `results` and `tools`; `kbeta --help` lists them in this order. Nothing
 of the laboratory is imported before a command needs it, so that `--help` and completion answer at once.
@@ -17,20 +17,13 @@ import typer
 from kourkoutas.cli import running, results, tools  # noqa: F401
 
 # isort: on
-from kourkoutas.cli.app import BAD_INPUT, FAILED, app
-from kourkoutas.cli.printing import say
+from kourkoutas.cli.command import BAD_INPUT, FAILED, app, say
 
 
 def _is_of_lab(module: str) -> bool:
     from kourkoutas.lab import doctor
 
     return module.partition(".")[0] in (*doctor.LAB, "markupsafe")  # which Jinja brings
-
-
-def _disk_full(error: OSError) -> str | None:
-    from kourkoutas.lab.results import store
-
-    return str(store.DiskFull.of(error)) if store.is_full(error) else None
 
 
 def _got(error: Exception) -> str:
@@ -65,7 +58,11 @@ def main() -> None:
         if hasattr(error, "format_message"):  # a usage error of the parser
             message = error.format_message() + _got(error)
         elif isinstance(error, ValueError | TypeError | ImportError | OSError) and "KBETA_TRACEBACK" not in os.environ:
-            message = _disk_full(error) or str(error) if isinstance(error, OSError) else str(error)
+            message = str(error)
+            if isinstance(error, OSError):
+                from kourkoutas.lab.results import store
+
+                message = str(store.DiskFull.of(error)) if store.is_full(error) else message
             if isinstance(error, ModuleNotFoundError) and _is_of_lab(error.name or ""):
                 message += ": pip install 'kourkoutas-beta[lab]'"
         else:

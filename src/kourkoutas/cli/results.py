@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kourkoutas.cli.app import app, out
 from kourkoutas.cli.arguments import Aimed, AsJson, Asked, Folder
-from kourkoutas.cli.printing import answer, print_json, print_table
+from kourkoutas.cli.command import answer, app, out, print_json, print_table
 
 if TYPE_CHECKING:
     from kourkoutas.lab.judging.analysis import Analysis
-
-STUDIES = "*/study.json"
 
 
 @app.command()
@@ -39,6 +36,7 @@ def stats(
 ) -> None:
     """Paired statistics of a results folder, or of anybody's table of results."""
     from kourkoutas.lab.judging import comparing, table_file
+    from kourkoutas.lab.judging.values import to_json
     from kourkoutas.lab.showing import console
 
     if (source / "study.json").exists():
@@ -48,7 +46,7 @@ def stats(
                 raise ValueError(f"{name} is for a table; of a folder write --endpoint METRIC:max:log, for example")
         judged = analyse_folder(source, endpoint, baseline=baseline)
         if as_json:
-            print_json(judged.to_dict())
+            print_json(to_json(judged))
         else:
             out.print(console.statistics(judged))
         return
@@ -64,7 +62,7 @@ def stats(
         threshold=threshold,
     )
     if as_json:
-        print_json(found.to_dict())
+        print_json(to_json(found))
     else:
         out.print(console.comparison(found))
 
@@ -117,12 +115,14 @@ def status(
     from kourkoutas.lab.specs.looks import label
 
     if folder is None:
-        found = {path.parent: status_of(Snapshot.read(path.parent)) for path in sorted(Path("results").glob(STUDIES))}
+        found = {
+            path.parent: status_of(Snapshot.read(path.parent)) for path in sorted(Path("results").glob("*/study.json"))
+        }
         if as_json:
             print_json({str(path): one.to_dict() for path, one in found.items()})
         elif found:
             rows = [(str(path), f"{one.done}/{one.count()}", one.state) for path, one in found.items()]
-            print_table("", ["study", "runs", "state"], rows, words=["state"])
+            print_table(["study", "runs", "state"], rows, words=["state"])
         else:
             answer("No studies in results/. To make one: kbeta study rare_trigger")
         return
@@ -131,7 +131,7 @@ def status(
         print_json(one.to_dict())
         return
     answer(str(one))
-    print_table("", ["optimizer", *STATES], [(label(a), *(str(n[s]) for s in STATES)) for a, n in one.arms.items()])
+    print_table(["optimizer", *STATES], [(label(a), *(str(n[s]) for s in STATES)) for a, n in one.arms.items()])
     for run in one.going:
         answer(str(run))
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kourkoutas.cli.app import FAILED, app, err, out
 from kourkoutas.cli.arguments import (
     Aimed,
     AsJson,
@@ -31,7 +30,7 @@ from kourkoutas.cli.arguments import (
     of_runs,
     of_tuning,
 )
-from kourkoutas.cli.printing import answer, print_json, print_table, say
+from kourkoutas.cli.command import FAILED, answer, app, err, out, print_json, print_table, say
 
 if TYPE_CHECKING:
     from kourkoutas.lab.specs.search_space import SearchSpace
@@ -95,7 +94,7 @@ def run(
     else:
         answer(f"{spec.testbed} {label(optimizer)} seed {seed}: {outcome(result)} ({result.seconds:.1f} s)")
         if result.metrics:
-            print_table("", ["metric", "value"], [(name, f"{value:.6g}") for name, value in result.metrics.items()])
+            print_table(["metric", "value"], [(name, f"{value:.6g}") for name, value in result.metrics.items()])
     if result.status == "failed":
         say(result.error or "")
         raise typer.Exit(FAILED)
@@ -218,7 +217,7 @@ def study(
     with (
         resumable(True),
         contextlib.redirect_stdout(sys.stderr),  # where Ray tells of nodes it has lost
-        progress.showing(err, plan) as observer,
+        progress.showing(err, plan, aim) as observer,
     ):
         done = api.execute(
             plan,
@@ -228,7 +227,7 @@ def study(
             retries=attempts,
             retry_failed=retry_failed,
             checkpoint_every=checkpoint_every,
-            observer=observer if aim is None else progress.Aiming(observer, aim),
+            observer=observer,
         )
     from kourkoutas.lab.judging import analysis  # scipy takes a second, which the workers need not wait for
     from kourkoutas.lab.showing import console, report
@@ -241,7 +240,7 @@ def study(
     else:
         out.print(console.Answer(judged, page))
     if page is not None:
-        report.write(judged, page)
+        report.write(judged)
     every = [*judged.snapshot.tuning_runs, *judged.snapshot.runs]
     if failed := sum(stored.result is not None and stored.result.status == "failed" for stored in every):
         again = called_as() if retry_failed else f"{called_as()} --retry-failed"

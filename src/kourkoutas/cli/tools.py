@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kourkoutas.cli.app import app, err
 from kourkoutas.cli.arguments import AsJson
-from kourkoutas.cli.printing import answer, print_json, print_table
+from kourkoutas.cli.command import answer, app, err, print_json, print_table
 
 
 @app.command()
@@ -59,7 +58,7 @@ def list_testbeds(as_json: AsJson = False) -> None:
         )
         return
     rows = [(name, bed.title, ", ".join(bed.arms)) for name, bed in every.items()]
-    print_table("", ["testbed", "what", "optimizers"], rows, words=["what", "optimizers"])
+    print_table(["testbed", "what", "optimizers"], rows, words=["what", "optimizers"])
     answer("Endpoints, and the settings of each preset: kbeta testbeds --json")
 
 

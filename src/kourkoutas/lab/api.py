@@ -30,12 +30,11 @@ from kourkoutas.lab.planning.plan import Plan
 from kourkoutas.lab.planning.search import Tried, Values
 from kourkoutas.lab.results import export, store
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.results.store import Study
 from kourkoutas.lab.running import executor as running
 from kourkoutas.lab.running import pool
 from kourkoutas.lab.running.executor import ExecutorFactory, Observer
-from kourkoutas.lab.specs import search_space
-from kourkoutas.lab.specs.search_space import Value
+from kourkoutas.lab.specs import looks, search_space
+from kourkoutas.lab.specs.search_space import SearchSpace, Value
 from kourkoutas.lab.specs.spec import Endpoint, RunResult, RunSpec
 
 if TYPE_CHECKING:  # scipy takes a second, which the workers need not wait for
@@ -160,7 +159,17 @@ def study(
         tuning=question,
     )
     folder = results_folder(plan) if out is None else Path(out)
-    return Result(_executed(plan, folder, workers, retry_failed, progress))
+    command = f"kourkoutas.lab.study({plan.testbed!r}, ...)"
+    from rich.console import Console
+
+    from kourkoutas.lab.showing.progress import showing
+
+    console = Console(stderr=True, quiet=not progress)
+    for line in plan.doubts():
+        console.print(in_python(line), markup=False, highlight=False, soft_wrap=True)
+    with showing(console, plan) as observer:
+        done = execute(plan, folder, command=command, workers=workers, retry_failed=retry_failed, observer=observer)
+    return Result(done)
 
 
 def load(out: str | Path) -> Result:
@@ -176,7 +185,7 @@ def execute(
     workers: int | None = None,
     retry_failed: bool = False,
     checkpoint_every: int | None = None,
-    observer: Observer | None = None,
+    observer: Observer = running.NOBODY,
     start: ExecutorFactory | None = None,
     retries: int = 0,
 ) -> Snapshot:
@@ -202,7 +211,7 @@ def execute(
             observer=observer,
         )
         if plan.tuning is not None:
-            chosen = tune(plan, study, make, endpoint=endpoints.declared(study.record)[0])
+            chosen = tune(plan, plan.tuning, study, make, endpoint=endpoints.declared(study.record)[0])
             study.choose(chosen)
             plan = plan.chosen(chosen)
         make(plan.specs())
@@ -213,12 +222,14 @@ def _with_tuned_arms(plan: Plan, out: Path) -> Plan:
     """The plan with the arms that the folder has tuned before: arms are tuned alike only if they are tuned together."""
     if plan.tuning is None or not (out / "study.json").exists():
         return plan
-    record, named = Study.open(out).record, {arm.label for arm in plan.arms}
+    record, named = store.read_record(out), {arm.label for arm in plan.arms}
     kept = [arm for arm in record.arms if arm.label in record.chosen and arm.label not in named]
     return replace(plan, arms=[*plan.arms, *(arm.model_copy(update={"resolved": None}) for arm in kept)])
 
 
-def tune(plan: Plan, study: store.Writer, make: Make, *, endpoint: Endpoint) -> dict[str, dict[str, Value]]:
+def tune(
+    plan: Plan, space: SearchSpace, study: store.Writer, make: Make, *, endpoint: Endpoint
+) -> dict[str, dict[str, Value]]:
     """{arm: its best values}; `make` makes those of the runs that are not there yet.
 
     NOTE: nothing but runs is kept. After a kill the decisions are taken again from the runs that have finished; they
@@ -227,9 +238,6 @@ def tune(plan: Plan, study: store.Writer, make: Make, *, endpoint: Endpoint) -> 
     Raises:
       ValueError: every tuning run of an arm failed.
     """
-    space = plan.tuning
-    if space is None:
-        raise ValueError("the plan has no tuning: give it one, for example --tune lr=1e-4:1e-1")
     arms = {arm.label: arm for arm in plan.arms}
     tried: dict[str, list[Tried]] = {label: [] for label in arms}
     ended: dict[str, list[RunResult | None]] = {label: [] for label in arms}
@@ -261,22 +269,9 @@ def _check_some_value(label: str, results: Sequence[RunResult | None]) -> None:
     if results and len(errors) == len(results):
         lines = (errors[0] or "no reason recorded").strip().splitlines()
         raise ValueError(
-            f"all {len(results)} tuning runs of {label} failed, so that nothing can be chosen for it; the first one: "
-            f"{lines[-1].strip()}. Correct that and use --retry-failed"
+            f"all {len(results)} tuning runs of {looks.label(label)} failed, so that nothing can be chosen for it; the "
+            f"first one: {lines[-1].strip()}. Correct that and use --retry-failed"
         )
-
-
-def _executed(plan: Plan, folder: Path, workers: int | None, retry_failed: bool, progress: bool) -> Snapshot:
-    command = f"kourkoutas.lab.study({plan.testbed!r}, ...)"
-    from rich.console import Console
-
-    from kourkoutas.lab.showing.progress import showing
-
-    console = Console(stderr=True, quiet=not progress)
-    for line in plan.doubts():
-        console.print(in_python(line), markup=False, highlight=False, soft_wrap=True)
-    with showing(console, plan) as observer:
-        return execute(plan, folder, command=command, workers=workers, retry_failed=retry_failed, observer=observer)
 
 
 class Result:
@@ -310,21 +305,15 @@ class Result:
 
     def frame(self, *, tuning: bool = False) -> pd.DataFrame:
         """One row per run that is compared, or of the tuning, with the columns of `kbeta export`."""
-        import pandas as pd
-
-        return pd.DataFrame(export.rows(self.snapshot, tuning=tuning))
+        return _table(export.rows(self.snapshot, tuning=tuning))
 
     def curves(self, *, tuning: bool = False) -> pd.DataFrame:
         """One row per logged point: optimizer, seed, step and the metrics."""
-        import pandas as pd
-
-        return pd.DataFrame(export.rows(self.snapshot, "curves", tuning=tuning))
+        return _table(export.rows(self.snapshot, "curves", tuning=tuning))
 
     def summary(self) -> pd.DataFrame:
         """One row per arm."""
-        import pandas as pd
-
-        return pd.DataFrame([_arm_row(arm) for arm in self.analysis.arms]).set_index("optimizer")
+        return _table([_arm_row(arm) for arm in self.analysis.arms]).set_index("optimizer")
 
     @_naming_arguments()
     def compare(self, *endpoints: str) -> pd.DataFrame:
@@ -332,18 +321,14 @@ class Result:
 
         By the declared endpoints, or by the primary one and those named: METRIC[:last|best|tail][:min|max][:log].
         """
-        import pandas as pd
-
         found = (self._analysed(endpoints=endpoints) if endpoints else self.analysis).endpoints
-        return pd.DataFrame([_contrast_row(endpoint, c) for endpoint in found for c in endpoint.contrasts])
+        return _table([_contrast_row(endpoint, c) for endpoint in found for c in endpoint.contrasts])
 
     def sensitivity(self) -> pd.DataFrame:
         """One row per arm: how much it depends on the tuned option; empty unless one option was tuned."""
-        import pandas as pd
-
         names = ("arm", "option", "best", "low", "high", "ratio", "open_below", "open_above", "sensitivity")
         rows = [[getattr(one, name) for name in names] for one in self.analysis.sensitivity]
-        return pd.DataFrame(rows, columns=["optimizer", *names[1:]]).set_index("optimizer")
+        return _table(rows, columns=["optimizer", *names[1:]]).set_index("optimizer")
 
     @_naming_arguments()
     def to_target(self, target: str) -> pd.DataFrame:
@@ -351,15 +336,13 @@ class Result:
 
         The row of a baseline also says on how many seeds the treatment was there before it, and later.
         """
-        import pandas as pd
-
         found = self._analysed(target=target).target
         names = ("runs", "reached", "median_steps", "median_seconds")
         rows = {arm: {name: getattr(one, name) for name in names} for arm, one in found.arms.items()} if found else {}
         for race in found.contrasts if found else ():
             first = {"treatment": race.treatment, "treatment_first": race.wins, "treatment_later": race.losses}
             rows[race.baseline] |= {**first, "p_holm": race.p_holm}
-        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("optimizer")
+        return _table(rows.values(), index=rows).rename_axis("optimizer")
 
     def plot(self) -> Drawing:
         """The effect plot, which a notebook shows: every contrast with its interval, right of the line where better.
@@ -394,6 +377,12 @@ class Result:
         parts.append(self.summary().reset_index().map(_shown).to_html(index=False, border=0))
         parts += [f"<p>{html.escape(line)}</p>" for line in (*found.answers, *map(in_python, found.fairness))]
         return f"<div>{''.join(parts)}</div>"
+
+
+def _table(rows: Iterable[Any], **how: Any) -> pd.DataFrame:
+    import pandas as pd  # which takes a second
+
+    return pd.DataFrame(list(rows), **how)
 
 
 def _contrast_row(endpoint: Comparison, c: Contrast) -> dict[str, Any]:

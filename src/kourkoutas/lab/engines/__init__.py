@@ -12,7 +12,7 @@ same numbers. Arrays keep the dtype of the NumPy array they are made from.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from kourkoutas.lab.engines.taylor import Counts, taylor_silu
 from kourkoutas.lab.errors import unknown
-from kourkoutas.trace import HISTORY, Trace
+from kourkoutas.trace import Trace
 
 Array = Any
 Params = dict[str, Array]
@@ -101,7 +101,7 @@ class Trainer(ABC):
     def _new_trace(self) -> Trace | None:
         if not self._trace_every:
             return None
-        return Trace(self._bucket_names(), every=self._trace_every, history=HISTORY)
+        return Trace(self._bucket_names(), every=self._trace_every)
 
     @abstractmethod
     def _begin(self, loss: Loss, params: Arrays, optimizer: Optimizer, constants: Arrays, compile: bool) -> None:
@@ -267,13 +267,19 @@ def training(optimizer: Any, on: bool) -> None:
         switch()
 
 
-def get(name: str) -> Engine:
-    """The engine of that name: "torch", "jax" or "mlx"."""
+def check(name: str) -> None:
+    """Raise unless there is such an engine and its framework is installed; imports nothing."""
     if name not in NAMES:
         raise unknown("engine", name, NAMES)
-    try:
-        module = importlib.import_module(f"kourkoutas.lab.engines.{name}")
-    except ImportError as error:
-        raise ImportError(f"engine {name!r} needs its framework: pip install 'kourkoutas-beta[{name}]'") from error
-    engine: Engine = module.ENGINE
+    for package in ("jax", "optax") if name == "jax" else (name,):
+        if importlib.util.find_spec(package) is None:
+            raise ImportError(
+                f"--engine {name} needs {package}, which is not installed: pip install 'kourkoutas-beta[{name}]'"
+            )
+
+
+def get(name: str) -> Engine:
+    """The engine of that name: "torch", "jax" or "mlx"."""
+    check(name)
+    engine: Engine = importlib.import_module(f"kourkoutas.lab.engines.{name}").ENGINE
     return engine

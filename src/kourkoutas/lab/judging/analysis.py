@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,10 +18,11 @@ from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES
 from kourkoutas.lab.judging.statistics import Result
 from kourkoutas.lab.judging.targets import ToTarget, parse_target, to_target
 from kourkoutas.lab.judging.tuned import Sensitivity
-from kourkoutas.lab.judging.values import Seed, listed, to_json
+from kourkoutas.lab.judging.values import Seed, of_seeds, to_json
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
 from kourkoutas.lab.specs import optimizers as recipes
+from kourkoutas.lab.specs.looks import label
 
 ENDS = ("ok", "diverged", "failed", "unfinished")
 
@@ -71,7 +71,7 @@ class Analysis:
       sensitivity: of each arm to the tuned option, on the tuning seeds; empty unless one option was tuned.
       target: None unless a target was asked for.
       notes: about the study as a whole, missing pairs and unreadable runs among them.
-      snapshot: what was analysed. Not part of `to_dict`.
+      snapshot: what was analysed. Not part of its JSON.
     """
 
     testbed: str
@@ -93,11 +93,6 @@ class Analysis:
     @property
     def primary(self) -> Comparison:
         return self.endpoints[0]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; numbers that are not finite become the strings "nan", "inf" and "-inf"."""
-        found: dict[str, Any] = to_json(self)
-        return found
 
 
 def analyse(
@@ -143,7 +138,6 @@ def analyse(
     for measure in judged_by.measures(record, endpoints):
         endpoint = measure.endpoint
         values = judged_by.values(own, endpoint, measure.reduction)
-        notes = judged_by.without_value(measure, values, own)
         found = compare_pairs(
             values,
             pairs,
@@ -154,17 +148,13 @@ def analyse(
             family=family,
             lost=tuned.lost(record, tried) if measure.primary else {},
             failed=failed,
+            notes=judged_by.without_value(measure, values, own),
+            name=measure.name,
+            title=endpoint.title,
+            primary=measure.primary,
+            declared=measure.declared,
         )
-        judged.append(
-            dataclasses.replace(
-                found,
-                name=measure.name,
-                title=endpoint.title,
-                primary=measure.primary,
-                declared=measure.declared,
-                notes=(*notes, *found.notes),
-            )
-        )
+        judged.append(found)
     return Analysis(
         testbed=record.testbed,
         confidence=CONFIDENCE,
@@ -208,7 +198,7 @@ def _missing(gone: Mapping[str, Sequence[int]]) -> list[str]:
     count = sum(map(len, gone.values()))
     if not count:
         return []
-    whose = "; ".join(f"{arm}: seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}" for arm, seeds in gone.items())
+    whose = "; ".join(f"{label(arm)}: {of_seeds(seeds)}" for arm, seeds in gone.items())
     are = "run is" if count == 1 else "runs are"
     return [f"{count} {are} not in the folder ({whose}); a study of all its optimizers and seeds makes what is missing"]
 
@@ -265,7 +255,7 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
             {**_run(run), "values": {} if question is None else question.values(run.spec)}
             for run in snapshot.tuning_runs
         ],
-        "analysis": analysis.to_dict(),
+        "analysis": to_json(analysis),
     }
 
 

@@ -36,21 +36,12 @@ from kourkoutas.lab.judging.statistics import (
     OneArm,
     Paired,
     Result,
+    between,
     scaled,
     show,
-    with_interval,
 )
-from kourkoutas.lab.judging.values import (
-    Array,
-    Seed,
-    Values,
-    in_order,
-    is_number,
-    listed,
-    to_json,
-    without_logarithm,
-)
-from kourkoutas.lab.specs.looks import versus
+from kourkoutas.lab.judging.values import Array, Seed, Values, in_order, is_number, listed, of_seeds, without_logarithm
+from kourkoutas.lab.specs.looks import label, versus
 
 BOOTSTRAPPED = 200  # contrasts of one comparison; with more, bootstrap intervals would take minutes
 
@@ -137,7 +128,9 @@ class Contrast:
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """(statistic, value, p, adjusted p) for a table, the one that decides first."""
-        effect = "–" if self.effect is None else with_interval(self.effect)
+        effect = "–" if self.effect is None else show(self.effect.value)
+        if self.effect is not None and (ends := self.effect.interval) is not None:
+            effect += f" [{between(ends.low, ends.high, show)}]"
         test = f"decides: {self.test}{', with luck' if self.tuned else ''}"
         rows = [(test, effect, show(self.p, 3), show(self.p_holm, 3))]
         for one in OF_CONTRASTS:
@@ -185,11 +178,6 @@ class Comparison:
             return "decides"
         return "secondary" if self.declared else "secondary, asked for after the runs"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; numbers that are not finite become "nan", "inf" and "-inf"."""
-        found: dict[str, Any] = to_json(self)
-        return found
-
 
 def compare_pairs(
     values: Values,
@@ -202,6 +190,8 @@ def compare_pairs(
     family: int = 0,
     lost: Mapping[str, Lost | None] | None = None,
     failed: Mapping[str, Collection[Seed]] | None = None,
+    notes: Sequence[str] = (),
+    **about: Any,
 ) -> Comparison:
     """The planned contrasts (treatment, baseline), adjusted by Holm's rule.
 
@@ -215,11 +205,13 @@ def compare_pairs(
       family: contrasts to adjust for, where more were planned than `pairs`.
       lost: {optimizer: what its tuning may have lost}, None where that is not known; untuned ones are left out.
       failed: {optimizer: seeds whose runs failed}; other lost runs diverged.
+      notes: that stand before those of the contrasts.
+      about: name, title, primary and declared of the comparison.
     """
     empty = [name for name, seeds in values.items() if not seeds]
     if empty:
         raise ValueError(f"`values` holds no value for {listed([repr(name) for name in empty])}: leave it out")
-    told = []
+    told = list(notes)
     if log and without_logarithm(values):
         log = False
         told.append("values at or below 0 have no logarithm: compared as differences instead of ratios")
@@ -265,6 +257,7 @@ def compare_pairs(
         missing=tuple(missing),
         failed={arm: in_order(seeds) for arm, seeds in (failed or {}).items()},
         notes=(*told, *_notes(contrasts)),
+        **about,
     )
 
 
@@ -409,8 +402,7 @@ def _one_sign(baseline: Array) -> float | None:
 def unpaired(values: Values, treatment: str, baseline: str) -> list[str]:
     """Which seeds of one arm have no partner in the other."""
     return [
-        f"{name} has no partner in {other} for seed{'s' if len(lone) > 1 else ''} {listed(lone)}: "
-        "not part of this contrast"
+        f"{label(name)} has no partner in {label(other)} for {of_seeds(lone)}: not part of this contrast"
         for name, other in ((treatment, baseline), (baseline, treatment))
         if (lone := in_order(seed for seed in values[name] if seed not in values[other]))
     ]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from kourkoutas.lab.judging.comparing import Comparison, Contrast
 from kourkoutas.lab.judging.intervals import CONFIDENCE
-from kourkoutas.lab.judging.statistics import UNDEFINED
+from kourkoutas.lab.judging.statistics import UNDEFINED, between
 from kourkoutas.lab.specs.looks import label
 
 MOST_TREATMENTS = 2  # with more, as in a grid, the headline counts
@@ -120,7 +120,7 @@ def times_between(low: float, high: float, higher_is_better: bool) -> str:
     ends = [ratio(x, higher_is_better) for x in (low, high)]
     if sum(ends) < 2:
         ends = [1 / x if x > 0 else math.inf for x in ends]
-    return ", ".join(f"{digits(x)}×" if math.isfinite(x) else "∞" for x in sorted(ends))
+    return between(min(ends), max(ends), lambda x: f"{digits(x)}×")
 
 
 def digits(value: float) -> str:
@@ -130,8 +130,6 @@ def digits(value: float) -> str:
     ['0.81', '9.0', '41', '312', '0']
     """
     size = abs(value)
-    if not math.isfinite(value):
-        return "∞"
     if size >= 1e5 or 0 < size < 1e-3:
         return f"{size:.2g}"
     return f"{size:.0f}" if size >= 9.95 or size == 0 else f"{size:#.2g}"
@@ -234,11 +232,16 @@ def percent_words(low: float, value: float, high: float, higher_is_better: bool 
 
     >>> percent_words(4.3, 9.26, 13.4), percent_words(-3.1, -0.8, 1.6), percent_words(-800, -743, -650)
     ('+9.3 % [+4.3, +13]', '−0.80 % [−3.1, +1.6]', '8.4× higher [7.5×, 9.0×]')
+    >>> percent_words(-math.inf, 9.26, math.inf), percent_words(-math.inf, -743, -650)
+    ('+9.3 % [no bounds]', '8.4× higher [at least 7.5×]')
     """
+
+    def signed(x: float) -> str:
+        return f"{'−' if x < 0 else '+'}{digits(x)}"
+
     text, ends = percent_text(value, higher_is_better), times_between(low, high, higher_is_better)
     if text.endswith("%"):
-        low_text, text, high_text = (f"{'−' if x < 0 else '+'}{digits(x)}" for x in (low, value, high))
-        text, ends = f"{text} %", f"{low_text}, {high_text}"
+        text, ends = f"{signed(value)} %", between(low, high, signed)
     return text if low == high else f"{text} [{ends}]"
 
 
@@ -246,10 +249,10 @@ def own_words(low: float, value: float, high: float) -> str:
     """The same in the endpoint's unit.
 
     >>> own_words(-0.5, 0.25, math.inf)
-    '+0.25 [−0.5, +∞]'
+    '+0.25 [at least −0.5]'
     """
-    text = f"{value:+.2g}" if low == high else f"{value:+.2g} [{low:+.2g}, {high:+.2g}]"
-    return text.replace("-", "−").replace("inf", "∞")
+    ends = "" if low == high else f" [{between(low, high, '{:+.2g}'.format)}]"
+    return f"{value:+.2g}{ends}".replace("-", "−")
 
 
 def effect_words(c: Contrast, percent: bool) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
 from kourkoutas.lab.specs import optimizers as recipes
+from kourkoutas.lab.specs.looks import label
 from kourkoutas.lab.specs.spec import Arm, RunResult
 
 
@@ -111,13 +112,13 @@ def comparable(
     twins = [(a, b) for a, b in pairs if _same(finished.get(a, {}), finished.get(b, {}))]
     deaf = _ignoring_tuned_option(snapshot)
     told += [
-        f"Not compared: {a} and {b} logged the same numbers to the last bit on every seed; "
+        f"Not compared: {label(a)} and {label(b)} logged the same numbers to the last bit on every seed; "
         f"{code.function} never used the option that distinguishes them."
         for a, b in twins
     ]
     told += [
-        f"Not compared: {arm} logged the same numbers to the last bit at every {option} that its tuning tried, so "
-        f"{code.function} never used {option}; write trial.optimizer(model, lr=...) without reading "
+        f"Not compared: {label(arm)} logged the same numbers to the last bit at every {option} that its tuning tried, "
+        f"so {code.function} never used {option}; write trial.optimizer(model, lr=...) without reading "
         f"trial.settings[{option!r}], or use what is read."
         for arm, option in deaf.items()
     ]

@@ -140,6 +140,17 @@ def with_interval(result: Result, digits: int = 4) -> str:
     return f"{show(result.value, digits)} [{show(result.interval.low, digits)}, {show(result.interval.high, digits)}]"
 
 
+def between(low: float, high: float, text: Callable[[float], str]) -> str:
+    """The ends of a confidence interval; in words where it has none.
+
+    >>> between(1, 2, str), between(1, math.inf, str), between(-math.inf, 2, str), between(-math.inf, math.inf, str)
+    ('1, 2', 'at least 1', 'at most 2', 'no bounds')
+    """
+    if math.isfinite(low):
+        return f"{text(low)}, {text(high)}" if math.isfinite(high) else f"at least {text(low)}"
+    return f"at most {text(high)}" if math.isfinite(high) else "no bounds"
+
+
 def _detail(result: Result) -> str:
     return result.detail
 

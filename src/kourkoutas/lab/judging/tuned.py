@@ -25,7 +25,6 @@ from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StudyRecord
 from kourkoutas.lab.specs.looks import label
 from kourkoutas.lab.specs.search_space import Value
-from kourkoutas.lab.specs.spec import Endpoint
 
 SHORT = 2000  # steps below which the hidden warmup of K-β's default takes much of a run
 
@@ -107,15 +106,13 @@ def lost(record: StudyRecord, found: AllTried) -> dict[str, Lost | None]:
     """{arm: what its tuning may have lost}, None where a tuning run is missing; empty for a study without a tuning."""
     if record.tuning is None:
         return {}
-    primary = endpoints.declared(record)[0]
-    return {arm: _lost(found.get(arm, ()), values, primary) for arm, values in record.chosen.items()}
-
-
-def _lost(found: Sequence[Tried], chosen: Mapping[str, Value], endpoint: Endpoint) -> Lost | None:
-    at = next((k for k, one in enumerate(found) if dict(one.values) == dict(chosen)), None)
-    if at is None or any(one.missing for one in found):
-        return None
-    return lost_by_tuning([[endpoints.as_loss(x, endpoint) for x in one.scores] for one in found], at)
+    primary, luck = endpoints.declared(record)[0], dict[str, Lost | None]()
+    for arm, chosen in record.chosen.items():
+        own = found.get(arm, ())
+        at = next((k for k, one in enumerate(own) if dict(one.values) == dict(chosen)), None)
+        scores = [[endpoints.as_loss(x, primary) for x in one.scores] for one in own]
+        luck[arm] = None if at is None or any(one.missing for one in own) else lost_by_tuning(scores, at)
+    return luck
 
 
 def sensitivity(record: StudyRecord, found: AllTried) -> tuple[Sensitivity, ...]:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kourkoutas.lab.specs.spec import LARGEST
+
 Seed = int | str
 Values = Mapping[str, Mapping[Seed, float]]
 Array = NDArray[np.float64]
-
-LARGEST = 1e100  # beyond it a run has diverged: squares of larger values are no numbers
 
 
 def in_order(seeds: Iterable[Seed]) -> list[Seed]:
@@ -26,6 +26,11 @@ def listed(items: Sequence[Any], most: int = 20) -> str:
     """Items for a sentence; of very many the first few and how many there are."""
     shown = ", ".join(map(str, items[:most]))
     return shown if len(items) <= most else f"{shown}, … ({len(items)} in all)"
+
+
+def of_seeds(seeds: Sequence[Any]) -> str:
+    """ "seed 3", or "seeds 3, 4"."""
+    return f"seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}"
 
 
 def is_number(value: float) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
-import importlib.util
 import itertools
 import json
 import math
@@ -76,10 +75,6 @@ class Plan:
         options = {name: known.get(name, value) for name, value in arm.options.items()}
         own = {name: settings[name] for name in arm.settings}
         return arm.model_copy(update={"options": _canonical(options), "settings": _canonical(own)})
-
-    def recorded_arms(self) -> list[Arm]:
-        """The arms as they are written to study.json: with what they come down to."""
-        return [arm.model_copy(update={"resolved": self.resolved(arm)}) for arm in self.arms]
 
     def spec(self, arm: Arm, seed: int) -> RunSpec:
         settings = {**self.settings, **arm.settings}
@@ -328,7 +323,7 @@ def plan_study(
         if given:
             raise ValueError(f"{name} is for functions of your own; a testbed says how it is judged: leave it out")
     testbed, preset, engine = testbeds.get(target), preset or "smoke", engine or "torch"
-    check_installed(engine)
+    engines.check(engine)
     if endpoint is not None and endpoint not in (metrics := [one.metric for one in testbed.endpoints]):
         raise unknown(f"endpoint of {testbed.name}", endpoint, metrics)
     settings, arms = arms_of(optimizers or testbed.arms, options or {}, grids or {})
@@ -404,17 +399,6 @@ def _canonical(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values as they come back from JSON: lists for tuples."""
     plain: dict[str, Any] = json.loads(json.dumps(values))
     return plain
-
-
-def check_installed(engine: str) -> None:
-    """Raise unless there is such an engine and its framework is installed; imports nothing."""
-    if engine not in engines.NAMES:
-        raise unknown("engine", engine, engines.NAMES)
-    for package in {"jax": ("jax", "optax"), "mlx": ("mlx",)}.get(engine, (engine,)):
-        if importlib.util.find_spec(package) is None:
-            raise ValueError(
-                f"--engine {engine} needs {package}, which is not installed: pip install 'kourkoutas-beta[{engine}]'"
-            )
 
 
 def code_of(target: str, endpoint: str | None = None, *, log: bool = False, higher_is_better: bool = False) -> Code:

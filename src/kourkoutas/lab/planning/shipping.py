@@ -57,13 +57,8 @@ def target_of(train: Callable[..., Any]) -> str:
 
 
 def _written(train: Callable[..., Any], name: str, stem: str) -> str:
-    try:
-        import cloudpickle
-    except ImportError:
-        raise ImportError(
-            "a function of a notebook or of the running script needs cloudpickle, which is not installed: "
-            "pip install 'kourkoutas-beta[lab]', or put the function in a file of its own"
-        ) from None
+    import cloudpickle
+
     pickled = cloudpickle.dumps(train)
     try:
         source = textwrap.dedent(inspect.getsource(train))

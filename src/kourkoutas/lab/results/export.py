@@ -12,16 +12,13 @@ import contextlib
 import importlib.util
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from kourkoutas import atomic
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StoreError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Row = dict[str, Any]
 What = Literal["runs", "curves"]
@@ -91,19 +88,14 @@ def write(snapshot: Snapshot, to: Path, what: What = "runs") -> int:
         raise ValueError(f"--to {to}: the name must end in {' or '.join(FORMATS)}")
     if to.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise ImportError("Parquet needs pyarrow, which is not installed: pip install pyarrow, or export CSV")
-    table = _frame(rows(snapshot, what))
+    import pandas as pd
+
+    # One type per column: a setting may be a number in one arm and a word in another.
+    table = pd.DataFrame(rows(snapshot, what)).convert_dtypes()
+    table = table.astype(dict.fromkeys(table.select_dtypes("object").columns, "string"))
     if table.empty:
         raise StoreError(f"{snapshot.path} holds no {what} yet: nothing was written")
     to.parent.mkdir(parents=True, exist_ok=True)
     write_as = table.to_parquet if to.suffix == ".parquet" else table.to_csv
     atomic.replace(to, lambda stream: write_as(stream, index=False))
     return len(table)
-
-
-def _frame(table: Sequence[Row]) -> pd.DataFrame:
-    """One type per column: a setting may be a number in one arm and a word in another."""
-    import pandas as pd
-
-    frame = pd.DataFrame(table).convert_dtypes()
-    mixed = frame.select_dtypes("object").columns
-    return frame.astype(dict.fromkeys(mixed, "string"))

@@ -3,10 +3,10 @@
 Backups are in a place that every machine reaches, where a run goes on when its machine is lost:
 
     ADDRESS/STUDY/seen                 tells a node that it looks at the same place as the study
-    ADDRESS/STUDY/RUN/<time>-<pid>.zip the run's folder at that time, with a checksum behind it
+    ADDRESS/STUDY/RUN.zip              the run's folder when it was last saved, with a checksum behind it
 
 ADDRESS is a shared folder or anything that fsspec knows (s3://..., gs://..., sftp://...). A backup is written under a
-temporary name and renamed, so that a kill leaves no half of one; a damaged one is passed over for an older one.
+temporary name and renamed, so that a kill leaves no half of one; from a damaged one nothing is continued.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import io
 import os
-import time
+import platform
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,8 +24,6 @@ from kourkoutas.lab.results.files import TEMPORARY, remove, remove_folder, seale
 
 Files = dict[str, bytes]  # by path below the folder
 
-LARGEST_CODE = 20 * 2**20
-BACKUPS_KEPT = 2
 HOME = "spec.json"  # stays where the results folder is
 
 
@@ -77,12 +75,6 @@ def of_code(file: Path) -> Files:
     paths = {file, *file.parent.glob("*.py")}
     for package in file.parent.glob("*/__init__.py"):
         paths |= {path for path in package.parent.rglob("*.py") if path.is_file()}
-    size = sum(path.stat().st_size for path in paths)
-    if size > LARGEST_CODE:
-        raise ValueError(
-            f"{file.parent} holds {size / 2**20:.0f} MiB of Python files, too much to send with every run: "
-            f"put {file.name} and the modules it imports into a folder of their own"
-        )
     return {path.relative_to(file.parent).as_posix(): path.read_bytes() for path in sorted(paths)}
 
 
@@ -135,40 +127,27 @@ class Backups:
         return bool(self._files.exists(f"{self._root}/seen"))
 
     def save(self, run: str, files: Files) -> None:
-        # Names sort by age also when the clock was set back.
-        kept = [int(name.rpartition("/")[2].partition("-")[0]) for name in self._names(run)]
-        name = f"{self._root}/{run}/{max([time.time_ns(), *(at + 1 for at in kept)]):020d}-{os.getpid()}"
-        self._files.makedirs(f"{self._root}/{run}", exist_ok=True)
-        self._files.pipe_file(f"{name}.part", sealed(to_zip(files)))
-        self._files.mv(f"{name}.part", f"{name}.zip")
-        for old in self._names(run)[:-BACKUPS_KEPT]:
-            with contextlib.suppress(FileNotFoundError):  # removed by an attempt that was given up and goes on
-                self._files.rm_file(old)
+        part = f"{self._root}/{run}.{platform.node()}-{os.getpid()}.part"  # an attempt that was given up may go on
+        self._files.pipe_file(part, sealed(to_zip(files)))
+        self._files.mv(part, self._name(run))
 
     def newest(self, run: str) -> Files | None:
-        """The newest backup that can be read, or None."""
-        for name in reversed(self._names(run)):
-            try:
-                return from_zip(unsealed(self._files.cat_file(name)))
-            except (OSError, ValueError, zipfile.BadZipFile):
-                continue
-        return None
+        """What was saved last, or None where that is nothing that can be read."""
+        try:
+            return from_zip(unsealed(self._files.cat_file(self._name(run))))
+        except (OSError, ValueError, zipfile.BadZipFile):
+            return None
 
     def clear(self, run: str) -> None:
         """The run is over: nothing is to be continued."""
-        if self._files.exists(f"{self._root}/{run}"):
-            self._files.rm(f"{self._root}/{run}", recursive=True)
+        with contextlib.suppress(FileNotFoundError):
+            self._files.rm_file(self._name(run))
 
     def close(self) -> None:
         """Remove the place when no run has a backup left."""
         self._files.invalidate_cache()
-        if {name.rpartition("/")[2] for name in self._files.ls(self._root, detail=False)} <= {"seen", ""}:
+        if not any(name.endswith(".zip") for name in self._files.ls(self._root, detail=False)):
             self._files.rm(self._root, recursive=True)
 
-    def _names(self, run: str) -> list[str]:
-        self._files.invalidate_cache()
-        try:
-            found = self._files.ls(f"{self._root}/{run}", detail=False)
-        except FileNotFoundError:
-            return []
-        return sorted(name for name in found if name.endswith(".zip"))
+    def _name(self, run: str) -> str:
+        return f"{self._root}/{run}.zip"

@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from kourkoutas.lab.results.store import Holder, StoredRun, Study, StudyRecord
+import psutil
+
+from kourkoutas.lab.results.store import StoredRun, StudyRecord, read_record, read_runs
+
+SECONDS_OF_DOUBT = 60  # between the clocks of the file system and of the processes
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that writes to a results folder: its name and command, and when it began (seconds since 1970)."""
+
+    text: str
+    since: float
 
 
 @dataclass(frozen=True)
@@ -37,12 +49,11 @@ class Snapshot:
         Raises:
           StoreError: there is no study, or its study.json cannot be read.
         """
-        study = Study.open(path)
-        holder = study.holder()
-        found, damage = study.scan()
-        record = study.record
+        path = Path(path)
+        record, holder = read_record(path), holder_of(path)
+        found, damage = read_runs(path, record.arms)
         return cls(
-            path=study.path,
+            path=path,
             record=record,
             runs=tuple(run for run in found if record.compares(run.spec)),
             tuning_runs=tuple(run for run in found if record.tunes(run.spec)),
@@ -50,3 +61,21 @@ class Snapshot:
             damage=tuple(damage),
             holder=holder,
         )
+
+
+def holder_of(path: Path) -> Holder | None:
+    """The process of this machine that is writing to a results folder, or None.
+
+    NOTE: the lock itself is never tried, since a study that starts at that very moment would find it taken.
+    """
+    file = path / ".lock"
+    try:
+        text, since = file.read_text(encoding="utf-8"), file.stat().st_mtime
+        began = psutil.Process(int(text.removeprefix("process ").partition(" ")[0])).create_time()
+    except psutil.AccessDenied:
+        began = since  # it is there, and somebody else's
+    except (OSError, ValueError, OverflowError, psutil.NoSuchProcess):
+        return None
+    if began > since + SECONDS_OF_DOUBT:
+        return None  # a lock file left by kill -9, and another process that got the number since
+    return Holder(text, since)

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
@@ -37,7 +36,6 @@ from kourkoutas.lab.results.files import StoreError as StoreError
 from kourkoutas.lab.specs.search_space import SearchSpace, Value
 from kourkoutas.lab.specs.spec import Arm, Code, RunResult, RunSpec
 
-SECONDS_OF_DOUBT = 60  # between the clocks of the file system and of the processes
 VERSIONED = ("kourkoutas-beta", "numpy", "torch", "jax", "jaxlib", "optax", "mlx", "scipy")
 
 
@@ -95,9 +93,6 @@ class StudyRecord(BaseModel):
     versions: dict[str, str]
     calls: list[Call]
 
-    def arm(self, label: str) -> Arm | None:
-        return next((arm for arm in self.arms if arm.label == label), None)
-
     def tunes(self, spec: RunSpec) -> bool:
         """Whether the run is one of the tuning."""
         return self.tuning is not None and spec.seed in self.tuning.seeds
@@ -128,11 +123,7 @@ class StoredRun:
         return files.read_lines(file, finished=finished, remedy=_redo(self.folder))
 
     def trace(self) -> dict[str, NDArray[Any]] | None:
-        """The arrays of the trace, or None when the run recorded none.
-
-        `names` of the buckets; `steps`, `sun`, `beta2` and `norm` of rows that may leave out steps; `every_step` and
-        `every_norm` of the newest steps without a gap.
-        """
+        """The arrays `names`, `steps`, `sun`, `beta2` and `norm` of the trace, or None when the run recorded none."""
         path = self.folder / "trace.npz"
         return files.read_arrays(path, _redo(self.folder), "trace") if path.exists() else None
 
@@ -142,92 +133,58 @@ class StoredRun:
         return files.read_arrays(path, _redo(self.folder)) if path.exists() else None
 
 
-@dataclass(frozen=True)
-class Holder:
-    """A process that writes to a results folder: its name and command, and when it began (seconds since 1970)."""
-
-    text: str
-    since: float
-
-
-class Study:
-    """A results folder, opened for reading.
+def read_record(path: str | Path) -> StudyRecord:
+    """`path`/study.json.
 
     Example:
-      >>> Study.open("no-such-folder")
+      >>> read_record("no-such-folder")
       Traceback (most recent call last):
       kourkoutas.lab.results.files.StoreError: no-such-folder/study.json: not found; ...
     """
+    file = Path(path) / "study.json"
+    if not file.exists():
+        raise StoreError(f"{file}: not found; `kbeta study ... --out {path}` makes one")
+    record = files.read_json(file, StudyRecord, f"move {path} away and run the study again, or restore the file")
+    if record.versions.get("kourkoutas-beta", "").startswith("0.1."):
+        raise StoreError(f"{file}: written by version 0.1, which is no longer read; run the study again")
+    return record
+
+
+def read_runs(path: Path, arms: Sequence[Arm]) -> tuple[list[StoredRun], list[str]]:
+    """(every run, in the order of the arms and then of the seeds; what could not be read and is left out).
+
+    NOTE: a damaged file costs its own run. A result that cannot be read makes its run a failed one, which
+    `--retry-failed` makes again; a folder without a readable spec.json is left out.
+    """
+    found, damage = [], []
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(path / "runs"):
+            folder = Path(entry.path)
+            if not entry.is_dir():
+                continue
+            try:
+                found.append(StoredRun(_read_spec(folder), _read_result(folder), folder))
+            except StoreError as error:
+                if any(_kept(folder)):  # an empty one was left by a kill while the study was being planned
+                    damage.append(str(error))
+    order = {arm.label: i for i, arm in enumerate(arms)}
+    found.sort(key=lambda run: (order.get(run.spec.optimizer, len(order)), run.spec.seed, run.id))
+    return found, sorted(damage)
+
+
+class Writer:
+    """A results folder that this process holds the lock of; made by `writing`."""
 
     def __init__(self, path: Path, record: StudyRecord) -> None:
-        self.path = path
-        self.record = record
-
-    @classmethod
-    def open(cls, path: str | Path) -> Study:
-        """Read `path`/study.json."""
-        path = Path(path)
-        file = path / "study.json"
-        if not file.exists():
-            raise StoreError(f"{file}: not found; `kbeta study ... --out {path}` makes one")
-        remedy = f"move {path} away and run the study again, or restore the file"
-        record = files.read_json(file, StudyRecord, remedy)
-        if record.versions.get("kourkoutas-beta", "").startswith("0.1."):
-            raise StoreError(f"{file}: written by version 0.1, which is no longer read; run the study again")
-        return cls(path, record)
+        self.path, self.record = path, record
 
     def folder(self, spec: RunSpec) -> Path:
         return self.path / "runs" / spec.id
 
-    def holder(self) -> Holder | None:
-        """The process of this machine that is writing here, or None.
-
-        NOTE: the lock itself is never tried, since a study that starts at that very moment would find it taken.
-        """
-        file = self.path / ".lock"
-        try:
-            text, since = file.read_text(encoding="utf-8"), file.stat().st_mtime
-            began = psutil.Process(int(text.removeprefix("process ").partition(" ")[0])).create_time()
-        except psutil.AccessDenied:
-            began = since  # it is there, and somebody else's
-        except (OSError, ValueError, OverflowError, psutil.NoSuchProcess):
-            return None
-        if began > since + SECONDS_OF_DOUBT:
-            return None  # a lock file left by kill -9, and another process that got the number since
-        return Holder(text, since)
-
-    def result(self, spec: RunSpec) -> RunResult | None:
-        """The result of one run, or None while it is unfinished; a damaged one is that of a failed run."""
-        return _read_result(self.folder(spec))
-
     def run(self, spec: RunSpec) -> StoredRun:
-        """One run, finished or not."""
-        return StoredRun(spec, self.result(spec), self.folder(spec))
-
-    def scan(self) -> tuple[list[StoredRun], list[str]]:
-        """(every run, in the order of the arms and then of the seeds; what could not be read and is left out).
-
-        NOTE: a damaged file costs its own run. A result that cannot be read makes its run a failed one, which
-        `--retry-failed` makes again; a folder without a readable spec.json is left out.
-        """
-        found, damage = [], []
-        with contextlib.suppress(FileNotFoundError):
-            for entry in os.scandir(self.path / "runs"):
-                folder = Path(entry.path)
-                if not entry.is_dir():
-                    continue
-                try:
-                    found.append(StoredRun(_read_spec(folder), _read_result(folder), folder))
-                except StoreError as error:
-                    if any(_kept(folder)):  # an empty one was left by a kill while the study was being planned
-                        damage.append(str(error))
-        order = {arm.label: i for i, arm in enumerate(self.record.arms)}
-        found.sort(key=lambda run: (order.get(run.spec.optimizer, len(order)), run.spec.seed, run.id))
-        return found, sorted(damage)
-
-
-class Writer(Study):
-    """A results folder that this process holds the lock of; made by `writing`."""
+        """One run, finished or not; one with a damaged result has failed."""
+        folder = self.folder(spec)
+        return StoredRun(spec, _read_result(folder), folder)
 
     def plan(self, specs: Sequence[RunSpec]) -> None:
         """Put down every run that is to be made, so that none can be forgotten."""
@@ -281,7 +238,7 @@ def writing(path: str | Path, *, seeds: Iterable[int], command: str, **configura
     _check_free(path)
     with _locked(path, command):
         if (path / "study.json").exists():
-            record = _extend(path, Study.open(path).record, record)
+            record = _extend(path, read_record(path), record)
         _write(path / "study.json", record)
         for folder in (path, *path.glob("runs/*")):
             files.remove_stale(folder)
@@ -390,6 +347,7 @@ def _configuration(record: StudyRecord, other: StudyRecord) -> dict[str, Any]:
     resolved = record.arms[0].resolved or {}
     settings = {**record.settings, **resolved.get("settings", {})}
     own = {name for arm in (*record.arms, *other.arms) for name in arm.settings}
+    both = {arm.label for arm in other.arms}
     arms = {
         f"arm {arm.label}": {
             "options": arm.options,
@@ -397,7 +355,7 @@ def _configuration(record: StudyRecord, other: StudyRecord) -> dict[str, Any]:
             "optimizer": (arm.resolved or {}).get("optimizer"),
         }
         for arm in record.arms
-        if other.arm(arm.label) is not None
+        if arm.label in both
     }
     return {
         **record.model_dump(include={"testbed", "preset", "engine", "primary"}),

@@ -22,7 +22,6 @@ from typing import Any, Protocol
 
 from kourkoutas.lab.planning.plan import Plan
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running import worker
 from kourkoutas.lab.running.trial import MISTAKE
 from kourkoutas.lab.running.worker import Task
 from kourkoutas.lab.specs.spec import Code, RunResult, RunSpec
@@ -89,11 +88,9 @@ class Executor(Protocol):
 
     Attributes:
       size: how many runs are made at the same time.
-      threads: cores for each.
     """
 
     size: int
-    threads: int
 
     def submit(self, task: Task) -> None:
         """Make this run when its turn comes; what its folder holds of an earlier attempt is to be continued."""
@@ -108,20 +105,23 @@ class Executor(Protocol):
         ...
 
 
-ExecutorFactory = Callable[[store.Study, Sequence[Task]], Executor]
+ExecutorFactory = Callable[[store.Writer, Sequence[Task]], Executor]
 """Starts an executor for these runs of this study."""
 
 
-class Observer(Protocol):
-    """Told what happens while a study is executed."""
+class Observer:
+    """Told what happens while a study is executed; this one does nothing about it."""
 
-    def planned(self, total: int, kept: int, failed: int, workers: int, threads: int) -> None: ...
+    def planned(self, total: int, kept: int, failed: int, workers: int) -> None: ...
 
     def started(self, spec: RunSpec) -> None: ...
 
     def progress(self, spec: RunSpec, step: int, steps: int | None, loss: float | None) -> None: ...
 
     def finished(self, spec: RunSpec, result: RunResult) -> None: ...
+
+
+NOBODY = Observer()
 
 
 def choose_executor(
@@ -167,7 +167,8 @@ def choose_executor(
 def holding(plan: Plan, out: str | Path, command: str) -> contextlib.AbstractContextManager[store.Writer]:
     """The folder `out`, locked for the runs of `plan`."""
     configuration = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
-    return store.writing(out, command=command, **{**configuration, "arms": plan.recorded_arms()})
+    configuration["arms"] = [arm.model_copy(update={"resolved": plan.resolved(arm)}) for arm in plan.arms]
+    return store.writing(out, command=command, **configuration)
 
 
 def make_runs(
@@ -179,7 +180,7 @@ def make_runs(
     retries: int = 0,
     retry_failed: bool = False,
     checkpoint_every: int | None = None,
-    observer: Observer | None = None,
+    observer: Observer = NOBODY,
 ) -> None:
     """Make those of the runs that the folder does not hold.
 
@@ -187,7 +188,7 @@ def make_runs(
     """
     pending, kept, failed = [], 0, 0
     for spec in specs:
-        result = study.result(spec)
+        result = study.run(spec).result
         if result is not None and result.status == "failed" and retry_failed:
             study.reopen(spec)
             result = None
@@ -198,21 +199,19 @@ def make_runs(
             failed += result.status == "failed"
     study.plan(specs)
     if not pending:
-        if observer is not None:
-            observer.planned(len(specs), kept, failed, 0, 0)
+        observer.planned(len(specs), kept, failed, 0)
         return
     tasks = [
         Task(spec=spec, folder=study.folder(spec).resolve(), code=code, checkpoint_every=checkpoint_every)
         for spec in pending
     ]
     with contextlib.closing(start(study, tasks)) as started:
-        if observer is not None:
-            observer.planned(len(specs), kept, failed, started.size, started.threads)
+        observer.planned(len(specs), kept, failed, started.size)
         run_all(tasks, started, study, observer, retries)
 
 
 def run_all(
-    tasks: Sequence[Task], executor: Executor, study: store.Writer, observer: Observer | None = None, retries: int = 0
+    tasks: Sequence[Task], executor: Executor, study: store.Writer, observer: Observer = NOBODY, retries: int = 0
 ) -> None:
     """Have the executor make these runs; a lost one is given out again up to `retries` times."""
     left = {task.spec.id: task for task in tasks}
@@ -226,24 +225,21 @@ def run_all(
                 task = left[event.run]
                 if event.run not in started:
                     started.add(event.run)
-                    if observer is not None:
-                        observer.started(task.spec)
+                    observer.started(task.spec)
                 if isinstance(event, Progress):
-                    if observer is not None:
-                        observer.progress(task.spec, event.step, event.steps, event.loss)
+                    observer.progress(task.spec, event.step, event.steps, event.loss)
                 elif isinstance(event, Ended):
-                    result = study.result(task.spec)
+                    result = study.run(task.spec).result
                     if result is None and event.lost and again[event.run] > 0:
                         again[event.run] -= 1
                         executor.submit(task)
                         continue
                     if result is None:
                         attempts = f"\nAttempts: {retries + 1}" if event.lost and retries else ""
-                        result = worker.failed(event.reason + attempts, event.seconds)
+                        result = RunResult(status="failed", error=event.reason + attempts, seconds=event.seconds)
                         study.finish(task.spec, result)
                     del left[event.run]
-                    if observer is not None:
-                        observer.finished(task.spec, result)
+                    observer.finished(task.spec, result)
                     _check_study(result)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import platform
 import shutil
 import tempfile
@@ -112,7 +111,7 @@ def _watch(process: Process, folder: Path, backups: Backups | None) -> Iterator[
 
 def _checked(order: Order) -> Backups | None:
     """The backups of the study; raises if this node cannot make the study's runs."""
-    here, node = _versions(), platform.node()
+    here, node = store.versions(), platform.node()
     differ = [
         f"{name} {here[name]}, not {there}" for name, there in order.versions.items() if here.get(name, there) != there
     ]
@@ -127,11 +126,6 @@ def _checked(order: Order) -> Backups | None:
 
 
 # What this Ray worker keeps from run to run.
-
-
-@functools.cache
-def _versions() -> dict[str, str]:
-    return store.versions()
 
 
 _kept: tuple[object, Process] | None = None

@@ -22,7 +22,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
@@ -35,50 +34,23 @@ from kourkoutas.lab import machine
 from kourkoutas.lab.results import store
 from kourkoutas.lab.running.executor import GIB, Ended, Event, Executor, ExecutorFactory, Limits, Progress, Started
 from kourkoutas.lab.running.worker import Task
-from kourkoutas.lab.specs.spec import RunSpec
 
 SECONDS_TO_WAIT = 0.5  # for something to happen; then limits are looked after
 SECONDS_BETWEEN_LOOKS = 1.0  # at the memory
-
-
-class Queue:
-    """Which run a worker makes next: its seed's, else one of a seed nobody has, else one of the longest queue."""
-
-    def __init__(self) -> None:
-        self._seeds: dict[int, deque[RunSpec]] = {}
-        self._owner: dict[int, int] = {}
-
-    def add(self, spec: RunSpec) -> None:
-        self._seeds.setdefault(spec.seed, deque()).append(spec)
-
-    def take(self, taker: int) -> RunSpec | None:
-        waiting = {seed: queue for seed, queue in self._seeds.items() if queue}
-        if not waiting:
-            return None
-        mine = [seed for seed in waiting if self._owner.get(seed) == taker]
-        free = [seed for seed in waiting if seed not in self._owner]
-        if mine or free:
-            seed = (mine or free)[0]
-            self._owner[seed] = taker
-            return waiting[seed].popleft()
-        return max(waiting.values(), key=len).pop()
 
 
 class Pool:
     """`size` worker processes on this machine."""
 
     def __init__(self, size: int, threads: int, limits: Limits) -> None:
-        self.size, self.threads = size, threads
-        self._limits = limits
+        self.size, self._limits = size, limits
         self._env = worker_environment(threads, shared=size > 1)
-        self._queue = Queue()
-        self._tasks: dict[str, Task] = {}
+        self._waiting: list[Task] = []
+        self._seeds: dict[int, int] = {}  # of each worker's last run
         self._working: dict[int, Process] = {}
-        self._retired: list[Process] = []
 
     def submit(self, task: Task) -> None:
-        self._tasks[task.spec.id] = task
-        self._queue.add(task.spec)
+        self._waiting.append(task)
 
     def events(self) -> list[Event]:
         found = self._hand_out()
@@ -91,43 +63,46 @@ class Pool:
         return found
 
     def _hand_out(self) -> list[Event]:
-        """Give every worker a run; one is started only for a run, and let go when there is none."""
+        """Give every worker a run; one is started only for a run."""
         given: list[Event] = []
         for number in range(self.size):
             process = self._working.get(number)
             if process is not None and process.task is not None:
                 continue
-            spec = self._queue.take(number)
-            if spec is not None:
+            task = self.take(number)
+            if task is not None:
                 if process is None:
                     process = self._working[number] = Process(self._env, self._limits)
-                process.give(self._tasks[spec.id])
-                given.append(Started(spec.id))
-            elif process is not None:
-                process.retire()
-                self._retired.append(self._working.pop(number))
+                process.give(task)
+                given.append(Started(task.spec.id))
         return given
 
+    def take(self, number: int) -> Task | None:
+        """The next run of worker `number`: of its seed, else of a seed that no worker has, else any."""
+        own, taken = self._seeds.get(number), set(self._seeds.values())
+        for fits in (lambda seed: seed == own, lambda seed: seed not in taken, lambda seed: True):
+            for at, task in enumerate(self._waiting):
+                if fits(task.spec.seed):
+                    self._seeds[number] = task.spec.seed
+                    return self._waiting.pop(at)
+        return None
+
     def close(self) -> None:
-        every = [*self._working.values(), *self._retired]
-        for process in every:
+        for process in self._working.values():
             process.stop()
-        for process in every:
+        for process in self._working.values():
             process.close()
         self._working.clear()
-        self._retired.clear()
 
 
 def local(workers: int | None = None, limits: Limits | None = None) -> ExecutorFactory:
-    """A pool of `workers` processes that share the cores; by default one per core, but not more than seeds."""
+    """A pool of `workers` processes that share the cores; by default one per core."""
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1; got {workers}")
 
-    def start(study: store.Study, tasks: Sequence[Task]) -> Executor:
+    def start(study: store.Writer, tasks: Sequence[Task]) -> Executor:
         cores = machine.cores()
-        # A seed's data are made once by the worker that has the seed; tuning has few seeds and many values for each.
-        tuning = any(study.record.tunes(task.spec) for task in tasks)
-        size = min(workers or min(cores, len(tasks) if tuning else len(study.record.seeds)), len(tasks))
+        size = min(workers or cores, len(tasks))
         return Pool(size, max(1, cores // size), limits or Limits())
 
     return start
@@ -192,14 +167,10 @@ class Process:
             self._hold_to_limits()
         return found
 
-    def retire(self) -> None:
-        """Let the worker end: it has no run, and gets none."""
-        with contextlib.suppress(BrokenPipeError):
-            self._tasks.close()
-
     def stop(self) -> None:
         """Ask the worker to end, whatever it is doing; `close` waits for it."""
-        self.retire()
+        with contextlib.suppress(BrokenPipeError):
+            self._tasks.close()
         if self.task is not None:
             self._process.terminate()
 
@@ -288,17 +259,15 @@ def rss_above(pid: int, limit: int) -> int | None:
         family = [process, *process.children(recursive=True)]
     except psutil.Error:  # it has ended
         return None
-    quick = exact = 0
-    for one in family:
-        with contextlib.suppress(psutil.Error):
-            quick += one.memory_info().rss
-    if quick <= limit:
-        return None
-    for one in family:
-        with contextlib.suppress(psutil.Error):
-            full = one.memory_full_info()
-            exact += getattr(full, "pss", full.rss) + getattr(full, "swap", 0)
-    return exact if exact > limit else None
+    for look in (psutil.Process.memory_info, psutil.Process.memory_full_info):
+        held = 0
+        for one in family:
+            with contextlib.suppress(psutil.Error):
+                found = look(one)
+                held += getattr(found, "pss", found.rss) + getattr(found, "swap", 0)
+        if held <= limit:
+            return None
+    return held
 
 
 def worker_environment(threads: int, *, shared: bool) -> dict[str, str]:

@@ -58,15 +58,16 @@ class RayExecutor:
         self._backups = Backups(*storage) if storage is not None else None
         self._versions = store.versions()
         self._streams: dict[Any, tuple[Task, float]] = {}
-        self.threads = max(1, int(cpus))
+        self._threads = max(1, int(cpus))
         wanted = {"CPU": cpus, "GPU": gpus, "memory": (limits.memory or 0) * GIB}
         with contextlib.ExitStack() as connection:
             connection.enter_context(_connected(address))
             self.size = sum(_fitting(each["Resources"], wanted) for each in ray.nodes() if each["Alive"])
             if self.size == 0:
+                asked = {"--cpus-per-run": cpus, "--gpus-per-run": gpus, "--memory": limits.memory}
+                given = ", ".join(f"{name} {amount:g}" for name, amount in asked.items() if amount)
                 raise ValueError(
-                    f"no node of the Ray cluster has what one run is to get, {_described(wanted)}: ask for less with "
-                    "--cpus-per-run, --gpus-per-run and --memory, or add nodes"
+                    f"no node of the Ray cluster has room for a run with {given}: ask for less, or add nodes"
                 )
             self._code = ray.put(code)
             self._make = ray.remote(node.make).options(
@@ -79,7 +80,7 @@ class RayExecutor:
 
     def submit(self, task: Task) -> None:
         order = node.Order(
-            task, parcel.of_run(task.folder), self._limits, self.threads, self._gpus > 0, self._storage, self._versions
+            task, parcel.of_run(task.folder), self._limits, self._threads, self._gpus > 0, self._storage, self._versions
         )
         self._streams[self._make.remote(order, self._code)] = (task, time.monotonic())
 
@@ -110,16 +111,13 @@ class RayExecutor:
         elif isinstance(told, node.Home):
             if not told.ended.lost:
                 parcel.unpack_run(told.files, task.folder)
-                self._forget(task.spec.id)
+                if self._backups is not None:
+                    with contextlib.suppress(Exception):  # what stays there is of no use, and no reason to stop
+                        self._backups.clear(task.spec.id)
             told = told.ended
         if isinstance(told, Ended):
             del self._streams[stream]
         return told
-
-    def _forget(self, run: str) -> None:
-        if self._backups is not None:
-            with contextlib.suppress(Exception):  # what stays there is of no use to anybody, and no reason to stop
-                self._backups.clear(run)
 
     def close(self) -> None:
         for stream in self._streams:
@@ -154,7 +152,7 @@ def on_cluster(
     if not (math.isfinite(gpus) and gpus >= 0):
         raise ValueError(f"--gpus-per-run must be 0 or above; got {gpus}")
 
-    def start(study: store.Study, tasks: Sequence[Task]) -> Executor:
+    def start(study: store.Writer, tasks: Sequence[Task]) -> Executor:
         code = tasks[0].code
         files = None if code is None else parcel.of_code(Path(code.file))
         place = None if storage is None else _prepared(storage, study)
@@ -194,7 +192,7 @@ def _connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def _prepared(address: str, study: store.Study) -> tuple[str, str]:
+def _prepared(address: str, study: store.Writer) -> tuple[str, str]:
     """Address and name of the study's backups, checked to be writable.
 
     NOTE: the name is the same whenever the same results folder is continued, and another for any other folder.
@@ -211,12 +209,3 @@ def _prepared(address: str, study: store.Study) -> tuple[str, str]:
 def _fitting(has: dict[str, float], wanted: dict[str, float]) -> int:
     """How many runs fit on a node."""
     return int(min(has.get(name, 0.0) / amount for name, amount in wanted.items() if amount))
-
-
-def _described(wanted: dict[str, float]) -> str:
-    words = {
-        "CPU": f"{wanted['CPU']:g} CPUs",
-        "GPU": f"{wanted['GPU']:g} GPUs",
-        "memory": f"{wanted['memory'] / GIB:g} GiB",
-    }
-    return ", ".join(words[name] for name, amount in wanted.items() if amount)

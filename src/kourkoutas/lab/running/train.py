@@ -1,11 +1,7 @@
 """One run: a problem, an optimizer and an engine, trained in chunks, recorded, and continued where it was killed.
 
-Files, when a folder is given:
-
-    metrics.jsonl    one line per block of steps (step, loss, lr) and per evaluation, appended while training
-    trace.npz        sun and β2 per bucket, of K-β arms
-    params.npz       the final parameters
-    checkpoint/      everything needed to go on: see `kourkoutas.lab.results.files.Checkpoints`
+metrics.jsonl gets one line per block of steps (step, loss, lr) and per evaluation; `kourkoutas.lab.results.store` lists
+the other files.
 
 NOTE: chunks start at multiples of the problem's chunk size whether or not the run was interrupted, and checkpoints
 are taken between chunks only. So a continued run makes the same calls with the same arrays as an uninterrupted one
@@ -14,13 +10,14 @@ and ends with the same bits. Lines of metrics.jsonl that are newer than the chec
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +28,7 @@ from kourkoutas.lab import engines, testbeds
 from kourkoutas.lab.engines import Engine, Trainer
 from kourkoutas.lab.results.files import Arrays, Checkpoints, Lines, write_arrays
 from kourkoutas.lab.specs import optimizers
-from kourkoutas.lab.specs.spec import LARGEST, RunResult, RunSpec
+from kourkoutas.lab.specs.spec import LARGEST, Report, RunResult, RunSpec
 from kourkoutas.lab.testbeds import Problem
 from kourkoutas.trace import KEYS, WINDOW
 
@@ -39,14 +36,12 @@ CURVE_POINTS = 300
 TRACE_ROWS = 2_000
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
-Progress = Callable[[int, int, float], None]
-
 
 def run(
     spec: RunSpec,
     folder: Path | None = None,
     *,
-    on_progress: Progress | None = None,
+    on_progress: Report | None = None,
     checkpoint_every: int | None = None,
 ) -> RunResult:
     """Make the run of `spec`, or finish it from the newest checkpoint in `folder`.
@@ -79,24 +74,20 @@ def run(
             "use it on burgers, pinnacle or heat3d, or take another optimizer"
         )
     recipe = recipe.over(problem.steps)
-
-    result = RunResult(
-        status="ok",
-        settings={**dataclasses.asdict(settings), "optimizer": recipe.described},
-    )
-    with _Run(spec, problem, engine, recipe, folder, checkpoint_every) as it:
+    with contextlib.closing(_Run(spec, problem, engine, recipe, folder, checkpoint_every)) as it:
         it.resume()
         it.loop(on_progress)
         it.finish()
-        result.curve = it.curve()
-        result.metrics = it.final_metrics()
-        result.seconds = it.seconds()
-        result.times = it.times()
-        if it.diverged_at is not None:
-            result.status = "diverged"
-        else:
-            result.endpoint = result.metrics[testbed.endpoints[0].metric]
-    return result
+    metrics = it.final_metrics()
+    return RunResult(
+        status="ok" if it.diverged_at is None else "diverged",
+        endpoint=metrics[testbed.endpoints[0].metric] if it.diverged_at is None else None,
+        metrics=metrics,
+        curve=it.curve(),
+        settings={**dataclasses.asdict(settings), "optimizer": recipe.described},
+        seconds=it.seconds(),
+        times=it.times(),
+    )
 
 
 def pace_of(calls: Sequence[tuple[int, float]]) -> float | None:
@@ -149,10 +140,7 @@ class _Run:
         self._calls: list[tuple[int, float]] = []
         self._log = Lines(folder / "metrics.jsonl")
 
-    def __enter__(self) -> _Run:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._log.close()
 
     def seconds(self) -> float:
@@ -162,7 +150,7 @@ class _Run:
         pace = pace_of(self._calls)
         return {} if pace is None else {"per_step": pace}
 
-    def loop(self, on_progress: Progress | None) -> None:
+    def loop(self, on_progress: Report | None) -> None:
         """Chunk after chunk, until the end or until it diverges."""
         problem = self._problem
         evaluated = int(self._evaluations[-1]["step"]) if self._evaluations else 0
@@ -264,8 +252,6 @@ class _Run:
             return {}
         new = trace.steps > self._resumed_at
         rows: Arrays = {"steps": trace.steps[new], **{key: getattr(trace, key)[new] for key in KEYS}}
-        at, norms = trace.history
-        rows |= {"every_step": at[at > self._resumed_at], "every_norm": norms[at > self._resumed_at]}
         before = self._before
         joined = {k: np.concatenate([before[k], x]) if k in before else x for k, x in rows.items()}
         return {"names": np.array(trace.names), **joined}

@@ -34,11 +34,10 @@ import numpy as np
 from kourkoutas.lab.results import files
 from kourkoutas.lab.specs import optimizers
 from kourkoutas.lab.specs.optimizers import Recipe
-from kourkoutas.lab.specs.spec import LARGEST, OWN_SETTINGS, Code, RunResult, RunSpec
-from kourkoutas.trace import HISTORY, KEYS, WINDOW, Trace
+from kourkoutas.lab.specs.spec import LARGEST, OWN_SETTINGS, Code, Report, RunResult, RunSpec
+from kourkoutas.trace import KEYS, WINDOW, Trace
 
 CURVE_POINTS = 2000
-Progress = Callable[[int, int | None, float | None], None]
 
 
 class Settings(UserDict[str, Any]):
@@ -78,7 +77,7 @@ class Trial:
       folder: the run's folder, for files of your own.
     """
 
-    def __init__(self, spec: RunSpec, folder: Path, on_progress: Progress | None = None) -> None:
+    def __init__(self, spec: RunSpec, folder: Path, on_progress: Report | None = None) -> None:
         self.seed = spec.seed
         self.used: set[str] = set()
         self._arm = spec.optimizer
@@ -175,35 +174,22 @@ class Trial:
             self._file.close()
         self._pull()
         if self._trace is not None and self._trace.steps.size:
-            keep = slice(None, None, -(-self._trace.steps.size // CURVE_POINTS))
-            files.write_arrays(self.folder / "trace.npz", self._rows(keep), compress=True)
-
-    def _rows(self, keep: slice) -> dict[str, Any]:
-        """Rows of the trace, as the arrays of trace.npz."""
-        if self._trace is None:
-            return {}
-        found = {"steps": self._trace.steps, **{key: getattr(self._trace, key) for key in KEYS}}
-        at, norms = self._trace.history
-        every = {"every_step": at, "every_norm": norms}
-        return {"names": np.array(self._trace.names), **{name: rows[keep] for name, rows in found.items()}, **every}
+            every = -(-self._trace.steps.size // CURVE_POINTS)
+            rows = {key: getattr(self._trace, key)[::every] for key in ("steps", *KEYS)}
+            arrays = {"names": np.array(self._trace.names), **rows}
+            files.write_arrays(self.folder / "trace.npz", arrays, compress=True)
 
     def _pull(self) -> None:
         """Take over sun and β2 from the optimizer's ring; Optax keeps them in a state that only the user holds."""
         if self._traced is None or not self._traced.bucket_names:
             return
         if self._trace is None:
-            self._trace = Trace(self._traced.bucket_names, history=HISTORY)
+            self._trace = Trace(self._traced.bucket_names)
         if tuple(self._traced.bucket_names) == self._trace.names:  # a group added on the way ends the trace
             self._traced.pull(self._trace)
 
 
-def run(
-    spec: RunSpec,
-    folder: Path,
-    code: Code,
-    *,
-    on_progress: Progress | None = None,
-) -> RunResult:
+def run(spec: RunSpec, folder: Path, code: Code, *, on_progress: Report | None = None) -> RunResult:
     """One run of the user's function."""
     function = load(code)
     start = time.perf_counter()  # of the training: the file's imports are paid once per worker, not per run

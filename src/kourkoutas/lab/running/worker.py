@@ -29,9 +29,8 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from kourkoutas.lab.results import files, store
-from kourkoutas.lab.specs.spec import Code, RunResult, RunSpec
+from kourkoutas.lab.specs.spec import Code, Report, RunResult, RunSpec
 
-Report = Callable[[int, int | None, float | None], None]
 SECONDS_BETWEEN_EVENTS = 0.2
 
 
@@ -52,29 +51,21 @@ def make(task: Task, report: Report) -> RunResult:
     """
     start = time.perf_counter()
     try:
-        result = _run(task, report)
+        if task.code is not None:
+            from kourkoutas.lab.running import trial
+
+            result = trial.run(task.spec, task.folder, task.code, on_progress=report)
+        else:
+            from kourkoutas.lab.running import train
+
+            result = train.run(task.spec, task.folder, on_progress=report, checkpoint_every=task.checkpoint_every)
     except (Exception, SystemExit) as error:
         if store.is_full(error):
             raise store.DiskFull.of(cast(OSError, error)) from None
         text = "".join(traceback.format_exception(error))
-        result = failed(text, time.perf_counter() - start)
+        result = RunResult(status="failed", error=text, seconds=time.perf_counter() - start)
     store.write_result(task.folder, result)
     return result
-
-
-def failed(error: str, seconds: float) -> RunResult:
-    """The result of a run that ended without one."""
-    return RunResult(status="failed", endpoint=None, metrics={}, curve={}, settings={}, seconds=seconds, error=error)
-
-
-def _run(task: Task, report: Report) -> RunResult:
-    if task.code is not None:
-        from kourkoutas.lab.running import trial
-
-        return trial.run(task.spec, task.folder, task.code, on_progress=report)
-    from kourkoutas.lab.running import train
-
-    return train.run(task.spec, task.folder, on_progress=report, checkpoint_every=task.checkpoint_every)
 
 
 def main(fd: int, parent: int) -> None:

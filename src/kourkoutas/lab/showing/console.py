@@ -23,7 +23,7 @@ from kourkoutas.lab.specs.looks import label
 
 MOST_ROWS = 200
 MOST_COLUMNS = 30
-MOST_LINES = 30  # of the answer
+MOST_LINES, COLUMNS = 30, 80  # of the answer
 PLOT = 23  # characters of the effect plot, its middle at no difference
 NAME = 18
 
@@ -38,7 +38,7 @@ class Answer:
         self.analysis, self.report = analysis, report
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        narrow = options.update(width=min(80, options.max_width))
+        narrow = options.update(width=min(COLUMNS, options.max_width))
         for endpoints, rows in ((3, 8), (3, 5), (2, 4), (1, 4), (1, 3), (1, 1)):
             found = self._at_most(endpoints, rows)
             if len(console.render_lines(found, narrow, pad=False)) <= MOST_LINES:
@@ -59,8 +59,9 @@ class Answer:
         for failure in failures(analysis.snapshot.runs)[:2]:
             parts.append(Text(shorten(f"{len(failure.runs)} failed ({failure.who}): {failure.summary}", 158)))
         parts.extend(Text(line) for line in (*analysis.fairness, *analysis.notes))
-        page = "" if self.report is None else f"Report: {self.report} · "
-        parts.append(Text(f"{page}tables: kbeta stats {where}"))
+        more = [*([] if self.report is None else [f"Report: {self.report}"]), f"tables: kbeta stats {where}"]
+        line = " · ".join(more)
+        parts.append(Text(line if len(line) <= COLUMNS else "\n".join(more)))
         return Group(*parts)
 
 

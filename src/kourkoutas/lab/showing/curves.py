@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
+from kourkoutas.lab.judging.endpoints import logged
 from kourkoutas.lab.judging.intervals import quantile
 from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.results.store import StoredRun, StoreError
-from kourkoutas.lab.showing.drawing import Array, Drawing, Panel, cross, element, log_suits, series
+from kourkoutas.lab.showing.drawing import Anchor, Array, Drawing, Panel, cross, element, log_suits, series
 from kourkoutas.lab.specs.looks import Look
 
 MOST_POINTS = 160  # per drawn curve; longer ones are averaged in blocks
@@ -35,14 +35,12 @@ class Course:
     Attributes:
       diverged: its loss or a parameter stopped being finite after the last point.
       going: it has not finished.
-      anchor: where the page tells about the run.
     """
 
     steps: Array
     losses: Array
     diverged: bool = False
     going: bool = False
-    anchor: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,16 +69,14 @@ def courses(snapshot: Snapshot) -> dict[str, dict[Seed, Course]]:
     """
     found: dict[str, dict[Seed, Course]] = {arm.label: {} for arm in snapshot.record.arms}
     own = snapshot.record.code is not None
-    for number, run in enumerate(snapshot.runs):
-        if run.result is not None:
-            steps, losses = run.result.curve.get("step", []), run.result.curve.get("loss", [])
-            if not own and run.result.status == "ok" and len(steps) > 2:
-                steps, losses = steps[:-1], losses[:-1]
-            if own and not np.isfinite(losses).all():
-                logged = _so_far(run)
-                steps, losses = logged if logged[0] else (steps, losses)
-        else:
-            steps, losses = _so_far(run)
+    for run in snapshot.runs:
+        curve = {} if run.result is None else run.result.curve
+        steps, losses = curve.get("step", []), curve.get("loss", [])
+        if not own and run.result is not None and run.result.status == "ok" and len(steps) > 2:
+            steps, losses = steps[:-1], losses[:-1]
+        if run.result is None or (own and not np.isfinite(losses).all()):
+            points = [point for point in logged(run, "loss") if math.isfinite(point[1])]
+            steps, losses = [list(column) for column in zip(*points, strict=True)] or (steps, losses)
         if steps and len(steps) == len(losses):
             x, y = np.asarray(steps, float), np.asarray(losses, float)
             order = np.argsort(x, kind="stable")
@@ -89,17 +85,8 @@ def courses(snapshot: Snapshot) -> dict[str, dict[Seed, Course]]:
                 y[order],
                 diverged=run.result is not None and run.result.status == "diverged",
                 going=run.result is None,
-                anchor=f"run-{number}",
             )
     return {arm: by_seed for arm, by_seed in found.items() if by_seed}
-
-
-def _so_far(run: StoredRun) -> tuple[list[float], list[float]]:
-    try:
-        rows = [row for row in run.metrics() if "step" in row and isinstance(row.get("loss"), int | float)]
-    except StoreError:
-        return [], []
-    return [float(row["step"]) for row in rows], [float(row["loss"]) for row in rows]
 
 
 def thinned(course: Course) -> Course:
@@ -112,7 +99,7 @@ def thinned(course: Course) -> Course:
         starts = np.arange(0, len(steps), k)
         size = np.diff([*starts, len(steps)])
         steps, losses = steps[starts + size - 1], np.add.reduceat(losses, starts) / size
-    return Course(steps, losses, course.diverged, course.going, course.anchor)
+    return Course(steps, losses, course.diverged, course.going)
 
 
 def summarise(courses: Sequence[Course]) -> Summary | None:
@@ -138,8 +125,10 @@ def summarise(courses: Sequence[Course]) -> Summary | None:
     return Summary(grid, *(np.where(np.isfinite(found), found, math.nan) for found in (median, low, high)))
 
 
-def panels(courses: Courses, looks: Mapping[str, Look], *, label: str = "training loss") -> list[Drawing]:
-    """Every panel, in order; none where nothing was recorded."""
+def panels(
+    courses: Courses, looks: Mapping[str, Look], anchor: Anchor, runs: Mapping[str, int] | None = None
+) -> list[Drawing]:
+    """Every panel, in order; none where nothing was recorded. `runs` counts those without a curve, too."""
     thin = {arm: {seed: thinned(c) for seed, c in by_seed.items()} for arm, by_seed in courses.items()}
     every = [c for by_seed in thin.values() for c in by_seed.values() if len(c.losses)]
     if not every:
@@ -149,19 +138,21 @@ def panels(courses: Courses, looks: Mapping[str, Look], *, label: str = "trainin
     if log:
         losses = above_dips(losses, [c.losses[-1] for c in every])
     summaries = {arm: found for arm, by_seed in thin.items() if (found := summarise(list(by_seed.values())))}
-    scale = f"{label}{', log scale' if log else ''}"
+    scale = f"training loss{', log scale' if log else ''}"
     drawn = [_medians(summaries, looks, log, f"All optimizers: {scale}")]
     last = max((s.steps[-1] for s in summaries.values()), default=0.0)
     ends = {arm: s.after(END * last) for arm, s in summaries.items()}
-    drawn.append(_medians(ends, looks, log, f"The last fifth, enlarged: {label}", own_scale=True))
+    drawn.append(_medians(ends, looks, log, "The last fifth, enlarged: training loss", own_scale=True))
     for arm in list(thin)[:MOST_PANELS]:
         panel = Panel.over(steps, losses, log_y=log)
         panel.parts += [panel.path(s.steps, s.median, class_="curve other") for o, s in summaries.items() if o != arm]
-        panel.parts.append(_seeds(panel, thin[arm], summaries.get(arm), looks[arm]))
+        panel.parts.append(_seeds(panel, arm, thin[arm], summaries.get(arm), looks[arm], anchor))
         count, lost = len(thin[arm]), sum(c.diverged for c in thin[arm].values())
-        runs = f"{count} run{'' if count == 1 else 's'}" + (f", {lost} diverged ×" if lost else "")
-        told = f"{scale} of {looks[arm].name} against step, every seed, median in bold: {runs}"
-        drawn.append(panel.drawing(f"{looks[arm].name}: {runs}", told))
+        planned = max(count, (runs or {}).get(arm, 0))
+        shown = f"{count} of {planned} runs" if count < planned else f"{count} run{'' if count == 1 else 's'}"
+        shown += f", {lost} diverged ×" if lost else ""
+        told = f"{scale} of {looks[arm].name} against step, every seed, median in bold: {shown}"
+        drawn.append(panel.drawing(f"{looks[arm].name}: {shown}", told))
     return [one for one in drawn if one is not None]
 
 
@@ -192,7 +183,9 @@ def _medians(
     return panel.drawing(title, f"{title} against step: median over the seeds and their middle half")
 
 
-def _seeds(panel: Panel, courses: Mapping[Seed, Course], summary: Summary | None, look: Look) -> Markup:
+def _seeds(
+    panel: Panel, arm: str, courses: Mapping[Seed, Course], summary: Summary | None, look: Look, anchor: Anchor
+) -> Markup:
     """Every seed of one optimizer, then its median."""
     inside = []
     for seed, c in courses.items():
@@ -200,7 +193,7 @@ def _seeds(panel: Panel, courses: Mapping[Seed, Course], summary: Summary | None
         drawn = [element("title", f"{look.name}, seed {seed}: {end}"), panel.path(c.steps, c.losses, class_="seed")]
         if c.diverged and len(c.steps):
             drawn.append(cross(panel.x.at(c.steps[-1]), panel.y.at(c.losses[-1])))
-        inside.append(element("a", *drawn, href=f"#{c.anchor}", tabindex=-1) if c.anchor else element("g", *drawn))
+        inside.append(element("a", *drawn, href=f"#{anchor(arm, seed)}", tabindex=-1))
     if summary is not None:
         inside.append(panel.path(summary.steps, summary.median, look))
     return series(look, *inside)
@@ -216,7 +209,7 @@ def gaps(courses: Courses, pairs: Sequence[tuple[str, str]], looks: Mapping[str,
     ends = 1 / above_dips(1 / above_dips(ends, lasts), [1 / x for x in lasts])
     panel = Panel.over(np.concatenate([s.steps for s in found.values()]), [1.0, *ends], log_y=True)
     zero = panel.y.at(1.0)
-    panel.add("line", x1=panel.x.start, x2=panel.x.stop, y1=zero, y2=zero, class_="zero")
+    panel.parts.append(element("line", x1=panel.x.start, x2=panel.x.stop, y1=zero, y2=zero, class_="zero"))
     treatments = list(dict.fromkeys(a for a, _ in found))
     for (a, b), s in found.items():
         # one treatment: the colours of its baselines; else those of the treatments

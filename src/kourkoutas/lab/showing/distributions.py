@@ -5,7 +5,7 @@ the share of runs that end below every threshold, or have reached a target by ev
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from markupsafe import Markup
@@ -18,6 +18,7 @@ from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.showing.drawing import (
     CHARACTER,
     WIDTH,
+    Anchor,
     Drawing,
     Panel,
     Scale,
@@ -32,8 +33,6 @@ from kourkoutas.lab.showing.drawing import (
 )
 from kourkoutas.lab.specs.looks import Look
 from kourkoutas.lab.specs.looks import label as name_of
-
-Anchor = Callable[[str, Seed], str]  # where the page tells about a run
 
 ROW = 46.0
 MOST_PAIRS = 24  # contrasts with a panel of their own

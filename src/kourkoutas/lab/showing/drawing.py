@@ -21,9 +21,11 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import ArrayLike, NDArray
 
+from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.specs.looks import Look
 
 Array = NDArray[np.float64]
+Anchor = Callable[[str, Seed], str]  # where the page tells about a run
 
 WIDTH = 356.0
 CHARACTER = 7.4  # px, of a letter of 12 px, on the wide side: what margins are made for
@@ -255,7 +257,6 @@ class Panel:
 
     x: Scale
     y: Scale
-    width: float
     height: float
     parts: list[Markup] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
@@ -276,16 +277,13 @@ class Panel:
         y = scale_of(ys, height - 36, 10, log=log_y)
         left = 10 + CHARACTER * max((len(tick_text(t)) for t in y.ticks()), default=1)
         x = scale_of(xs, left, WIDTH - 14, log=log_x, edge=edge)
-        panel = cls(x, y, WIDTH, height)
+        panel = cls(x, y, height)
         for tick in y.ticks():
             at = y.at(tick)
-            panel.add("line", x1=x.start, x2=x.stop, y1=at, y2=at, class_="grid")
+            panel.parts.append(element("line", x1=x.start, x2=x.stop, y1=at, y2=at, class_="grid"))
             panel.parts.append(label(tick_text(tick), left - 6, at + 4, text_anchor="end", class_="soft"))
         panel.parts += x_axis(x, y.start, title=x_label)
         return panel
-
-    def add(self, tag: str, *children: str | Markup, **attributes: Any) -> None:
-        self.parts.append(element(tag, *children, **attributes))
 
     def path(self, xs: ArrayLike, ys: ArrayLike, look: Look | None = None, class_: str = "curve") -> Markup:
         """A line through values, with the dash of an optimizer."""
@@ -307,4 +305,4 @@ class Panel:
     def drawing(self, title: str, description: str) -> Drawing:
         told = {"x": [self.x.low, self.x.high, self.x.start, self.x.stop], "lines": self.lines}
         data = json.dumps(told, separators=(",", ":")) if self.lines else None
-        return picture(self.parts, self.width, self.height, title, description, data_plot=data)
+        return picture(self.parts, WIDTH, self.height, title, description, data_plot=data)

@@ -50,8 +50,7 @@ def in_percent(endpoint: Comparison) -> bool:
 def rows_of(endpoint: Comparison) -> list[Row]:
     """The contrasts of one endpoint."""
     percent = in_percent(endpoint)
-    none = "no finite effect"
-    return [Row(c, ends_of(c, percent), effect_words(c, percent) or none) for c in endpoint.contrasts]
+    return [Row(c, ends_of(c, percent), effect_words(c, percent) or "no finite effect") for c in endpoint.contrasts]
 
 
 def plot(endpoints: Sequence[Comparison]) -> Drawing | None:

@@ -25,42 +25,28 @@ NAME = 30  # characters of a bar's name at 80 columns
 
 
 @contextlib.contextmanager
-def showing(console: Console, plan: Plan) -> Iterator[Observer]:
-    """An observer that writes to `console`: what is studied, each phase by its name, and every run."""
-    shown = Bars(console, plan) if console.is_terminal else Lines(console, plan)
+def showing(console: Console, plan: Plan, aim: Target | None = None) -> Iterator[Observer]:
+    """An observer that writes to `console`: what is studied, each phase by its name, and every run.
+
+    It stops the study if the first good run has not the metric of --target, which is its `aim`.
+    """
+    shown = (Bars if console.is_terminal else Lines)(console, plan, aim)
     with shown.bars if isinstance(shown, Bars) else contextlib.nullcontext():
         yield shown
     shown.done()
 
 
-class Aiming:
-    """Tells an observer what happens, and stops the study if its first good run has not the metric of --target."""
-
-    def __init__(self, observer: Observer, aim: Target) -> None:
-        self._observer = observer
-        self._aim: Target | None = aim
-        self.planned, self.started, self.progress = observer.planned, observer.started, observer.progress
-
-    def finished(self, spec: RunSpec, result: RunResult) -> None:
-        self._observer.finished(spec, result)
-        if self._aim is not None and result.status == "ok":
-            from kourkoutas.lab.judging.targets import check_logged
-
-            aim, self._aim = self._aim, None
-            check_logged(aim, [result])
-
-
-class Lines:
+class Lines(Observer):
     """Tells what is studied, names each phase with runs to make when its first run starts, and then every run."""
 
-    def __init__(self, console: Console, plan: Plan) -> None:
-        self.console, self.tuning = console, plan.tuning
+    def __init__(self, console: Console, plan: Plan, aim: Target | None = None) -> None:
+        self.console, self.tuning, self._aim = console, plan.tuning, aim
         self._title = title_of(plan)
         self._rounds = 0
         self._planned: tuple[int, int, int, int] | None = None  # of a phase that has not begun
         self._done = self._total = 0
 
-    def planned(self, total: int, kept: int, failed: int, workers: int, threads: int) -> None:
+    def planned(self, total: int, kept: int, failed: int, workers: int) -> None:
         self._rounds += 1
         self._planned = (total, kept, failed, workers)
 
@@ -82,10 +68,15 @@ class Lines:
         self.say(" · ".join(part for part in (self._title, line) if part))
         self._title = ""
 
-    def progress(self, spec: RunSpec, step: int, steps: int | None, loss: float | None) -> None:
-        pass
-
     def finished(self, spec: RunSpec, result: RunResult) -> None:
+        self.tell(spec, result)
+        if self._aim is not None and result.status == "ok":
+            from kourkoutas.lab.judging.targets import check_logged
+
+            check_logged(self._aim, [result])
+            self._aim = None
+
+    def tell(self, spec: RunSpec, result: RunResult) -> None:
         self._done += 1
         self.say(f"[{self._done}/{self._total}] {self.name(spec)}: {outcome(result)} ({result.seconds:.1f} s)")
 
@@ -107,8 +98,8 @@ class Lines:
 class Bars(Lines):
     """A bar for each phase and one for each run under way."""
 
-    def __init__(self, console: Console, plan: Plan) -> None:
-        super().__init__(console, plan)
+    def __init__(self, console: Console, plan: Plan, aim: Target | None = None) -> None:
+        super().__init__(console, plan, aim)
         self.bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
@@ -134,7 +125,7 @@ class Bars(Lines):
         text = "" if loss is None else f"loss {loss:.4g}"
         self.bars.update(self._runs[spec.id], completed=step, total=steps, loss=text)
 
-    def finished(self, spec: RunSpec, result: RunResult) -> None:
+    def tell(self, spec: RunSpec, result: RunResult) -> None:
         self.bars.remove_task(self._runs.pop(spec.id))
         if result.status != "ok":
             self.say(f"{self.name(spec)}: {outcome(result)}")

@@ -18,6 +18,7 @@ import hashlib
 import io
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -37,7 +38,7 @@ from kourkoutas.lab.results import export, files
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StoreError
 from kourkoutas.lab.showing import console, curves, distributions, effects, maps, pictures, sensitivity
-from kourkoutas.lab.showing.drawing import Drawing, element
+from kourkoutas.lab.showing.drawing import Anchor, Drawing, element
 from kourkoutas.lab.showing.status import duration, failures, status_of
 from kourkoutas.lab.specs import looks
 
@@ -65,8 +66,7 @@ TRACES = (
     "smaller β2, down to β2_min. Each column of a map is a stretch of steps; a cell shows the largest sun, or the "
     "smallest β2, of its bucket there, averaged over the runs. The lines are all buckets and runs together."
 )
-PATIENCE = 4.0  # a page that is followed is made again after this many times the seconds that making it took
-SHORTEST, LONGEST = 2.0, 20.0  # seconds
+SECONDS_BETWEEN_PAGES = 4.0  # of a study that is followed
 NOT_ON_THE_PAGE = "mean [BCa]"  # `kbeta stats` has the bootstrap
 
 Looks = Mapping[str, looks.Look]
@@ -83,12 +83,10 @@ class Section:
     short: str = ""
 
 
-def write(analysis: Analysis, out: str | Path | None = None, *, live: bool = False) -> Path:
-    """Write the page and return its path; report.html in the results folder unless `out` is given."""
-    out = Path(out) if out is not None else analysis.snapshot.path / "report.html"
-    text = render(analysis, live=live)
-    files.make_folder(out.parent)
-    files.write_text(out, text)
+def write(analysis: Analysis, *, live: bool = False) -> Path:
+    """Write report.html into the results folder and return its path."""
+    out = analysis.snapshot.path / "report.html"
+    files.write_text(out, render(analysis, live=live))
     return out
 
 
@@ -98,11 +96,9 @@ def follow(path: Path) -> None:
     Raises:
       StoreError: there is no study to begin with.
     """
-    start = time.monotonic()
     going = _follow_once(path)
     while going:
-        time.sleep(min(LONGEST, max(SHORTEST, PATIENCE * (time.monotonic() - start))))
-        start = time.monotonic()
+        time.sleep(SECONDS_BETWEEN_PAGES)
         # A file may be half there for a moment: the last good page stays, and the next look tries again.
         with contextlib.suppress(StoreError, OSError):
             going = _follow_once(path)
@@ -189,22 +185,23 @@ def _sections(analysis: Analysis, arms: Looks) -> list[Section]:
     def anchor(arm: str, seed: Seed) -> str:
         return numbers.get((arm, int(seed)), "runs")
 
-    found = [_curves(analysis, arms), _ends(analysis, arms, anchor)]
+    found = [_curves(analysis, arms, anchor), _ends(analysis, arms, anchor)]
     found += [_endpoint(k, one, analysis, arms, anchor) for k, one in enumerate(analysis.endpoints)]
     found += [_causes(analysis), _sensitivity(analysis, arms), _target(analysis, arms)]
     found += [_traces(runs, arms), _learnt(snapshot), _runs(analysis), _failures(runs), _settings(snapshot)]
     return [section for section in found if section.content]
 
 
-def _curves(analysis: Analysis, arms: Looks) -> Section:
+def _curves(analysis: Analysis, arms: Looks, anchor: Anchor) -> Section:
     courses = curves.courses(analysis.snapshot)
     pairs = [(c.treatment, c.baseline) for c in analysis.primary.contrasts]
-    drawn = [*curves.panels(courses, arms), curves.gaps(courses, pairs, arms)]
+    runs = Counter(run.spec.optimizer for run in analysis.snapshot.runs)
+    drawn = [*curves.panels(courses, arms, anchor, runs), curves.gaps(courses, pairs, arms)]
     shown = [note(CURVES), legend(arms), panels(drawn)] if any(drawn) else [text("No run has logged a loss.")]
     return Section("curves", "Learning curves", shown, open=True)
 
 
-def _ends(analysis: Analysis, arms: Looks, anchor: distributions.Anchor) -> Section:
+def _ends(analysis: Analysis, arms: Looks, anchor: Anchor) -> Section:
     drawn = [distributions.rows(one, arms, anchor) for one in analysis.endpoints]
     drawn.append(distributions.profile(analysis.primary, arms))
     said = note("Every dot is a run and leads to it; the bar is the median.")
@@ -212,7 +209,7 @@ def _ends(analysis: Analysis, arms: Looks, anchor: distributions.Anchor) -> Sect
     return Section("ends", "Where the runs end", shown, open=True)
 
 
-def _endpoint(number: int, one: Comparison, analysis: Analysis, arms: Looks, anchor: distributions.Anchor) -> Section:
+def _endpoint(number: int, one: Comparison, analysis: Analysis, arms: Looks, anchor: Anchor) -> Section:
     """Every seed and every statistic of one endpoint."""
     side = ("Higher" if one.higher_is_better else "Lower") + " is better" + (", analysed as log10" if one.log else "")
     if one.threshold is not None:
@@ -243,7 +240,7 @@ def _endpoint(number: int, one: Comparison, analysis: Analysis, arms: Looks, anc
     return Section(f"endpoint-{number}", title, shown, short=one.title)
 
 
-def _seed(run: StoredRun | None, one: Comparison, anchor: distributions.Anchor) -> Markup:
+def _seed(run: StoredRun | None, one: Comparison, anchor: Anchor) -> Markup:
     """The cell of one run, which leads to it."""
     if run is None:
         return element("span", "no run", class_="missing")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kourkoutas.lab.judging import planned
-from kourkoutas.lab.judging.values import to_json
+from kourkoutas.lab.judging.values import of_seeds, to_json
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
 from kourkoutas.lab.specs.looks import label
@@ -226,10 +226,10 @@ class Failure:
     @property
     def who(self) -> str:
         """The runs in a few words: "Lion, seeds 4, 5; Adam 0.95, seed 2"."""
-        by_arm: dict[str, list[str]] = {}
+        by_arm: dict[str, list[int]] = {}
         for run in self.runs:
-            by_arm.setdefault(label(run.spec.optimizer), []).append(str(run.spec.seed))
-        return "; ".join(f"{arm}, seed{'s' if len(s) > 1 else ''} {', '.join(s)}" for arm, s in by_arm.items())
+            by_arm.setdefault(label(run.spec.optimizer), []).append(run.spec.seed)
+        return "; ".join(f"{arm}, {of_seeds(seeds)}" for arm, seeds in by_arm.items())
 
 
 def failures(runs: Sequence[StoredRun]) -> list[Failure]:

@@ -56,12 +56,10 @@ def label(arm: str) -> str:
     ('K-β', 'Adam 0.95 [lr=0.1]', 'Adam 0.999 warmed', 'mine-warm[x]')
     """
     name, bracket, rest = arm.partition("[")
+    known = NAMES.get(name, name)
     for ending, word in ENDINGS.items():
         if (base := name.removesuffix(ending)) != name and base in NAMES:
             known = f"{NAMES[base]} {word}"
-            break
-    else:
-        known = NAMES.get(name, name)
     return arm if known == name else f"{known} {bracket}{rest}".rstrip()
 
 

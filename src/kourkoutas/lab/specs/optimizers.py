@@ -212,11 +212,9 @@ class Recipe:
             optimizer = make(unnamed, lr=lr, **options)
             training(optimizer, True)
             return optimizer
-        decoupled = o["weight_decay"] or any("weight_decay" in item for item in params if isinstance(item, Mapping))
-        kind = torch.optim.AdamW if decoupled else torch.optim.Adam
         tensors = [p for item in unnamed for p in (item["params"] if isinstance(item, Mapping) else [item])]
         fused = all(p.device.type in ("cpu", "cuda", "mps") and not p.is_complex() for p in tensors)
-        optimizer = kind(
+        optimizer = torch.optim.AdamW(  # without decay it is Adam
             unnamed, lr=lr, betas=(o["beta1"], o["beta2"]), eps=o["eps"], weight_decay=o["weight_decay"], fused=fused
         )
         if not o["bias_correction"]:

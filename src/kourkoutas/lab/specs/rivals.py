@@ -23,6 +23,14 @@ def _check_matrices(axes: Sequence[int]) -> None:
         raise ValueError("optimizer 'muon' is for models with matrices, and none of these parameters has two axes")
 
 
+def _loss(closure: Any) -> Any:
+    """What the closure of a torch step gives, if there is one."""
+    import torch
+
+    with torch.enable_grad():
+        return None if closure is None else closure()
+
+
 def torch_muon(params: Sequence[Any], lr: Any, **options: Any) -> Any:
     """A torch optimizer of tensors or param groups."""
     import torch
@@ -49,10 +57,7 @@ def torch_muon(params: Sequence[Any], lr: Any, **options: Any) -> Any:
             self.param_groups = [group for one in parts for group in one.param_groups]
 
         def step(self, closure: Any = None) -> Any:
-            loss = None
-            if closure is not None:
-                with torch.enable_grad():
-                    loss = closure()
+            loss = _loss(closure)
             for one in parts:
                 one.step()
             return loss
@@ -84,16 +89,11 @@ def optax_muon(learning_rate: Any, **options: Any) -> Any:
 
 def torch_adafactor(params: Sequence[Any], lr: Any, *, power: float, beta1: float, eps: float) -> Any:
     """Adam with β2 = 1 - t^-power, t the steps that a parameter has taken; t is saved with the param groups."""
-    import torch
-
     from kourkoutas.torch import KourkoutasBeta
 
     class Adafactor(KourkoutasBeta):
         def step(self, closure: Any = None) -> Any:
-            loss = None
-            if closure is not None:
-                with torch.enable_grad():
-                    loss = closure()
+            loss = _loss(closure)
             for group in self.param_groups:
                 if group["params"][0].grad is not None:
                     group["seen"] += 1
@@ -153,8 +153,7 @@ def torch_switch(first: Any, options: Mapping[str, Any], after: int) -> Any:
             self.taken += 1
             if self.taken > after:
                 return second.step(closure)
-            with torch.enable_grad():
-                loss = closure()
+            loss = _loss(closure)
             first.step()
             return loss
 

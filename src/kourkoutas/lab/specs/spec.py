@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -161,6 +162,7 @@ class Code(BaseModel):
     higher_is_better: bool = False
 
 
+Report = Callable[[int, int | None, float | None], None]  # told of a run: steps taken, steps in all, loss
 OWN_SETTINGS = ("code", "endpoint")  # what a plan adds to the settings of a run of a user's function
 
 

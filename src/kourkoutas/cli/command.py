@@ -1,8 +1,11 @@
-"""The command itself: its name, where it prints, its exit codes."""
+"""The command itself: name, exit codes, and what it prints: results on standard output, words on standard error."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -34,3 +37,21 @@ def options(
     ] = False,
 ) -> None:
     """Kourkoutas-β: does it beat Adam here? Matched-seed studies with paired statistics."""
+
+
+def say(text: str) -> None:
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def answer(text: str) -> None:
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()) -> None:
+    from kourkoutas.lab.showing.fitting import Fitting
+
+    out.print(Fitting("", head, rows, words))
