@@ -30,7 +30,7 @@ def train(trial):
 class Clock:
     """Notes when the executor was there, and how many runs it makes at once."""
 
-    def planned(self, total: int, kept: int, failed: int, workers: int, threads: int) -> None:
+    def planned(self, total: int, kept: int, failed: int, workers: int) -> None:
         self.ready, self.workers = time.perf_counter(), workers
 
     def started(self, *_: Any) -> None: ...

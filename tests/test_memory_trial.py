@@ -196,7 +196,7 @@ class Counting:
     def __init__(self):
         self.started_runs, self.kept = [], []
 
-    def planned(self, total, kept, failed, workers, threads):
+    def planned(self, total, kept, failed, workers):
         self.kept.append((total, kept))
 
     def started(self, spec):
