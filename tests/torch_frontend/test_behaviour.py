@@ -120,24 +120,6 @@ def test_a_closure_is_evaluated_with_gradients_and_its_loss_returned():
     assert p.item() < 3.0
 
 
-def test_global_step_hooks_run_once():
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-    p = parameter(1.0)
-    p.grad = torch.ones_like(p)
-    optimizer = KourkoutasBeta([p])
-    seen = []
-    hooks = [
-        register_optimizer_step_pre_hook(lambda o, args, kwargs: seen.append("before")),
-        register_optimizer_step_post_hook(lambda o, args, kwargs: seen.append("after")),
-    ]
-    optimizer.step()
-    for hook in hooks:
-        hook.remove()
-    optimizer.step()
-    assert seen == ["before", "after"]
-
-
 def test_the_profiler_sees_the_step():
     p = parameter(1.0)
     p.grad = torch.ones_like(p)
@@ -145,17 +127,6 @@ def test_the_profiler_sees_the_step():
     with torch.autograd.profiler.profile() as profile:
         optimizer.step()
     assert [e.name for e in profile.function_events].count("Optimizer.step#KourkoutasBeta.step") == 1
-
-
-def test_step_hooks_run_before_and_after():
-    p = parameter(1.0)
-    optimizer = KourkoutasBeta([p])
-    seen = []
-    optimizer.register_step_pre_hook(lambda o, args, kwargs: seen.append("before"))
-    optimizer.register_step_post_hook(lambda o, args, kwargs: seen.append("after"))
-    p.grad = torch.ones(1)
-    optimizer.step()
-    assert seen == ["before", "after"]
 
 
 @on_every_route

@@ -426,7 +426,25 @@ def test_of_groups_on_two_devices_the_trace_lies_where_the_kernel_writes(order):
     assert optimizer._recorder.rows.is_cpu
 
 
-# torch's hooks
+# torch's hooks; test_optim_db.py has those of one optimizer around a step
+
+
+def test_global_step_hooks_run_once():
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    p = ones(1)
+    p.grad = torch.ones_like(p)
+    optimizer = KourkoutasBeta([p])
+    seen = []
+    hooks = [
+        register_optimizer_step_pre_hook(lambda o, args, kwargs: seen.append("before")),
+        register_optimizer_step_post_hook(lambda o, args, kwargs: seen.append("after")),
+    ]
+    optimizer.step()
+    for hook in hooks:
+        hook.remove()
+    optimizer.step()
+    assert seen == ["before", "after"]
 
 
 def test_hooks_of_load_state_dict_change_what_is_loaded_and_what_was():
