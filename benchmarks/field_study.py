@@ -7,7 +7,8 @@
 
 Five learning rates a factor √10 apart and three seeds tune each optimizer; ten other seeds compare them. If the best
 rate of one is at the edge, all get more, once. `run` first unpacks what is kept, unless OUT/PROBLEM is there. The
-rivals need `pip install pytorch-optimizer`. The runs shared a machine with other work: `pace` times the steps apart.
+rivals need `pip install pytorch-optimizer`. Where the runs shared a machine with other work, `pace` times the steps
+apart; otherwise a step's time is the median of the compared runs.
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ def tables() -> str:
                 first = analyse(snapshot, baseline=BASELINE, resamples=0)
                 aim = next(arm.median for arm in first.arms if arm.label == BASELINE)
                 found = analyse(snapshot, baseline=BASELINE, target=f"error<={aim!r}", resamples=0)
-                parts.append(_table(problem, found, {arm: known[problem, arm] for arm in ARMS}))
+                own = {arm.label: 1e6 * (arm.seconds_per_step or math.nan) for arm in found.arms}
+                parts.append(_table(problem, found, {arm: known.get((problem, arm), own[arm]) for arm in ARMS}))
     return "\n".join(parts)
 
 
