@@ -5,8 +5,7 @@ BIN := .venv/bin
 STUDY := .venv/.study
 READY := .venv/.ready
 PIP := -m pip install --quiet --disable-pip-version-check
-# One worker more than there are cores: many tests wait for processes that they have started.
-PYTEST := -m pytest -n $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)') --dist worksteal
+PYTEST := -m pytest -n auto --dist worksteal
 INPUTS := pyproject.toml constraints.txt setup.py $(wildcard src/kourkoutas/_native/*.[ch])
 
 # On Linux pip's own choice of torch brings gigabytes of CUDA. For the CPU build set TORCH_CPU_INDEX to the address of
