@@ -74,14 +74,14 @@ class Torch:
 
 
 @functools.cache
-def _compiled(options: tuple[tuple[str, Any], ...]) -> tuple[Any, Any]:
+def _compiled(lr: float, options: tuple[tuple[str, Any], ...]) -> tuple[Any, Any]:
     """A solver, which holds no state, and its compiled step."""
     import jax
     import optax
 
     from kourkoutas.optax import kourkoutas_beta
 
-    solver = kourkoutas_beta(LR, **dict(options))
+    solver = kourkoutas_beta(lr, **dict(options))
 
     @jax.jit
     def update(grads, state, tree):
@@ -100,7 +100,7 @@ class Optax:
         from kourkoutas.state.optax import load
 
         self.buckets = options.get("buckets", "parameter")
-        solver, self.update = _compiled(tuple(options.items()))
+        solver, self.update = _compiled(LR, tuple(options.items()))
         self.tree = {name: jnp.asarray(x) for name, x in params.items()}
         self.state = solver.init(self.tree)
         if begin is not None:
