@@ -153,7 +153,7 @@ def test_an_open_page_renews_itself_and_keeps_what_the_reader_has_unfolded(tmp_p
             tab.page.locator("#settings summary").click()
             (tmp_path / "go").touch()
             tab.page.locator("figcaption", has_text="K-β: 4 runs").first.wait_for(timeout=120_000)
-            tab.page.locator("#settings[open]").wait_for(timeout=10_000)  # the script stands at the end of the page
+            tab.page.locator("#settings[open]").wait_for(timeout=40_000)  # the script stands at the end of the page
             assert tab.complaints == []
 
 
