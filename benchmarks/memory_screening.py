@@ -114,6 +114,18 @@ def register() -> None:
     )
 
 
+def add(table: Path, row: Mapping[str, Any]) -> None:
+    """Append a run to a table, and print it."""
+    new = not table.exists()
+    with table.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+    sys.stdout.write(" ".join(str(row[name]) for name in COLUMNS) + "\n")
+    sys.stdout.flush()
+
+
 def screen(out: Path, asked: Path) -> None:
     """Run by run until nothing is missing."""
     register()
@@ -124,15 +136,7 @@ def screen(out: Path, asked: Path) -> None:
         missing = next((run for run in jobs(asked.read_text()) if run not in done), None)
         if missing is None:
             return
-        row = made(missing)
-        new = not table.exists()
-        with table.open("a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerow(row)
-        sys.stdout.write(" ".join(str(row[name]) for name in COLUMNS) + "\n")
-        sys.stdout.flush()
+        add(table, made(missing))
 
 
 def tables(rows: Mapping[Run, Mapping[str, str]]) -> str:

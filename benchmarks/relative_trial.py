@@ -11,7 +11,6 @@ there. D reads enwik8-4mb.txt in OUT.
 
 from __future__ import annotations
 
-import csv
 import functools
 import math
 import os
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import memory_screening
-from memory_screening import COLUMNS, TESTBEDS, Run
+from memory_screening import TESTBEDS, Run
 from memory_trial import FIXED, LEVEL, RIVALS, WINS, Half, unpack
 
 from kourkoutas.lab import testbeds
@@ -38,7 +37,7 @@ from kourkoutas.lab.specs.spec import Endpoint
 KEPT = Path(__file__).parent / "relative_trial"
 ORDER = ("B", "D", "C", "A")
 RULE = "relative"
-OPTIONS = {"relative": "beta2_calm=0.94,memory=noise", "relative-fixed": "scale=norm,signal=off"}
+OPTIONS = {RULE: "beta2_calm=0.94,memory=noise"}
 TUNING_SEEDS, SEEDS = (100, 101), tuple(range(10))
 RATES_OF_A = (3e-4, 7.21e-4, 1.732e-3, 4.162e-3, 1e-2)
 MARGIN = {"B": 100.0, "D": 5.0, "C": 5.0, "A": 100.0}  # percent worse; 100 is a factor of 2
@@ -72,29 +71,22 @@ def run(out: Path, testbed: str, arms: Sequence[str]) -> None:
     os.chdir(out)
     table = Path(f"{testbed}.csv")
     for arm in arms:
-        at, options = (RULE, OPTIONS[arm]) if arm in OPTIONS else (arm, "")
+        options = OPTIONS.get(arm, "")
         for lr in rates(testbed):
             for seed in TUNING_SEEDS:
-                make(table, Run(testbed, at, options, lr, seed))
+                make(table, Run(testbed, arm, options, lr, seed))
         rows = memory_screening.read(table)
-        lr = chosen(rows, testbed, at, options)
+        lr = chosen(rows, testbed, arm, options)
         for seed in SEEDS:
-            make(table, Run(testbed, at, options, lr, seed))
+            make(table, Run(testbed, arm, options, lr, seed))
 
 
 def make(table: Path, one: Run) -> None:
     """Train once, unless the table has the run; the screening has made some of the tuning runs."""
     if one in memory_screening.read(table):
         return
-    row = memory_screening.read(memory_screening.KEPT).get(one) or memory_screening.made(one)
-    new = not table.exists()
-    with table.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
-    sys.stdout.write(" ".join(str(row[name]) for name in COLUMNS) + "\n")
-    sys.stdout.flush()
+    kept = memory_screening.read(memory_screening.KEPT).get(one)
+    memory_screening.add(table, kept or memory_screening.made(one))
 
 
 Rows = Mapping[Run, Mapping[str, str]]
