@@ -136,7 +136,6 @@ typedef struct {
     int64_t block; /* the first of its blocks */
     Kind kind, g_kind, s_kind; /* of θ, of the gradient, of m, v and v_max */
     uint32_t seed;             /* of the noise, where states are rounded with noise */
-    uint32_t first;            /* number of its first element in the whole tensor, of which it may be a shard */
     double mean;               /* ⟨|θ|⟩, or 1 while it is not known */
     int bucket, place; /* place: its number in the group */
     Coefficients k;
@@ -148,7 +147,7 @@ typedef struct {
     int updated;                     /* 0: skipped */
 } Bucket;
 
-typedef struct {
+typedef struct { /* one step of one param group */
     Hyper h;
     Item *items; /* by bucket */
     Bucket *buckets;
@@ -156,10 +155,9 @@ typedef struct {
     double *sums;   /* per block: Σ g² and Σ |θ| */
     Vector step, ema, log_beta2;
     int64_t *skipped;
-    PyObject **held, **grads; /* owned while the step runs: what is written, and the gradients */
-    int n_items, n_buckets, n_held, n_grads, n_group_buckets, n_group;
-    int64_t n_blocks, room; /* room: blocks for which `sums` has room */
-    Py_ssize_t cursor;      /* where its first parameter stands in the optimizer's state */
+    PyObject *written, *grads; /* lists of what is written, and of the gradients: the plan owns them */
+    int n_items, n_buckets, n_group_buckets;
+    int64_t n_blocks;
     int summed; /* Σ g² and, for adaptive_tiny, ⟨|θ|⟩ are known before the step */
 } Plan;
 
@@ -222,7 +220,7 @@ static void update_piece(const Item *it, int64_t first, long n, int noisy, void 
     if (it->kind != F32) narrow(theta, wide_theta, it->kind, n);
     if (it->s_kind == F32) return;
     if (noisy && it->s_kind == BF16) {
-        narrow_noisy(m, v, v_max, wide_m, wide_v, wide_max, it->seed, it->first + (uint32_t)first, n);
+        narrow_noisy(m, v, v_max, wide_m, wide_v, wide_max, it->seed, (uint32_t)first, n);
         return;
     }
     narrow(m, wide_m, it->s_kind, n);
@@ -455,9 +453,9 @@ static const Exchange *exchange;
 static PyObject *tensor_types[2];
 static PyCFunction is_neg, is_conj; /* behind Tensor.is_neg and is_conj: half the time of a call from Python */
 enum { NUMBERS = 4 }; /* vectors, the first of the names */
-enum { STEP, NORM_EMA, LOG_BETA2, SKIPPED, EXP_AVG, EXP_AVG_SQ, MAX_EXP_AVG_SQ, GRAD, NAMES };
-static const char *const NAME[NAMES] = {"step",    "norm_ema",   "log_beta2",      "skipped",
-                                        "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "grad"};
+enum { NORM_EMA, STEP, LOG_BETA2, SKIPPED, EXP_AVG, EXP_AVG_SQ, MAX_EXP_AVG_SQ, GRAD, NAMES };
+static const char *const NAME[NAMES] = {"norm_ema", "step",       "log_beta2",      "skipped",
+                                        "exp_avg",  "exp_avg_sq", "max_exp_avg_sq", "grad"};
 static PyObject *names[NAMES]; /* as Python strings */
 
 typedef struct {
@@ -525,47 +523,32 @@ static int read_like(PyObject *x, View *view, const View *like) {
     return x && read_tensor(x, view) && view->kind != OTHER && same_layout(like, view) && !lazy(x, view);
 }
 
-static void hold(Plan *plan, PyObject *x) {
-    Py_INCREF(x);
-    plan->held[plan->n_held++] = x;
-}
-
-static void release_held(Plan *plan) {
-    while (plan->n_held) Py_DECREF(plan->held[--plan->n_held]);
-    while (plan->n_grads) Py_DECREF(plan->grads[--plan->n_grads]);
-    plan->n_items = plan->n_buckets = 0;
-}
-
 static void destroy(PyObject *capsule) {
     Plan *plan = PyCapsule_GetPointer(capsule, "kourkoutas.plan");
-    release_held(plan);
+    Py_XDECREF(plan->written);
+    Py_XDECREF(plan->grads);
     free(plan->items);
     free(plan->buckets);
     free(plan->bucket_at);
     free(plan->sums);
-    free(plan->held);
-    free(plan->grads);
     free(plan);
 }
 
-enum { HELD = 4 }; /* at most, per parameter: θ, m, v, v_max */
-
-/* new_plan(number of parameters, number of buckets) → working memory for one param group. */
-static PyObject *new_plan(PyObject *self, PyObject *args) {
+static PyObject *new_plan(size_t n_params, size_t n_buckets) {
     Plan *plan = calloc(1, sizeof *plan);
-    if (!plan) return PyErr_NoMemory();
-    PyObject *capsule = PyCapsule_New(plan, "kourkoutas.plan", destroy);
-    if (!capsule || !PyArg_ParseTuple(args, "ii", &plan->n_group, &plan->n_group_buckets)) {
-        Py_XDECREF(capsule);
-        return NULL;
+    PyObject *capsule = plan ? PyCapsule_New(plan, "kourkoutas.plan", destroy) : NULL;
+    if (!capsule) {
+        free(plan);
+        return PyErr_NoMemory();
     }
-    size_t params = (size_t)plan->n_group + 1, buckets = (size_t)plan->n_group_buckets + 1;
-    plan->items = calloc(params, sizeof(Item));
-    plan->held = calloc(params * HELD + NUMBERS, sizeof(PyObject *));
-    plan->grads = calloc(params, sizeof(PyObject *));
-    plan->buckets = calloc(buckets, sizeof(Bucket));
-    plan->bucket_at = calloc(buckets, sizeof(int));
-    if (plan->items && plan->held && plan->grads && plan->buckets && plan->bucket_at) return capsule;
+    plan->items = calloc(n_params + 1, sizeof(Item));
+    plan->buckets = calloc(n_buckets + 1, sizeof(Bucket));
+    plan->bucket_at = calloc(n_buckets + 1, sizeof(int));
+    plan->written = PyList_New(0);
+    plan->grads = PyList_New(0);
+    plan->n_group_buckets = (int)n_buckets;
+    for (size_t b = 0; plan->bucket_at && b < n_buckets; b++) plan->bucket_at[b] = -1;
+    if (plan->items && plan->buckets && plan->bucket_at && plan->written && plan->grads) return capsule;
     Py_DECREF(capsule);
     return PyErr_NoMemory();
 }
@@ -575,13 +558,12 @@ static int read_vector(Plan *plan, PyObject *x, int64_t n, Vector *vector) {
     View view;
     if (x == Py_None) return 1;
     if (!read_tensor(x, &view) || view.dl.ndim != 1 || view.n != n || (view.kind > F64 && !view.integer)) return 0;
-    hold(plan, x);
     *vector = (Vector){view.dl.data, view.kind};
-    return 1;
+    return !PyList_Append(plan->written, x);
 }
 
 /* 1: gathered; 0: not for this kernel. `tensors` are θ, g, m, v and v_max, which is NULL where none is kept. */
-static int gather_item(Plan *plan, PyObject *const *tensors, int place, int bucket_number, uint32_t first) {
+static int gather_item(Plan *plan, PyObject *const *tensors, int place, int bucket_number) {
     View theta, grad, m, v, v_max = {.dl = {0}};
     if (!read_like(tensors[0], &theta, &theta) || !dense(&theta) || !read_like(tensors[1], &grad, &theta)) return 0;
     if (!read_like(tensors[2], &m, &theta) || !read_like(tensors[3], &v, &theta) || v.kind != m.kind) return 0;
@@ -598,11 +580,9 @@ static int gather_item(Plan *plan, PyObject *const *tensors, int place, int buck
     plan->items[plan->n_items++] = (Item){
         .theta = theta.dl.data, .g = grad.dl.data, .m = m.dl.data, .v = v.dl.data, .v_max = v_max.dl.data,
         .n = theta.n * theta.parts, .kind = theta.kind, .g_kind = grad.kind, .s_kind = m.kind,
-        .first = first, .bucket = *b, .place = place};
+        .bucket = *b, .place = place};
     for (int i = 0; i < 5; i++)
-        if (i != 1 && tensors[i]) hold(plan, tensors[i]);
-    Py_INCREF(tensors[1]);
-    plan->grads[plan->n_grads++] = tensors[1];
+        if (tensors[i] && PyList_Append(i == 1 ? plan->grads : plan->written, tensors[i])) return 0;
     return 1;
 }
 
@@ -626,15 +606,11 @@ static int by_bucket(const void *a, const void *b) {
 /* Puts the items of a bucket together, and numbers their blocks; 0 without memory. */
 static int arrange(Plan *plan) {
     if (plan->n_buckets < plan->n_items) qsort(plan->items, (size_t)plan->n_items, sizeof(Item), by_bucket);
-    plan->n_blocks = 0;
     for (int i = 0; i < plan->n_items; i++) {
         plan->items[i].block = plan->n_blocks;
         plan->n_blocks += (plan->items[i].n + BLOCK - 1) / BLOCK;
     }
-    if (plan->n_blocks <= plan->room) return 1;
-    free(plan->sums);
-    plan->sums = calloc(2 * (size_t)plan->n_blocks, sizeof(double));
-    plan->room = plan->sums ? plan->n_blocks : 0;
+    plan->sums = calloc(2 * (size_t)plan->n_blocks + 1, sizeof(double));
     return plan->sums != NULL;
 }
 
@@ -648,70 +624,54 @@ static Py_ssize_t find_place(PyObject *state, PyObject *p, Py_ssize_t guess) {
     return 0;
 }
 
-/* gather(plan, hyper, params, bucket_index, vectors, views, state, shards) → False if one of the tensors is not for this
-   kernel, or state is missing.
+/* gather(hyper, params, bucket_index, number of buckets, vectors, views, state, guess) → a plan of the step, or None if
+   one of the tensors is not for this kernel, or state is missing.
 
    `vectors` are the numbers of the group's state, None for those that are not kept; `views` has for each a list of what
-   the state of every parameter must show of it. `shards` is None, or for each parameter None or what lies here of it: (θ,
-   g, m, v, v_max or None, the number of the first element in the whole parameter); `state` is not looked at then. */
+   the state of every parameter must show of it. `guess` is where the first parameter may stand in the state. */
 static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     if (n_args != 8) return PyErr_Format(PyExc_TypeError, "gather takes 8 arguments; got %zd", n_args);
-    Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
     char *packed;
-    Py_ssize_t size;
-    PyObject *params = args[2], *index = args[3], *vectors = args[4], *views = args[5], *state = args[6];
-    PyObject *shards = args[7] == Py_None ? NULL : args[7];
-    if (!plan || PyBytes_AsStringAndSize(args[1], &packed, &size)) return NULL;
+    Py_ssize_t size, n_buckets = PyLong_AsSsize_t(args[3]), cursor = PyLong_AsSsize_t(args[7]);
+    PyObject *params = args[1], *index = args[2], *vectors = args[4], *views = args[5], *state = args[6];
+    if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[0], &packed, &size)) return NULL;
     if (size != sizeof(Hyper)) return PyErr_Format(PyExc_ValueError, "`hyper` must have %zu bytes", sizeof(Hyper));
-    if (!PyList_Check(params) || !PyList_Check(index) || !PyDict_Check(state)) Py_RETURN_FALSE;
-    int n_params = plan->n_group, n_buckets = plan->n_group_buckets;
-    if (PyList_Size(params) != n_params || PyList_Size(index) != n_params) Py_RETURN_FALSE;
+    if (!PyList_Check(params) || !PyList_Check(index) || !PyDict_Check(state)) Py_RETURN_NONE;
+    Py_ssize_t n_params = PyList_Size(params);
+    if (PyList_Size(index) != n_params) Py_RETURN_NONE;
 
-    release_held(plan);
+    PyObject *capsule = new_plan((size_t)n_params, (size_t)n_buckets);
+    if (!capsule) return NULL;
+    Plan *plan = PyCapsule_GetPointer(capsule, "kourkoutas.plan");
     memcpy(&plan->h, packed, sizeof(Hyper));
-    plan->summed = 0;
-    for (int b = 0; b < n_buckets; b++) plan->bucket_at[b] = -1;
     Vector skipped = {0};
-    if (!read_vector(plan, PyTuple_GetItem(vectors, STEP), n_params, &plan->step) ||
-        !read_vector(plan, PyTuple_GetItem(vectors, NORM_EMA), n_buckets, &plan->ema) ||
-        !read_vector(plan, PyTuple_GetItem(vectors, LOG_BETA2), n_params, &plan->log_beta2) ||
-        !read_vector(plan, PyTuple_GetItem(vectors, SKIPPED), n_buckets, &skipped))
-        goto refuse;
+    int ok = read_vector(plan, PyTuple_GetItem(vectors, STEP), n_params, &plan->step) &&
+             read_vector(plan, PyTuple_GetItem(vectors, NORM_EMA), n_buckets, &plan->ema) &&
+             read_vector(plan, PyTuple_GetItem(vectors, LOG_BETA2), n_params, &plan->log_beta2) &&
+             read_vector(plan, PyTuple_GetItem(vectors, SKIPPED), n_buckets, &skipped);
     plan->skipped = skipped.at;
 
-    if (n_params) plan->cursor = find_place(state, PyList_GetItem(params, 0), plan->cursor);
-    Py_ssize_t cursor = plan->cursor;
-    for (int i = 0; i < n_params; i++) {
+    if (n_params) cursor = find_place(state, PyList_GetItem(params, 0), cursor);
+    for (int i = 0; ok && i < n_params; i++) {
         PyObject *p = PyList_GetItem(params, i), *key = NULL, *own = NULL, *tensors[5] = {p};
         Py_ssize_t next = cursor;
-        unsigned long long first = 0;
         if (PyDict_Next(state, &next, &key, &own) && key == p) cursor = next;
         else own = NULL;
-        PyObject *shard = shards ? PyList_GetItem(shards, i) : Py_None;
-        PyObject *g = shards ? NULL : PyObject_GetAttr(p, names[GRAD]);
-        int ok = shards || g, bucket = (int)PyLong_AsLong(PyList_GetItem(index, i));
-        if (shard != Py_None) {
-            ok = PyArg_ParseTuple(shard, "OOOOOK", &tensors[0], &tensors[1], &tensors[2], &tensors[3], &tensors[4], &first);
-            if (tensors[4] == Py_None) tensors[4] = NULL;
-        } else if (g && g != Py_None) {
-            tensors[1] = g;
-            ok = find_state(plan, own ? own : PyDict_GetItemWithError(state, p), views, i, tensors);
-        }
-        if (ok && tensors[1])
-            ok = bucket >= 0 && bucket < n_buckets && gather_item(plan, tensors, i, bucket, (uint32_t)first);
+        PyObject *g = tensors[1] = PyObject_GetAttr(p, names[GRAD]);
+        long bucket = PyLong_AsLong(PyList_GetItem(index, i));
+        ok = g == Py_None || (g && bucket >= 0 && bucket < n_buckets &&
+                              find_state(plan, own ? own : PyDict_GetItemWithError(state, p), views, i, tensors) &&
+                              gather_item(plan, tensors, i, (int)bucket));
         Py_XDECREF(g);
-        if (!ok) goto refuse;
     }
-    return arrange(plan) ? PyBool_FromLong(1) : PyErr_NoMemory();
-
-refuse:
+    if (ok && arrange(plan)) return capsule;
+    Py_DECREF(capsule);
+    if (ok) return PyErr_NoMemory();
     PyErr_Clear();
-    release_held(plan);
-    Py_RETURN_FALSE;
+    Py_RETURN_NONE;
 }
 
-/* sums(plan, threads) → Σ g² and Σ |θ| of every parameter of the group; 0 where there is no gradient, and where |θ| is
-   not needed. */
+/* sums(plan, threads) → Σ g² of every bucket of the group; 0 where there is no gradient. */
 static PyObject *sums(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     if (n_args != 2) return PyErr_Format(PyExc_TypeError, "sums takes 2 arguments; got %zd", n_args);
     Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
@@ -721,22 +681,20 @@ static PyObject *sums(PyObject *self, PyObject *const *args, Py_ssize_t n_args) 
     Py_BEGIN_ALLOW_THREADS
     if (plan->n_items) measure(plan, 0, plan->n_items, threads);
     Py_END_ALLOW_THREADS
-    PyObject *lists[2] = {PyList_New(plan->n_group), PyList_New(plan->n_group)};
-    for (int which = 0; lists[0] && lists[1] && which < 2; which++) {
-        for (int i = 0; i < plan->n_group; i++) PyList_SetItem(lists[which], i, PyFloat_FromDouble(0));
-        for (int i = 0; i < plan->n_items && (!which || plan->h.adaptive_tiny); i++)
-            PyList_SetItem(lists[which], plan->items[i].place, PyFloat_FromDouble(total(plan, &plan->items[i], which)));
+    PyObject *found = PyList_New(plan->n_group_buckets);
+    for (int b = 0; found && b < plan->n_group_buckets; b++) {
+        int at = plan->bucket_at[b];
+        PyList_SetItem(found, b, PyFloat_FromDouble(at < 0 ? 0 : plan->buckets[at].square));
     }
-    return Py_BuildValue("NN", lists[0], lists[1]); /* which fails if one is NULL */
+    return found;
 }
 
-/* apply(plan, lr, threads, ring, rows, first, squares, means) → the tensors written.
+/* apply(plan, lr, threads, ring, rows, first) → the tensors written.
 
    `ring` is None, or the trace (window, 3, buckets) whose row number `rows` takes sun, β2 and n of the group's buckets,
-   which are `first` and on, with NaN for those that had no gradient. `squares` is None, or Σ g² of every bucket of the
-   group; `means` is None, or ⟨|θ|⟩ of every parameter of the group. */
+   which are `first` and on, with NaN for those that had no gradient. */
 static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args != 8) return PyErr_Format(PyExc_TypeError, "apply takes 8 arguments; got %zd", n_args);
+    if (n_args != 6) return PyErr_Format(PyExc_TypeError, "apply takes 6 arguments; got %zd", n_args);
     Plan *plan = PyCapsule_GetPointer(args[0], "kourkoutas.plan");
     double lr = PyFloat_AsDouble(args[1]);
     int threads = (int)PyLong_AsLong(args[2]);
@@ -754,43 +712,20 @@ static PyObject *apply(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
             return PyErr_Format(PyExc_ValueError, "`ring` has %lld buckets; need more", (long long)width);
         row = (float *)ring.dl.data + *(int64_t *)rows.dl.data % WINDOW * 3 * width + first;
     }
-    if (args[6] != Py_None) {
-        for (int b = 0; b < plan->n_buckets; b++)
-            plan->buckets[b].square = PyFloat_AsDouble(PyList_GetItem(args[6], plan->buckets[b].number));
-        if (PyErr_Occurred()) return NULL;
-    }
-    if (args[7] != Py_None) {
-        for (int i = 0; i < plan->n_items; i++)
-            plan->items[i].mean = PyFloat_AsDouble(PyList_GetItem(args[7], plan->items[i].place));
-        if (PyErr_Occurred()) return NULL;
-    }
 
     Py_BEGIN_ALLOW_THREADS
     step_group(plan, lr, threads);
     Py_END_ALLOW_THREADS
 
-    if (row) {
-        for (int b = 0; b < plan->n_group_buckets; b++) row[b] = row[width + b] = row[2 * width + b] = NAN;
-        for (int b = 0; b < plan->n_buckets; b++) {
-            const Bucket *bucket = &plan->buckets[b];
-            row[bucket->number] = (float)bucket->sun;
-            row[width + bucket->number] = (float)bucket->beta2;
-            row[2 * width + bucket->number] = (float)bucket->norm;
-        }
+    for (int b = 0; row && b < plan->n_group_buckets; b++) {
+        const Bucket none = {.sun = NAN, .beta2 = NAN, .norm = NAN};
+        const Bucket *bucket = plan->bucket_at[b] < 0 ? &none : &plan->buckets[plan->bucket_at[b]];
+        row[b] = (float)bucket->sun;
+        row[width + b] = (float)bucket->beta2;
+        row[2 * width + b] = (float)bucket->norm;
     }
-
-    PyObject *written = PyList_New(plan->n_held);
-    for (int i = 0; written && i < plan->n_held; i++) PyList_SetItem(written, i, plan->held[i]);
-    if (written) plan->n_held = 0; /* the list owns them now */
-    release_held(plan);
-    return written;
-}
-
-static PyObject *release(PyObject *self, PyObject *capsule) {
-    Plan *plan = PyCapsule_GetPointer(capsule, "kourkoutas.plan");
-    if (!plan) return NULL;
-    release_held(plan);
-    Py_RETURN_NONE;
+    Py_INCREF(plan->written);
+    return plan->written;
 }
 
 /* The C function behind a method of tensors that takes no arguments, or NULL. */
@@ -827,11 +762,9 @@ static PyObject *connect(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"connect", connect, METH_VARARGS, "Take the framework's exchange table and tensor types."},
-    {"new_plan", new_plan, METH_VARARGS, "Working memory for one param group."},
-    {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, "Collect a group's tensors; False if not possible."},
+    {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, "A plan of a group's step; None if not possible."},
     {"sums", (PyCFunction)(void (*)(void))sums, METH_FASTCALL, "Sum the squares of each bucket's gradients."},
     {"apply", (PyCFunction)(void (*)(void))apply, METH_FASTCALL, "Update everything gathered."},
-    {"release", release, METH_O, "Let go of what was gathered."},
     {NULL, NULL, 0, NULL},
 };
 

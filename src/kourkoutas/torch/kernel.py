@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,10 +21,8 @@ from torch import Tensor
 
 from kourkoutas import _native
 from kourkoutas.rule import Hyper
-from kourkoutas.torch.sharding import real_sizes
 
 if TYPE_CHECKING:
-    from kourkoutas.torch.lists import Work
     from kourkoutas.torch.optimizer import Derived
 
 extension: Any = None
@@ -63,65 +62,36 @@ def pack(hyper: Hyper, maximize: bool, state_dtype: torch.dtype | None) -> bytes
     return struct.pack(f"{len(values)}d", *(-1.0 if x is None else x for x in values))
 
 
-def gather(own: Derived, state: Any, work: Work | None = None) -> bool:
-    """Let the kernel take a group's tensors; False if one of them is not for it, or not in the state.
-
-    `work` has the shards of parameters that lie on this rank, if there are any.
-    """
+def gather(own: Derived, state: Any) -> KernelStep | None:
+    """A group's step with all tensors at hand; None if one of them is not for the kernel, or not in the state."""
     group, vectors = own.group, own.vectors
     if vectors is None or vectors.names != own.numbers:
-        return False
-    shards: list[Any] | None = None
-    if work is not None and work.shards:
-        if group["state_dtype"] is torch.bfloat16 and any(shard.strides is not None for shard in work.shards):
-            return False  # the kernel numbers the elements of a shard one after the other, for the noise of rounding
-        shards, no_max = [None] * len(group["params"]), [None] * (3 - len(work.moments()))
-        rows = zip(work.params, work.grads, *work.moments(), strict=True)
-        for i, shard, tensors in zip(work.chosen.places, work.shards, rows, strict=True):
-            shards[i] = (*tensors, *no_max, shard.first)
-    if own.plan is None:
-        own.plan = extension.new_plan(len(own.bucket_index), len(own.bucket_names))
-    lists = group["params"], group["bucket_index"], vectors.numbers, vectors.views
-    return extension.gather(own.plan, own.packed, *lists, state, shards)  # type: ignore[no-any-return]
+        return None
+    lists = group["params"], group["bucket_index"], len(own.bucket_names), vectors.numbers, vectors.views
+    plan = extension.gather(own.packed, *lists, state, own.first)
+    return None if plan is None else KernelStep(own, plan)
 
 
 class KernelStep:
     """One group's gathered step, in the stages that `kourkoutas.torch` lists; the rule and the update are one call."""
 
-    squares: list[float] | None = None
-    means: list[float] | None = None
+    squares: Sequence[float] = ()
 
-    def __init__(self, own: Derived) -> None:
-        self.own, self.hyper = own, own.hyper
+    def __init__(self, own: Derived, plan: Any) -> None:
+        self.own, self.hyper, self.plan = own, own.hyper, plan
         self.lr, self.threads = float(own.group["lr"]), torch.get_num_threads()
 
     def measure(self) -> None:
         """Σ g² of each bucket, if somebody wants to see it; otherwise `apply` sums."""
-        if self.own.shards is not None or self.hyper.nonfinite == "raise":
-            self.local, self.abs_sums = extension.sums(self.own.plan, self.threads)
-            self.squares = [0.0] * len(self.own.bucket_names)
-            for b, square in zip(self.own.bucket_index, self.local, strict=True):
-                self.squares[b] += square
-
-    def sums(self) -> Tensor:
-        """This rank's part of Σ g² and ⟨|θ|⟩ of each parameter of the group, for `sharding`."""
-        rows = [self.local]
-        if self.hyper.adaptive_tiny:
-            sizes = real_sizes(self.own.group["params"], self.own.shards)
-            rows.append([x / n for x, n in zip(self.abs_sums, sizes, strict=True)])
-        return torch.tensor(rows, dtype=torch.float64)
-
-    def take(self, squares: Tensor, means: Tensor | None, latest: Tensor | None) -> None:
-        """Use the sums over all ranks instead."""
-        self.squares = squares.tolist()
-        self.means = None if means is None else means.tolist()
+        if self.hyper.nonfinite == "raise":
+            self.squares = extension.sums(self.plan, self.threads)
 
     def first_bad(self) -> str | None:
         """The name of the first bucket whose norm is not finite."""
-        names = self.own.bucket_names
-        return next((name for name, x in zip(names, self.squares or (), strict=False) if not math.isfinite(x)), None)
+        each = zip(self.own.bucket_names, self.squares, strict=True)
+        return next((name for name, x in each if not math.isfinite(x)), None)
 
     def apply(self, ring: Tensor | None = None, rows: Tensor | None = None, first: int = 0) -> None:
         """Move everything; write (sun, β2, n) of the buckets, which are `first` and on in the trace, into its row."""
-        written = extension.apply(self.own.plan, self.lr, self.threads, ring, rows, first, self.squares, self.means)
+        written = extension.apply(self.plan, self.lr, self.threads, ring, rows, first)
         torch.autograd.graph.increment_version(written)

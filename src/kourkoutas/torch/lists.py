@@ -30,15 +30,6 @@ _WIDE = (torch.float32, torch.float64)
 _WORD = 0xFFFFFFFF
 
 
-class Numbers(NamedTuple):
-    """The numbers in the state of a group, one vector each; None for those that the options do not need."""
-
-    step: Any  # t, per parameter
-    norm_ema: Any  # r, per bucket
-    log_beta2: Any  # Σ log β2, per parameter
-    skipped: Any  # per bucket
-
-
 class Selection(NamedTuple):
     """The parameters and buckets of one step, and their numbers in the group, on the device of the vectors."""
 
@@ -52,6 +43,8 @@ class Selection(NamedTuple):
 
 class Vectors:
     """The numbers of one group, of which the state shows 0-dim views; all members of a bucket show the same view.
+
+    They stand in the order of `rule.State`: r and skips per bucket, t and Σ log β2 per parameter.
 
     NOTE: anybody may put another tensor in the place of a view: load_state_dict, ZeroRedundancyOptimizer, a hook. So a
     step first looks whether the state still shows the views, and packs new vectors from what it shows if not.
@@ -78,7 +71,7 @@ class Vectors:
             dtype = number_dtype(name, params)
             vector = torch.zeros(count, dtype=dtype, device=self.device)
             if rest is not None and name in PER_BUCKET and name in rest.names:
-                vector = getattr(rest.numbers, name)
+                vector = rest.numbers[NUMBERS.index(name)]
             if name == "log_beta2":  # of steps taken before "exact" was asked for
                 vector = rule.adam_log_beta2(group["betas"][1], vectors["step"].double(), torch).to(dtype)
             numbers = list(vector.unbind())
@@ -91,7 +84,7 @@ class Vectors:
             vectors[name] = torch.stack(numbers) if numbers else vector
             each = vectors[name].unbind()
             views[name] = [each[place] for place in places]
-        self.numbers = Numbers(*map(vectors.get, NUMBERS))
+        self.numbers = rule.State(*map(vectors.get, NUMBERS))
         self.views = tuple(map(views.get, NUMBERS))
 
     def shown(self, names: tuple[str, ...], params: list[Tensor], states: Sequence[Any], places: Sequence[int]) -> bool:
@@ -155,7 +148,7 @@ class Work(NamedTuple):
     m: list[Tensor]
     v: list[Tensor]
     v_max: list[Tensor]  # empty if it is not kept
-    numbers: Numbers
+    numbers: rule.State  # of the whole group, as vectors
     chosen: Selection
     shards: list[Shard]  # what lies on this rank of each parameter; empty if all of it
 
@@ -200,7 +193,7 @@ class ListStep:
 
     def measure(self) -> None:
         """||g|| of each parameter, and ⟨|θ|⟩ where it is needed."""
-        self.local = self._norms_of_gradients()
+        self.local = norms(self.grads, 2, self.dtype, self.device)
         self.mean_abs: Tensor | None = None
         if self.hyper.adaptive_tiny:
             self.mean_abs = norms(self.work.params, 1, self.dtype, self.device) / self.work.chosen.sizes
@@ -261,22 +254,18 @@ class ListStep:
 
     def _vectors(self) -> list[tuple[Any, Any]]:
         """The numbers in the order of `rule.State`, each with the index of the entries that move; None: all."""
-        numbers, each, bucket = self.work.numbers, self.work.chosen.place_index, self.work.chosen.bucket_index
-        return [(numbers.norm_ema, bucket), (numbers.step, each), (numbers.log_beta2, each), (numbers.skipped, bucket)]
-
-    def _norms_of_gradients(self) -> Any:
-        return norms(self.grads, 2, self.dtype, self.device)
+        each, bucket = self.work.chosen.place_index, self.work.chosen.bucket_index
+        return list(zip(self.work.numbers, (bucket, each, each, bucket), strict=True))
 
     def _norm(self) -> Tensor:
         """n = √Σ ||g||² of each bucket, in units of its largest ||g||."""
         if self.squares is not None:
             return self.squares.sqrt().to(self.dtype)
-        local = torch.as_tensor(self.local, device=self.device)
         if self.members is None:
-            return local
-        largest = self.members.largest(local)
+            return self.local
+        largest = self.members.largest(self.local)
         unit = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
-        return unit * self.members.total((local / self.members.spread(unit)) ** 2).sqrt()
+        return unit * self.members.total((self.local / self.members.spread(unit)) ** 2).sqrt()
 
     def _update(self, k: Coefficients, updated: Tensor | None) -> None:
         """The update of `rule.Coefficients` by lists of one device and dtype each, or tensor by tensor."""
@@ -318,37 +307,33 @@ class ListStep:
 
 
 class FusedStep(ListStep):
-    """The same for plain tensors on the CPU that `fused_takes`: torch's fused Adam kernel updates.
+    """The same for tensors that `fused_takes`: NumPy does the scalars, and torch's fused Adam kernel the update.
 
-    Scalars are NumPy's, in the memory of the vectors, where each parameter is its own bucket: these take a tenth of
-    the time.
+    NumPy works in the memory of the vectors and takes a tenth of the time.
     """
 
-    def _norms_of_gradients(self) -> Any:
-        """NumPy's array, by sums in the gradients' own dtype, unless these overflow."""
+    def measure(self) -> None:
+        """||g|| by sums in the gradients' own dtype, unless these overflow."""
         flat = [wide(g).reshape(-1) for g in self.grads]
         found = [math.sqrt(x.dot(x).item()) for x in flat]
-        return np.array(found) if math.isfinite(sum(found)) else super()._norms_of_gradients().numpy()
+        if not math.isfinite(sum(found)):
+            super().measure()
+        else:
+            self.local = torch.tensor(found, dtype=self.dtype)
 
     def apply(self) -> None:
-        if self.members is not None:
-            super().apply()
-            return
-        vectors, norm = self._vectors(), self.local
+        vectors, norm = self._vectors(), self.local.numpy()
         whole = 0 if len(norm) == 1 else ...  # NumPy computes faster with a number than with an array of one
         arrays: list[Any] = [None if x is None else x.numpy() for x, _ in vectors]
         at: list[Any] = [whole if index is None else index.numpy() for _, index in vectors]
         before: list[Any] = [None if x is None else np.float64(x[i]) for x, i in zip(arrays, at, strict=True)]
         if len(shared := set(arrays[1].tolist())) == 1:
             before[1] = shared.pop()  # t, one number for all: Python computes with it in no time
-        mean_abs = None if self.mean_abs is None else self.mean_abs.numpy()[whole]
         with np.errstate(all="ignore"):  # a NaN norm is the caller's to see
-            state = rule.State(*before)
-            new = rule.step(self.hyper, float(self.lr), norm[whole], state, np, mean_abs=mean_abs)
+            self.found = new = rule.step(self.hyper, float(self.lr), norm[whole], rule.State(*before), np)
             for array, i, values in zip(arrays, at, new.state, strict=True):
                 if array is not None:
                     array[i] = values
-        self.found = new
         self._update(new.k, new.updated_each)
 
     def _update(self, k: Coefficients, updated: Any) -> None:
@@ -388,13 +373,15 @@ def _pick(vector: Any, index: Tensor | None, dtype: torch.dtype) -> Any:
 
 
 def fused_takes(own: Derived, work: Work) -> bool:
-    """Whether torch's fused Adam kernel reads these tensors rightly: plain, on the CPU, without gaps and lazy signs.
+    """Whether `FusedStep` is right: plain whole tensors on the CPU without gaps and lazy signs, each its own bucket.
 
-    It does not clip. Low precision must be rounded only once, which it is not where θ or v_max moves before the kernel
-    is called.
+    The kernel does not clip. Low precision must be rounded only once, which it is not where θ or v_max moves before the
+    kernel is called.
     """
     hyper = own.hyper
-    if hyper.max_ratio is not None or own.group["state_dtype"] is not None or own.shards is not None:
+    if hyper.max_ratio is not None or hyper.adaptive_tiny or own.group["state_dtype"] is not None:
+        return False
+    if own.shards is not None or work.chosen.bucket_of is not None:
         return False
     twice = hyper.weight_decay != 0 or hyper.leak not in (None, 1)
     dtypes = _WIDE if twice else (*_WIDE, *LOW_PRECISION)
@@ -518,15 +505,11 @@ def noise_bits(step: Tensor, place: int, like: Tensor, shard: Shard | None = Non
     those of a shard as in the whole tensor.
     """
     seed = _mixed(_mixed(step.to(torch.int64)) + place & _WORD)
-    if shard is None or shard.strides is None:
-        count = torch.arange(like.numel(), device=like.device).as_strided(like.shape, like.stride())
-    else:
-        count = torch.zeros(like.shape, dtype=torch.int64, device=like.device)
-        for d, (n, stride) in enumerate(zip(like.shape, shard.strides, strict=True)):
-            along = torch.arange(n, device=like.device) * stride
-            count = count + along.view([n if e == d else 1 for e in range(like.ndim)])
-    if shard is not None:
-        count = count + shard.first
+    first, strides = (0, like.stride()) if shard is None else (shard.first, shard.strides)
+    count = torch.full(like.shape, first, dtype=torch.int64, device=like.device)
+    for d, (n, stride) in enumerate(zip(like.shape, strides, strict=True)):
+        along = torch.arange(n, device=like.device) * stride
+        count += along.view([n if e == d else 1 for e in range(like.ndim)])
     return _mixed(count * 0x1E3779B1 + seed.to(like.device) & _WORD)
 
 

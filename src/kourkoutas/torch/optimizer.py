@@ -4,35 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from threading import RLock
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from kourkoutas import _native
+from kourkoutas import rule
 from kourkoutas.buckets import partition, unique_names
-from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, adam_log_beta2
-from kourkoutas.torch import kernel, routes, sharding
-from kourkoutas.torch.kernel import KernelStep
-from kourkoutas.torch.lists import FusedStep, ListStep, Numbers, Selection, Vectors, Work, check_tensors, fused_takes
-from kourkoutas.torch.options import (
-    MOMENTS,
-    NUMBERS,
-    OPTIONS,
-    check_group,
-    check_loaded,
-    check_parameter,
-    check_state_dtype,
-    entries_of,
-    join_betas,
-    named,
-    number_dtype,
-    state_names,
-)
+from kourkoutas.rule import Buckets, Hyper
+from kourkoutas.torch import kernel, options, routes, sharding
+from kourkoutas.torch.lists import FusedStep, ListStep, Selection, Vectors, Work, check_tensors, fused_takes
 from kourkoutas.torch.recorder import Recorder
-from kourkoutas.torch.sharding import Pool, Shard, check_process_group
+from kourkoutas.torch.sharding import Pool, Shard
 from kourkoutas.trace import Trace
 
 
@@ -47,12 +31,13 @@ class Derived:
     numbers: tuple[str, ...]  # names of the state that is numbers
 
     vectors: Vectors | None = None
-    plan: Any = None  # the kernel's working memory
     shards: list[Shard] | None = None  # None if its tensors and buckets are whole
     spans = False  # whether its buckets have members on other ranks that this rank does not hold
 
-    def __init__(self, group: dict[str, Any]) -> None:
+    def __init__(self, group: dict[str, Any], first: int) -> None:
         self.group = group
+        self.first = first  # how many parameters stand in groups before it
+        self.names = group.get("param_names") or [f"param_{first + i}" for i in range(len(group["params"]))]
         # Kept here, too, as ZeroRedundancyOptimizer overwrites them with those of another rank's group.
         self.bucket_names, self.bucket_index = group["bucket_names"], group["bucket_index"]
 
@@ -60,38 +45,19 @@ class Derived:
         """Take over what was written into the group since the last step."""
         group = self.group
         if "beta1" in group or "beta2_max" in group:
-            join_betas(group)
+            options.join_betas(group)
         if group["bucket_index"] is not self.bucket_index:
             group["bucket_names"], group["bucket_index"] = self.bucket_names, self.bucket_index
-        if self.key != (key := OPTIONS(group)):
-            self.hyper = check_group(group)
+        if self.key != (key := options.OPTIONS(group)):
+            self.hyper = options.check_group(group)
             self.packed = kernel.pack(self.hyper, group["maximize"], group["state_dtype"])
-            self.moments, self.numbers = state_names(self.hyper)
+            self.moments, self.numbers = options.state_names(self.hyper)
             group["amsgrad"] = self.hyper.leak is not None  # for an Adam that loads this state
             self.key = key
 
 
 class KourkoutasBeta(Optimizer):
-    r"""Adam whose second-moment memory shortens when a bucket's gradient norm spikes.
-
-    .. math::
-       \begin{aligned}
-          &\textbf{for each bucket } \ell \textbf{ with gradients:} \\
-          &\quad n \leftarrow \sqrt{\textstyle\sum_{p \in \ell} \lVert g_t(p) \rVert^2}, \quad
-            r \leftarrow \alpha r + (1-\alpha) n                                                  \\
-          &\quad \mathrm{sun} \leftarrow \frac{n}{n + r + \mathrm{tiny\_spike}}, \quad
-            \beta_2 \leftarrow \beta_{2,max} - (\beta_{2,max} - \beta_{2,min})\,\mathrm{sun}
-            \quad (\tfrac12(\beta_{2,min}+\beta_{2,max}) \text{ in warmup})                        \\
-          &\quad \textbf{for each } \theta \in \ell:                                               \\
-          &\qquad m \leftarrow \beta_1 m + (1-\beta_1) g, \quad
-            v \leftarrow \beta_2 v + (1-\beta_2) g^2                                               \\
-          &\qquad \hat v \leftarrow v_{max} \leftarrow \max(\delta v_{max}, v)
-            \text{ if a } v_{max} \text{ is kept, else } \hat v \leftarrow v                       \\
-          &\qquad \Delta \leftarrow \frac{\gamma}{a_1}
-            \frac{m}{\sqrt{\hat v / b_2} + \epsilon\, [+ \mathrm{tiny\_denom} \max(\langle|\theta|\rangle, 1)]},
-            \text{ clipped to } \pm\gamma\,\mathrm{max\_ratio}                                     \\
-          &\qquad \theta \leftarrow (1 - \gamma\lambda)\,\theta - \Delta
-       \end{aligned}
+    """Adam whose second-moment memory shortens when a bucket's gradient norm spikes: see `kourkoutas.rule`.
 
     Args:
       params: tensors, param groups, or `model.named_parameters()`. Any keyword below may be set per group.
@@ -139,6 +105,10 @@ class KourkoutasBeta(Optimizer):
     Reference: S. C. Kassinos, "Kourkoutas-β: A Sunspike-Driven Adam Optimizer with Desert Flair".
     """
 
+    process_group: Any = None  # not saved with the optimizer; it can be set
+    _pool: Any = None  # a `Pool`, from the first step on
+    _recorder: Recorder | None = None
+
     def __init__(
         self,
         params: ParamsT,
@@ -169,120 +139,89 @@ class KourkoutasBeta(Optimizer):
         process_group: Any = None,
     ) -> None:
         defaults = {k: v for k, v in locals().items() if k not in ("self", "params", "process_group", "__class__")}
-        check_process_group(process_group)
-        join_betas(defaults)
-        check_group(defaults)
-        if isinstance(params, Tensor):
-            raise TypeError("`params` must be an iterable of tensors or groups; got one tensor: pass [tensor]")
-        self._process_group = process_group
-        self._lock = RLock()  # two threads may step one after the other, but not share working memory
+        sharding.check_process_group(process_group)
+        options.join_betas(defaults)
+        options.check_group(defaults)
+        self.process_group = process_group
         self._derived: list[Derived] = []
-        self._pool: Any = None  # a `Pool`, from the first step on
-        self._recorder: Recorder | None = None
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for options in (self.defaults, *self.param_groups):
-            join_betas(options)
-        self._process_group = getattr(self, "_process_group", None)  # torch loads a state through here, too
-        self._lock = getattr(self, "_lock", None) or RLock()
         self._derive()
 
     def _derive(self) -> None:
         """Forget what was derived from the state and the groups."""
-        self._derived = [Derived(group) for group in self.param_groups if "bucket_index" in group]
+        counts = [len(group["params"]) for group in self.param_groups]
+        self._derived = [Derived(group, sum(counts[:i])) for i, group in enumerate(self.param_groups)]
         self._pool = self._recorder = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; every check is made before anything changes."""
-        if not isinstance(param_group, dict) or "params" not in param_group:
-            raise TypeError(f"`param_group` must be a dict with the key 'params'; got {param_group!r}")
-        options = {**self.defaults, **{k: v for k, v in param_group.items() if k != "params"}}
-        join_betas(options)
-        check_group(options)
-        entries = entries_of(param_group["params"])
-        names, tensors = named(entries, sum(len(g["params"]) for g in self.param_groups))
-        if options["buckets"] == "module" and not any(isinstance(e, tuple) for e in entries):
+        """Add a group; if it does not fit, nothing is added."""
+        super().add_param_group({**param_group})  # which fills in defaults, and warns of a parameter given twice
+        group = self.param_groups.pop()
+        options.join_betas(group)
+        options.check_group(group)
+        if group["buckets"] == "module" and "param_names" not in group:
             raise ValueError(
                 "`buckets` is 'module' but the parameters have no names: pass model.named_parameters(), "
                 "or, where a tool dropped the names, buckets=kourkoutas.buckets.by_module(model)"
             )
-        for p in tensors:
-            check_state_dtype(p, options["state_dtype"])
-        found = partition(options["buckets"], unique_names(names, options["buckets"]), tensors)
-        super().add_param_group({**options, "params": entries})  # which warns of a parameter given twice
-        group = self.param_groups[-1]
-        if len(tensors) < len(entries):
-            group["params"] = tensors
-            if "param_names" in group:
-                group["param_names"] = names
+        first = sum(len(g["params"]) for g in self.param_groups)
+        names = group.get("param_names") or [f"param_{first + i}" for i in range(len(group["params"]))]
+        once: dict[Tensor, str] = {}
+        for p, name in zip(group["params"], names, strict=True):
+            options.check_parameter(p, group)
+            once.setdefault(p, name)
+        found = partition(group["buckets"], unique_names(list(once.values()), group["buckets"]), once)
+        group["params"] = list(once)
+        if "param_names" in group:
+            group["param_names"] = list(once.values())
         # A function cannot be saved, but its answers can: from here on `bucket_index` is what counts.
-        group["buckets"] = options["buckets"] if isinstance(options["buckets"], str) else "custom"
+        group["buckets"] = group["buckets"] if isinstance(group["buckets"], str) else "custom"
         group["bucket_names"], group["bucket_index"] = list(found.names), list(found.index)
-        self._derived.append(Derived(group))
+        self._derived.append(Derived(group, first))
         self._derived[-1].check()
+        self.param_groups.append(group)
         self._pool = None
         if self._recorder is not None:
-            self._recorder.widen(len(group["bucket_names"]))
+            self._recorder.widen(len(found.names))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a K-β or an Adam state; scalars keep their dtype, whatever the parameters' dtype."""
-        before = [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
+        """Load a K-β or an Adam state; numbers keep their dtype, whatever the parameters' dtype."""
         read: list[dict[str, Any]] = []
 
-        def check(_: Any, loaded: dict[str, Any]) -> None:
-            check_loaded(loaded)
+        def prepare(_: Any, loaded: dict[str, Any]) -> dict[str, Any]:
+            options.check_loaded(loaded)
             read.append(loaded)
+            ours = [*self.param_groups, *({} for _ in loaded["param_groups"])]  # torch raises if they differ in number
+            groups = map(options.filled, loaded["param_groups"], ours)
+            return {**loaded, "param_groups": list(groups)}
 
         # After the hooks of others that change what is loaded, and before those that change what was.
-        handles = (
-            self.register_load_state_dict_pre_hook(check),
-            self.register_load_state_dict_post_hook(lambda _: self._take_over(read[0], before), prepend=True),
-        )
-        try:
+        before = self.register_load_state_dict_pre_hook(prepare)
+        after = self.register_load_state_dict_post_hook(lambda _: self._take_over(read[0]), prepend=True)
+        with before, after:
             super().load_state_dict(state_dict)
-        finally:
-            for handle in handles:
-                handle.remove()
 
-    def _take_over(self, state_dict: dict[str, Any], before: list[dict[str, Any]]) -> None:
-        """What torch has not loaded as it should be: entries of groups that Adam lacks, and dtypes."""
-        adams: list[Any] = []
-        for group, old in zip(self.param_groups, before, strict=True):
-            adams.append(None if "beta2_min" in group else group["betas"][1])
-            if adams[-1] is not None:
-                group["betas"] = old["betas"]
-            for key, value in old.items():
-                group.setdefault(key, value)
-            if len(group["bucket_index"]) != len(group["params"]):  # saved by a rank that held other parameters
-                group["bucket_names"], group["bucket_index"] = old["bucket_names"], old["bucket_index"]
-        self._derive()
-        saved = [i for g in state_dict["param_groups"] for i in g["params"]]
-        params = [(p, g, beta2) for g, beta2 in zip(self.param_groups, adams, strict=True) for p in g["params"]]
-        for i, (p, group, beta2) in zip(saved, params, strict=True):
-            for name, value in state_dict["state"].get(i, {}).items():
-                if name in NUMBERS:  # torch has cast them to the parameter's dtype
-                    value = torch.as_tensor(value).detach()
-                    self.state[p][name] = value.to(p.device, number_dtype(name, [p]), copy=True)
-                elif name in MOMENTS and group["state_dtype"] is not None:
-                    self.state[p][name] = value.detach().to(p.device, group["state_dtype"], copy=True)
-            if beta2 is not None and group["bias_correction"] == "exact" and "step" in self.state[p]:
-                self.state[p]["log_beta2"] = adam_log_beta2(beta2, self.state[p]["step"].double(), torch)
-        for own in self._derived:
+    def _take_over(self, loaded: dict[str, Any]) -> None:
+        """Give numbers and moments the dtypes that torch has not, and numbers their vectors."""
+        for own, saved in zip(self._derived, loaded["param_groups"], strict=True):
             own.check()
-            own.vectors = Vectors(own.group, own.numbers, self.state, None)
-            own.vectors.show(self.state, own.group["params"], [])
-
-    @property
-    def process_group(self) -> Any:
-        """Over whom buckets are pooled; it is not saved with the optimizer, and can be set."""
-        return self._process_group
-
-    @process_group.setter
-    def process_group(self, process_group: Any) -> None:
-        check_process_group(process_group)
-        self._process_group, self._pool = process_group, None
+            group, of_adam = own.group, "beta2_min" not in saved
+            for i, p in zip(saved["params"], group["params"], strict=True):
+                entries = loaded["state"].get(i, {})
+                for name, value in entries.items():
+                    dtype = group["state_dtype"] if name in options.MOMENTS else None
+                    if name in options.NUMBERS:
+                        dtype = options.number_dtype(name, [p])
+                    if dtype is not None:
+                        self.state[p][name] = torch.as_tensor(value).detach().to(p.device, dtype, copy=True)
+                if entries and of_adam and "log_beta2" in own.numbers:
+                    steps = self.state[p]["step"].double()
+                    self.state[p]["log_beta2"] = rule.adam_log_beta2(saved["betas"][1], steps, torch)
+            own.vectors = Vectors(group, own.numbers, self.state, None)
+            own.vectors.show(self.state, group["params"], [])
 
     @property
     def bucket_names(self) -> list[str]:
@@ -303,11 +242,9 @@ class KourkoutasBeta(Optimizer):
 
         It asks no other rank.
         """
-        with self._lock, torch.no_grad():
-            self._check()
-            found = [self._gather(own)[0] for own in self._derived]
-            self._release()
-        return found
+        self._check()
+        with torch.no_grad():
+            return [self._gather(own)[0] for own in self._derived]
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Perform one optimization step; `closure` re-evaluates the model and returns the loss."""
@@ -315,26 +252,15 @@ class KourkoutasBeta(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if torch.compiler.is_compiling():
-            with torch.no_grad():
+        with torch.no_grad():
+            if torch.compiler.is_compiling():
                 work = [self._traced_work(number, group) for number, group in enumerate(self.param_groups)]
                 each = zip(self._derived, work, strict=True)
                 self._move([ListStep(own, one) if one.chosen.buckets else None for own, one in each])
-            return loss
-        with self._lock, torch.no_grad():
-            try:
+            else:
                 self._build_pool()
                 self._move([self._gather(own)[1] for own in self._derived])
-            except BaseException:
-                self._release()
-                raise
         return loss
-
-    def _release(self) -> None:
-        """Let go of what was gathered for the kernel."""
-        for own in self._derived:
-            if own.plan is not None:
-                _native.step.release(own.plan)
 
     def _check(self) -> Any:
         """Take over what was written into the groups, and find what of them lies here, as far as this rank knows."""
@@ -344,8 +270,8 @@ class KourkoutasBeta(Optimizer):
             own.check()
         if self._recorder is None and any(group["diagnostics"] for group in self.param_groups):
             self._recorder = Recorder(self.param_groups)
-        if self._pool is None:
-            self._pool = Pool(self._derived, self._process_group)
+        if self._pool is None or self._pool.process_group is not self.process_group:
+            self._pool = Pool(self._derived, self.process_group)
         return self._pool
 
     def _build_pool(self) -> None:
@@ -360,14 +286,14 @@ class KourkoutasBeta(Optimizer):
     def _gather(self, own: Derived) -> tuple[routes.Route, Any]:
         """The route of one group, and its step with all tensors at hand, or None; every check is made here."""
         route = routes.choose(own)
-        if route is routes.KERNEL and own.shards is None and kernel.gather(own, self.state):
-            return route, KernelStep(own)
+        if route is routes.KERNEL and (step := kernel.gather(own, self.state)) is not None:
+            return route, step
         work = self._collect(own)  # which makes the state that the kernel may have missed
         if own.shards is not None:
             sharding.localize(work)
         if route is routes.KERNEL:
-            if kernel.gather(own, self.state, work):
-                return route, KernelStep(own)
+            if (step := kernel.gather(own, self.state)) is not None:
+                return route, step
             route = routes.OTHER
         if route.fused and not fused_takes(own, work):
             route = route._replace(fused=False)
@@ -391,7 +317,7 @@ class KourkoutasBeta(Optimizer):
         lists: list[list[Any]] = [[], [], [], [], [], [], [], []]
         self._init_group(group, number, *lists)
         params, grads, m, v, v_max, numbers, chosen, shards = lists
-        work = Work(params, grads, m, v, v_max, Numbers(*numbers), Selection(*chosen), shards)
+        work = Work(params, grads, m, v, v_max, rule.State(*numbers), Selection(*chosen), shards)
         if shards:
             sharding.localize(work)
         check_tensors(work)
@@ -418,7 +344,7 @@ class KourkoutasBeta(Optimizer):
         vectors = own.vectors
         if vectors is None or not vectors.shown(own.numbers, group["params"], states, places):
             for p in params:  # every check comes before the first state is made
-                check_parameter(p, group)
+                options.check_parameter(p, group)
             # A gradient on another rank moves the numbers of a bucket of which no member here has a state.
             vectors = own.vectors = Vectors(group, own.numbers, self.state, vectors if own.spans else None)
             vectors.show(self.state, group["params"], places)
@@ -428,7 +354,7 @@ class KourkoutasBeta(Optimizer):
                 if name not in entries:
                     dtype = group["state_dtype"]
                     entries[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
-        m, v, v_max = ([entries[name] for entries in states] if name in own.moments else [] for name in MOMENTS)
+        m, v, v_max = ([entries[name] for entries in states] if name in own.moments else [] for name in options.MOMENTS)
         here = [] if shards is None else [shards[i] for i in places]
         chosen = vectors.select(group, places, shards, own.spans)
         work = Work(params, grads, m, v, v_max, vectors.numbers, chosen, here)
@@ -449,7 +375,7 @@ class KourkoutasBeta(Optimizer):
             bad = [name for step in going if step.hyper.nonfinite == "raise" and (name := step.first_bad()) is not None]
             first = pool.agree_on(bad[0] if bad else None)
             if first is not None:
-                raise NonFiniteGradient(first)
+                raise rule.NonFiniteGradient(first)
         if self._recorder is None:
             for step in going:
                 step.apply()

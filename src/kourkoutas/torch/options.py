@@ -1,8 +1,8 @@
-"""A param group's options, what follows from them, and checks of what comes in: argument, value and remedy."""
+"""A param group's options, and checks of what comes in: each error names the argument, the value and the remedy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -14,7 +14,7 @@ from kourkoutas.buckets import check_buckets
 from kourkoutas.rule import Hyper
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-NUMBERS = ("step", "norm_ema", "log_beta2", "skipped")
+NUMBERS = ("norm_ema", "step", "log_beta2", "skipped")  # in the order of `rule.State`, and of _native/step.c
 PER_BUCKET = ("norm_ema", "skipped")
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 _IN_GROUP = [name for name in rule.HYPER_NAMES if name not in ("beta1", "beta2_max")]
@@ -53,15 +53,11 @@ def check_group(options: dict[str, Any]) -> Hyper:
     hyper = Hyper(**{name: _scalar(value) for name, value in values.items()})
     if options["buckets"] != "custom":
         check_buckets(options["buckets"])
-    for name, allowed in (
-        ("maximize", (True, False)),
-        ("diagnostics", (True, False)),
-        ("capturable", (True, False)),
-        ("foreach", (True, False, None)),
-        ("fused", (True, False, None)),
-    ):
-        if not any(options[name] is x for x in allowed):
-            raise TypeError(f"`{name}` must be one of {', '.join(map(str, allowed))}; got {options[name]!r}")
+    for name in ("maximize", "diagnostics", "capturable", "foreach", "fused"):
+        may_be_none = name in ("foreach", "fused")
+        if not isinstance(options[name], bool) and not (may_be_none and options[name] is None):
+            wanted = "True, False or None" if may_be_none else "True or False"
+            raise TypeError(f"`{name}` must be {wanted}; got {options[name]!r}")
     if options["fused"] and options["foreach"]:
         raise ValueError("`fused` and `foreach` cannot both be True: set one of them, or neither")
     if options["capturable"] and hyper.nonfinite == "raise":
@@ -74,42 +70,17 @@ def check_group(options: dict[str, Any]) -> Hyper:
 
 
 def check_parameter(p: Tensor, group: dict[str, Any]) -> None:
-    """Raise if a group's options do not hold for a parameter that is about to get its state."""
-    check_state_dtype(p, group["state_dtype"])
+    """Raise if a group's options do not hold for one of its parameters."""
+    if group["state_dtype"] is not None and p.dtype not in (torch.float32, *LOW_PRECISION):
+        raise RuntimeError(
+            f"`state_dtype` needs float32, bfloat16 or float16 parameters; got {p.dtype}: "
+            "put this parameter in a group with state_dtype=None"
+        )
     if group["fused"] and not (p.device.type in ("cpu", "cuda") and (p.is_floating_point() or p.is_complex())):
         raise RuntimeError(
             f"`fused=True` needs floating-point parameters on a CPU or a GPU; got {p.dtype} on {p.device}: "
             "use foreach=True"
         )
-
-
-def check_state_dtype(p: Tensor, state_dtype: torch.dtype | None) -> None:
-    if state_dtype is not None and p.dtype not in (torch.float32, *LOW_PRECISION):
-        raise RuntimeError(
-            f"`state_dtype` needs float32, bfloat16 or float16 parameters; got {p.dtype}: "
-            "put this parameter in a group with state_dtype=None"
-        )
-
-
-def entries_of(params: Any) -> list[Any]:
-    if isinstance(params, Tensor):
-        return [params]
-    if isinstance(params, (set, frozenset)):
-        raise TypeError("`params` must be ordered; got a set, whose order changes from run to run: pass a list")
-    if not isinstance(params, Iterable) or isinstance(params, (str, bytes)):
-        raise TypeError(f"`params` must be tensors or (name, tensor) pairs; got {params!r}")
-    return list(params)
-
-
-def named(entries: list[Any], first: int) -> tuple[list[str], list[Tensor]]:
-    """Names and tensors, each tensor once."""
-    found: dict[int, tuple[str, Tensor]] = {}
-    for i, entry in enumerate(entries):
-        name, tensor = entry if isinstance(entry, tuple) and len(entry) == 2 else (f"param_{first + i}", entry)
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"`params` must be tensors or (name, tensor) pairs; got {tensor!r} at place {i}")
-        found.setdefault(id(tensor), (name, tensor))
-    return [name for name, _ in found.values()], [tensor for _, tensor in found.values()]
 
 
 def number_dtype(name: str, params: Sequence[Tensor]) -> torch.dtype:
@@ -132,3 +103,13 @@ def check_loaded(state_dict: dict[str, Any]) -> None:
             f"`state_dict` is neither Kourkoutas-β's nor Adam's: {wrong[0]}; nothing was loaded: load it into the kind "
             "of optimizer that saved it"
         )
+
+
+def filled(saved: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    """A saved group with those of our entries that it lacks: an Adam's has no buckets, and its β2 is not β2_max."""
+    group = {**ours, **saved}
+    if "beta2_min" not in saved:
+        group["betas"] = ours.get("betas")
+    if len(group.get("bucket_index", ())) != len(saved["params"]):  # saved by a rank that held other parameters
+        group |= {key: ours.get(key) for key in ("bucket_names", "bucket_index")}
+    return group

@@ -40,8 +40,8 @@ def choose(own: Derived) -> Route:
         return Route("foreach", "capturable=True: scalars stay on the device")
     if own.packed is None:
         return Route("foreach", "a hyper-parameter is a tensor")
-    if own.spans:
-        return Route("foreach", "buckets have members on other ranks of `process_group`")
+    if own.shards is not None:
+        return Route("foreach", "parameters or members of their buckets lie on several ranks")
     if group["foreach"]:
         return Route("foreach", "foreach=True was asked for")
     if group["fused"] is False:

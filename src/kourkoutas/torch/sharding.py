@@ -43,7 +43,7 @@ class Shard(NamedTuple):
     over: tuple[str, ...]  # names of the process groups of more than one rank whose members hold its shards
     size: int  # elements of the whole parameter
     first: int  # number of the first element here, in the order of the whole parameter's memory
-    strides: tuple[int, ...] | None  # of the whole; None: elements here are consecutive in the whole
+    strides: tuple[int, ...]  # of the whole parameter
 
 
 class Pool:
@@ -61,17 +61,17 @@ class Pool:
     """
 
     def __init__(self, groups: list[Derived], process_group: Any) -> None:
-        self.groups = groups
-        self.given: Any = process_group if process_group not in (None, LOCAL) else None
-        if self.given is not None and torch.distributed.get_world_size(self.given) == 1:
-            self.given = None
+        check_process_group(process_group)
+        self.groups, self.process_group = groups, process_group
+        alone = process_group in (None, LOCAL) or torch.distributed.get_world_size(process_group) == 1
+        self.given: Any = None if alone else process_group
         self.exchanged = False
         params = [p for own in groups for p in own.group["params"]]
         self.fsdp1 = [p for p in params if is_fsdp1(p) and self.given is not None]
         self.dtensors = [p for p in params if is_dtensor(p)]
         for own in groups:
             if ranks() > 1:
-                _check_reach(own.group, process_group)
+                _check_reach(own, process_group)
             own.spans = self.given is not None and own.group["buckets"] != "parameter"
         self._lay_out({p: (p.numel(), 0) for p in self.fsdp1})
 
@@ -80,12 +80,12 @@ class Pool:
         self.active = False
         for own in self.groups:
             params = own.group["params"]
-            found = [Shard((), p.numel(), 0, None) for p in params]
-            for i, (p, name) in enumerate(zip(params, _names(own.group), strict=True)):
+            found = [Shard((), p.numel(), 0, p.stride()) for p in params]
+            for i, (p, name) in enumerate(zip(params, own.names, strict=True)):
                 if is_dtensor(p):
                     found[i] = _shard_of_dtensor(p, name)
                 elif p in of_fsdp1:
-                    found[i] = Shard((self.given.group_name,), *of_fsdp1[p], None)
+                    found[i] = Shard((self.given.group_name,), *of_fsdp1[p], p.stride())
             pooled = own.spans or any(shard.over for shard in found)
             own.shards = found if pooled or any(map(is_dtensor, params)) else None
             self.active = self.active or pooled
@@ -121,10 +121,10 @@ class Pool:
         self._places = [index([place[key] for key in of_group]) for of_group in keys]
         self._place_of_parameter = index([place[of_group[b]] for own, of_group in each for b in own.bucket_index])
         over: dict[str, list[int]] = {}
-        whole = Shard((), 0, 0, None)
-        for i, shard in enumerate(s for own in self.groups for s in own.shards or [whole] * len(own.bucket_index)):
-            for name in shard.over:
-                over.setdefault(name, []).append(i)
+        for own in self.groups:
+            for i, shard in enumerate(own.shards or (), own.first):
+                for name in shard.over:
+                    over.setdefault(name, []).append(i)
         self._over = {name: index(numbers) for name, numbers in over.items()}
 
     def changed(self) -> None:
@@ -136,14 +136,12 @@ class Pool:
         """Give each step, or None, the sums over all ranks in the place of its local ones."""
         steps = [None if own.shards is None else step for step, own in zip(steps, self.groups, strict=True)]
         counts = [len(own.bucket_index) for own in self.groups]
-        rows = 2 if any(own.group["adaptive_tiny"] for own in self.groups) else 1
-        blocks = []
-        for step, count in zip(steps, counts, strict=True):
-            block = torch.zeros((rows, count), dtype=torch.float64, device=self.device)
+        rows = 2 if any(own.hyper.adaptive_tiny for own in self.groups) else 1
+        blocks = [torch.zeros((rows, n), dtype=torch.float64, device=self.device) for n in counts]
+        for block, step in zip(blocks, steps, strict=True):
             if step is not None:
-                local = step.sums().to(self.device)
-                block = torch.cat([local, block[len(local) :]])
-            blocks.append(block)
+                local = step.sums()
+                block[: len(local)] = local
         sums = torch.cat(blocks, 1)
         for name, index in self._over.items():
             sums = sums.index_copy(1, index, _reduced(sums.index_select(1, index), "sum", name))
@@ -161,7 +159,7 @@ class Pool:
                 squares = torch.cat([_reduced(here, "sum", self.given.group_name), others])
         for own, step, places, mine in each:
             if step is not None:
-                means = mine.select(0, 1) if own.group["adaptive_tiny"] else None
+                means = mine.select(0, 1) if own.hyper.adaptive_tiny else None
                 step.take(squares.index_select(0, places), means, latest.index_select(0, places) if own.spans else None)
 
     def agree_on(self, bucket: str | None) -> str | None:
@@ -212,14 +210,9 @@ def _shard_of_dtensor(p: Any, name: str) -> Shard:
         for d, placement in enumerate(p.placements)
         if mesh.size(d) > 1 and not isinstance(placement, Replicate)
     )
-    shape, offset = compute_local_shape_and_global_offset(p.shape, mesh, p.placements)
-    strides = tuple(p.stride())
-    first = sum(o * s for o, s in zip(offset, strides, strict=True)) if all(shape) else 0
-    local = local_tensor(p)
-    consecutive = not local.numel() or all(
-        n == 1 or a == b for n, a, b in zip(local.shape, local.stride(), strides, strict=True)
-    )
-    return Shard(over, p.numel(), first, None if consecutive else strides)
+    _, offset = compute_local_shape_and_global_offset(p.shape, mesh, p.placements)
+    first = sum(o * s for o, s in zip(offset, p.stride(), strict=True))
+    return Shard(over, p.numel(), first, p.stride())
 
 
 @torch.no_grad()
@@ -268,15 +261,11 @@ def check_process_group(process_group: Any) -> None:
     )
 
 
-def _names(group: dict[str, Any]) -> list[str]:
-    return group.get("param_names") or [f"param_{i}" for i in range(len(group["params"]))]
-
-
-def _check_reach(group: dict[str, Any], process_group: Any) -> None:
+def _check_reach(own: Derived, process_group: Any) -> None:
     """Raise if it cannot be known from here where all shards and members are."""
-    kind = group["buckets"]
+    kind, params = own.group["buckets"], own.group["params"]
     reached: set[int] = set()
-    for p, name in zip(group["params"], _names(group), strict=True):
+    for p, name in zip(params, own.names, strict=True):
         if is_dtensor(p):
             reached.update(p.device_mesh.mesh.flatten().tolist())  # type: ignore[attr-defined]
         elif type(p).__name__ == "FlatParameter":
@@ -299,7 +288,7 @@ def _check_reach(group: dict[str, Any], process_group: Any) -> None:
         else:
             reached.add(-1)
     may_reach = kind not in ("parameter", "module") and (-1 in reached or len(reached) < ranks())
-    if process_group is None and may_reach and group["params"]:
+    if process_group is None and may_reach and params:
         what = f"'{kind}'" if kind != "custom" else "a function"
         raise ValueError(
             f"`buckets` is {what} and there are {ranks()} processes, so that a bucket may have members on other "
