@@ -441,7 +441,8 @@ def test_route_names_the_way_and_the_reason_for_each_group():
     ("options", "fused"),
     [
         ({}, True),
-        ({"decay": 0.98, "bias_correction": "exact", "weight_decay": 0.1}, True),
+        ({"decay": 1, "bias_correction": "exact", "weight_decay": 0.1}, True),
+        ({"decay": 0.98}, False),
         ({"nonfinite": "skip", "diagnostics": True}, True),
         ({"buckets": "global"}, True),
         ({"adaptive_tiny": True}, False),

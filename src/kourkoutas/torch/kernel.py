@@ -23,7 +23,7 @@ from kourkoutas import _native
 from kourkoutas.rule import Hyper
 
 if TYPE_CHECKING:
-    from kourkoutas.torch.optimizer import Derived
+    from kourkoutas.torch.optimizer import Group
 
 extension: Any = None
 """The C extension, ready for torch's tensors, or None."""
@@ -62,12 +62,11 @@ def pack(hyper: Hyper, maximize: bool, state_dtype: torch.dtype | None) -> bytes
     return struct.pack(f"{len(values)}d", *(-1.0 if x is None else x for x in values))
 
 
-def gather(own: Derived, state: Any) -> KernelStep | None:
+def gather(own: Group, state: Any) -> KernelStep | None:
     """A group's step with all tensors at hand; None if one of them is not for the kernel, or not in the state."""
-    group, vectors = own.group, own.vectors
-    if vectors is None or vectors.names != own.numbers:
+    if not own.views:
         return None
-    lists = group["params"], group["bucket_index"], len(own.bucket_names), vectors.numbers, vectors.views
+    lists = own.group["params"], own.bucket_index, len(own.bucket_names), own.vectors, own.views
     plan = extension.gather(own.packed, *lists, state, own.first)
     return None if plan is None else KernelStep(own, plan)
 
@@ -77,7 +76,7 @@ class KernelStep:
 
     squares: Sequence[float] = ()
 
-    def __init__(self, own: Derived, plan: Any) -> None:
+    def __init__(self, own: Group, plan: Any) -> None:
         self.own, self.hyper, self.plan = own, own.hyper, plan
         self.lr, self.threads = float(own.group["lr"]), torch.get_num_threads()
 

@@ -1,4 +1,4 @@
-"""The step by torch's own operations, for tensors of any device, dtype and layout; and a group's numbers as vectors.
+"""The step by torch's own operations, for tensors of any device, dtype and layout.
 
 Scalars are vectors on the device, and no value is read back, so that nothing waits for an accelerator and tracers see
 every operation. Plain tensors on the CPU may take a short cut, `FusedStep`: NumPy does their scalars, in the
@@ -8,7 +8,7 @@ same memory, and torch's fused Adam kernel the elementwise part.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from kourkoutas import rule
 from kourkoutas.rule import Coefficients
-from kourkoutas.torch.options import LOW_PRECISION, MOMENTS, NUMBERS, PER_BUCKET, number_dtype
-from kourkoutas.torch.sharding import Shard, real_sizes
+from kourkoutas.torch.options import LOW_PRECISION, MOMENTS
+from kourkoutas.torch.sharding import Shard
 
 if TYPE_CHECKING:
-    from kourkoutas.torch.optimizer import Derived
+    from kourkoutas.torch.optimizer import Group
 
 NO_FLOAT64 = ("mps",)
 _LATE = torch.tensor(1e30, device="cpu")  # a step count at which Adam's bias correction is 1; its kernel only reads it
@@ -39,105 +39,6 @@ class Selection(NamedTuple):
     bucket_index: Any  # `buckets`; None if they are all buckets, in order
     bucket_of: Any  # per parameter: which of `buckets` it is in; None if each is its own, in order
     sizes: Any  # real numbers in each parameter, wherever they lie
-
-
-class Vectors:
-    """The numbers of one group, of which the state shows 0-dim views; all members of a bucket show the same view.
-
-    They stand in the order of `rule.State`: r and skips per bucket, t and Σ log β2 per parameter.
-
-    NOTE: anybody may put another tensor in the place of a view: load_state_dict, ZeroRedundancyOptimizer, a hook. So a
-    step first looks whether the state still shows the views, and packs new vectors from what it shows if not.
-
-    Attributes:
-      names: which of `NUMBERS` the options need.
-      views: per number: what the state of each parameter shows of it.
-    """
-
-    def __init__(self, group: dict[str, Any], names: tuple[str, ...], state: Mapping[Tensor, Any], rest: Any) -> None:
-        """Pack what `state` shows; of a bucket, its first member speaks.
-
-        Args:
-          rest: vectors that have the numbers of buckets without a member in `state`; None: these start at 0.
-        """
-        params, index = group["params"], group["bucket_index"]
-        self.names, self.device = names, _device(params)
-        self.selections: dict[tuple[int, ...], Selection] = {}
-        vectors: dict[str, Tensor] = {}
-        views: dict[str, list[Tensor]] = {}
-        for name in names:
-            places = index if name in PER_BUCKET else range(len(params))
-            count = len(group["bucket_names"]) if name in PER_BUCKET else len(params)
-            dtype = number_dtype(name, params)
-            vector = torch.zeros(count, dtype=dtype, device=self.device)
-            if rest is not None and name in PER_BUCKET and name in rest.names:
-                vector = rest.numbers[NUMBERS.index(name)]
-            if name == "log_beta2":  # of steps taken before "exact" was asked for
-                vector = rule.adam_log_beta2(group["betas"][1], vectors["step"].double(), torch).to(dtype)
-            numbers = list(vector.unbind())
-            for p, place in reversed(list(zip(params, places, strict=True))):
-                if name in state.get(p, ()):
-                    value = state[p][name]
-                    if not isinstance(value, Tensor) or value.numel() != 1:
-                        raise RuntimeError(f"`{name}` in the state must be a tensor of one element; got {value!r}")
-                    numbers[place] = value.detach().reshape(()).to(self.device, dtype)
-            vectors[name] = torch.stack(numbers) if numbers else vector
-            each = vectors[name].unbind()
-            views[name] = [each[place] for place in places]
-        self.numbers = rule.State(*map(vectors.get, NUMBERS))
-        self.views = tuple(map(views.get, NUMBERS))
-
-    def shown(self, names: tuple[str, ...], params: list[Tensor], states: Sequence[Any], places: Sequence[int]) -> bool:
-        """Whether these are vectors of `names`, and the states of the parameters at `places` show their views."""
-        if names != self.names or self.device != _device(params):
-            return False
-        for name, views in zip(NUMBERS, self.views, strict=True):
-            if views is None:
-                continue
-            for entries, i in zip(states, places, strict=True):
-                if entries.get(name) is not views[i]:
-                    return False
-        return True
-
-    def show(self, state: Any, params: list[Tensor], places: Sequence[int]) -> None:
-        """Put the views into the state of the parameters at `places`, and of those that have one."""
-        chosen = set(places)
-        for i, p in enumerate(params):
-            if i in chosen or p in state:
-                state[p].update({name: views[i] for name, views in zip(NUMBERS, self.views, strict=True) if views})
-
-    def select(
-        self, group: dict[str, Any], places: list[int], shards: list[Shard] | None, all_buckets: bool
-    ) -> Selection:
-        """What a step of these parameters reads; kept, so that indices are made once."""
-        kept = self.selections.get(key := tuple(places))
-        if kept is not None:
-            return kept
-        if len(self.selections) > len(group["params"]):  # each parameter by itself, as in a step in backward, fits
-            self.selections.clear()
-        count, index = len(group["bucket_names"]), [group["bucket_index"][i] for i in places]
-        buckets = list(range(count)) if all_buckets else list(dict.fromkeys(index))
-        at = {b: i for i, b in enumerate(buckets)}
-        sizes = real_sizes(group["params"], shards)
-
-        def on_device(numbers: list[int], implied: int) -> Tensor | None:
-            """The numbers as a tensor; None if they are 0, 1, ... `implied` - 1."""
-            known = numbers == list(range(implied))
-            return None if known else torch.tensor(numbers, dtype=torch.int64, device=self.device)
-
-        self.selections[key] = Selection(
-            places,
-            buckets,
-            on_device(places, len(group["params"])),
-            on_device(buckets, count),
-            on_device([at[b] for b in index], len(buckets)),
-            torch.tensor([sizes[i] for i in places], dtype=torch.int64, device=self.device),
-        )
-        return self.selections[key]
-
-
-def _device(params: Sequence[Tensor]) -> torch.device:
-    return params[0].device if params else torch.device("cpu")
 
 
 class Work(NamedTuple):
@@ -178,7 +79,7 @@ class Members:
 class ListStep:
     """One group's step, in the stages that `kourkoutas.torch` lists."""
 
-    def __init__(self, own: Derived, work: Work) -> None:
+    def __init__(self, own: Group, work: Work) -> None:
         self.hyper, self.group, self.work = own.hyper, own.group, work
         self.device = work.numbers.step.device
         self.dtype = torch.float32 if self.device.type in NO_FLOAT64 else torch.float64
@@ -314,12 +215,12 @@ class FusedStep(ListStep):
 
     def measure(self) -> None:
         """||g|| by sums in the gradients' own dtype, unless these overflow."""
-        flat = [wide(g).reshape(-1) for g in self.grads]
+        flat = [g.view(-1) for g in self.grads]
         found = [math.sqrt(x.dot(x).item()) for x in flat]
-        if not math.isfinite(sum(found)):
-            super().measure()
-        else:
+        if math.isfinite(sum(found)):
             self.local = torch.tensor(found, dtype=self.dtype)
+        else:
+            super().measure()
 
     def apply(self) -> None:
         vectors, norm = self._vectors(), self.local.numpy()
@@ -343,17 +244,14 @@ class FusedStep(ListStep):
         γ' = rate and ε' = floor that is our update, apart from the clip, and from weight decay, of which it would round
         1 - γλ.
         """
-        leak, params = self.hyper.leak, self.work.params
-        moves = True if updated is None else updated
+        params, moves = self.work.params, True if updated is None else updated
         each = (_floats(x, len(params)) for x in (moves, 1 - k.c2, k.rate, k.floor, k.fade))
-        options: dict[str, Any] = {"beta1": self.hyper.beta1, "weight_decay": 0.0, "amsgrad": leak is not None}
+        options: dict[str, Any] = {"beta1": self.hyper.beta1, "weight_decay": 0.0, "amsgrad": bool(self.work.v_max)}
         options["maximize"] = self.group["maximize"]
         tensors = zip(params, self.grads, *self.work.moments(), strict=True)
         for (p, g, m, v, *v_max), move, beta2, rate, floor, fade in zip(tensors, *each, strict=True):
             if not move or not p.numel():
                 continue
-            if leak not in (None, 1):
-                v_max[0].mul_(leak)
             if fade:
                 p.add_(p, alpha=-fade)
             torch._fused_adamw_([p], [g], [m], [v], v_max, [_LATE], lr=rate, beta2=beta2, eps=floor, **options)
@@ -372,25 +270,17 @@ def _pick(vector: Any, index: Tensor | None, dtype: torch.dtype) -> Any:
     return picked.to(dtype) if vector.is_floating_point() else picked
 
 
-def fused_takes(own: Derived, work: Work) -> bool:
-    """Whether `FusedStep` is right: plain whole tensors on the CPU without gaps and lazy signs, each its own bucket.
-
-    The kernel does not clip. Low precision must be rounded only once, which it is not where θ or v_max moves before the
-    kernel is called.
-    """
+def fused_takes(own: Group, work: Work) -> bool:
+    """Whether `FusedStep` is right: whole plain tensors on the CPU, each its own bucket; no clip and no leak."""
     hyper = own.hyper
-    if hyper.max_ratio is not None or hyper.adaptive_tiny or own.group["state_dtype"] is not None:
+    if hyper.max_ratio is not None or hyper.adaptive_tiny or hyper.leak not in (None, 1):
         return False
     if own.shards is not None or work.chosen.bucket_of is not None:
         return False
-    twice = hyper.weight_decay != 0 or hyper.leak not in (None, 1)
-    dtypes = _WIDE if twice else (*_WIDE, *LOW_PRECISION)
     for p, *others in zip(work.params, work.grads, *work.moments(), strict=True):
         dtype, shape = p.dtype, p.shape
-        if dtype not in dtypes:
-            return False
         for t in (p, *others):
-            if type(t) not in _TYPES or t.dtype is not dtype or t.shape != shape or not t.is_cpu:
+            if type(t) not in _TYPES or dtype not in _WIDE or t.dtype is not dtype or t.shape != shape or not t.is_cpu:
                 return False
             if not t.is_contiguous() or t.is_neg() or not (t.data_ptr() or not t.numel()):
                 return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,23 +14,34 @@ from kourkoutas import rule
 from kourkoutas.buckets import partition, unique_names
 from kourkoutas.rule import Buckets, Hyper
 from kourkoutas.torch import kernel, options, routes, sharding
-from kourkoutas.torch.lists import FusedStep, ListStep, Selection, Vectors, Work, check_tensors, fused_takes
+from kourkoutas.torch.lists import FusedStep, ListStep, Selection, Work, check_tensors, fused_takes
 from kourkoutas.torch.recorder import Recorder
 from kourkoutas.torch.sharding import Pool, Shard
 from kourkoutas.trace import Trace
 
 
-class Derived:
-    """What follows from one param group and its state, and is not saved."""
+class Group:
+    """One param group, with what follows from it and from its state; nothing of this is saved.
+
+    The numbers of the state are kept as one vector each, in the order of `rule.State`: r and skips per bucket, t and
+    Σ log β2 per parameter. The state shows 0-dim views of them; all members of a bucket show the same view.
+
+    NOTE: anybody may put another tensor in the place of a view: load_state_dict, ZeroRedundancyOptimizer, a hook. So a
+    step first looks whether the state still shows the views, and packs new vectors from what it shows if not.
+    """
 
     # As of the last `check`:
     key: tuple[Any, ...] | None = None  # the entries of the group that these follow from
     hyper: Hyper
     packed: bytes | None  # the same for the kernel; None if one of them is a tensor
-    moments: tuple[str, ...]  # names of the state that is like the parameter
-    numbers: tuple[str, ...]  # names of the state that is numbers
+    moments: tuple[str, ...] = ()  # names of the state that is like the parameter
+    numbers: tuple[str, ...] = ()  # names of the state that is numbers
 
-    vectors: Vectors | None = None
+    # As of the last `pack`:
+    vectors: Any = None  # a `rule.State`
+    views: tuple[list[Tensor] | None, ...] = ()  # per number: what the state of each parameter shows of it
+
+    # What the `Pool` found:
     shards: list[Shard] | None = None  # None if its tensors and buckets are whole
     spans = False  # whether its buckets have members on other ranks that this rank does not hold
 
@@ -40,6 +51,7 @@ class Derived:
         self.names = group.get("param_names") or [f"param_{first + i}" for i in range(len(group["params"]))]
         # Kept here, too, as ZeroRedundancyOptimizer overwrites them with those of another rank's group.
         self.bucket_names, self.bucket_index = group["bucket_names"], group["bucket_index"]
+        self.selections: dict[tuple[int, ...], Selection] = {}
 
     def check(self) -> None:
         """Take over what was written into the group since the last step."""
@@ -49,11 +61,130 @@ class Derived:
         if group["bucket_index"] is not self.bucket_index:
             group["bucket_names"], group["bucket_index"] = self.bucket_names, self.bucket_index
         if self.key != (key := options.OPTIONS(group)):
-            self.hyper = options.check_group(group)
+            self.hyper, before = options.check_group(group), self.numbers
             self.packed = kernel.pack(self.hyper, group["maximize"], group["state_dtype"])
             self.moments, self.numbers = options.state_names(self.hyper)
+            if self.numbers != before:
+                self.views = ()
             group["amsgrad"] = self.hyper.leak is not None  # for an Adam that loads this state
             self.key = key
+
+    def collect(self, state: Any) -> Work:
+        """The tensors of one step; missing state is made."""
+        group, params = self.group, self.group["params"]
+        if len(self.bucket_index) != len(params):
+            raise RuntimeError(
+                f"a param group has {len(params)} parameters but buckets for {len(self.bucket_index)}: "
+                "add parameters with add_param_group, and to take some out make a new optimizer"
+            )
+        places = [i for i, p in enumerate(params) if p.grad is not None]
+        chosen = [params[i] for i in places]
+        for p in chosen:
+            if p.grad.layout is not torch.strided:
+                raise RuntimeError(
+                    f"KourkoutasBeta does not support sparse gradients; got layout {p.grad.layout}: make the layer "
+                    "dense (sparse=False) or give its parameters to torch.optim.SparseAdam"
+                )
+        states = [state.get(p, {}) for p in chosen]
+        if not self.shows(states, places):
+            for p in chosen:  # every check comes before the first state is made
+                options.check_parameter(p, group)
+            self.pack(state, places)
+            states = [state[p] for p in chosen]
+        for p, entries in zip(chosen, states, strict=True):
+            for name in self.moments:
+                if name not in entries:
+                    dtype = group["state_dtype"]
+                    entries[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
+        m, v, v_max = ([entries[name] for entries in states if name in self.moments] for name in options.MOMENTS)
+        shards = [] if self.shards is None else [self.shards[i] for i in places]
+        grads = [p.grad for p in chosen]
+        work = Work(chosen, grads, m, v, v_max, self.vectors, self.select(places), shards)
+        if shards:
+            sharding.check_layouts(work)
+        return work
+
+    def shows(self, states: Sequence[dict[str, Any]], places: Sequence[int]) -> bool:
+        """Whether the states of the parameters at `places` show the views."""
+        if not self.views or self.vectors.step.device != self._device():
+            return False
+        for name, views in zip(options.NUMBERS, self.views, strict=True):
+            if views is not None:
+                for entries, i in zip(states, places, strict=True):
+                    if entries.get(name) is not views[i]:
+                        return False
+        return True
+
+    def pack(self, state: Any, places: Sequence[int]) -> None:
+        """Make vectors of what the state shows, and views for the parameters at `places` and those that have a state.
+
+        Of a bucket, its first member speaks.
+        """
+        params, device = self.group["params"], self._device()
+        vectors: dict[str, Tensor] = {}
+        views: dict[str, list[Tensor]] = {}
+        for number, name in enumerate(options.NUMBERS):
+            if name not in self.numbers:
+                continue
+            per_bucket = name in options.PER_BUCKET
+            index = self.bucket_index if per_bucket else range(len(params))
+            dtype = options.number_dtype(name, params)
+            vector = torch.zeros(len(self.bucket_names) if per_bucket else len(params), dtype=dtype, device=device)
+            if per_bucket and self.spans and self.vectors is not None and self.vectors[number] is not None:
+                # A gradient on another rank moves the numbers of a bucket of which no member here has a state.
+                vector = self.vectors[number]
+            if name == "log_beta2":  # of steps taken before "exact" was asked for
+                vector = rule.adam_log_beta2(self.group["betas"][1], vectors["step"].double(), torch).to(dtype)
+            values = list(vector.unbind())
+            for p, at in reversed(list(zip(params, index, strict=True))):
+                if name in state.get(p, ()):
+                    value = state[p][name]
+                    if not isinstance(value, Tensor) or value.numel() != 1:
+                        raise RuntimeError(f"`{name}` in the state must be a tensor of one element; got {value!r}")
+                    values[at] = value.detach().reshape(()).to(device, dtype)
+            vectors[name] = torch.stack(values) if values else vector
+            each = vectors[name].unbind()
+            views[name] = [each[at] for at in index]
+        self.vectors = rule.State(*map(vectors.get, options.NUMBERS))
+        self.views = tuple(map(views.get, options.NUMBERS))
+        self.selections.clear()
+        chosen = set(places)
+        for i, p in enumerate(params):
+            if i in chosen or p in state:
+                state[p].update({name: views[name][i] for name in self.numbers})
+
+    def select(self, places: list[int]) -> Selection:
+        """What a step of these parameters reads; kept, so that indices are made once."""
+        kept = self.selections.get(key := tuple(places))
+        if kept is not None:
+            return kept
+        params, device = self.group["params"], self._device()
+        if len(self.selections) > len(params):  # each parameter by itself, as in a step in backward, fits
+            self.selections.clear()
+        count, index = len(self.bucket_names), [self.bucket_index[i] for i in places]
+        buckets = list(range(count)) if self.spans else list(dict.fromkeys(index))
+        at = {b: i for i, b in enumerate(buckets)}
+        sizes = [p.numel() for p in params] if self.shards is None else [shard.size for shard in self.shards]
+        parts = [2 if p.is_complex() else 1 for p in params]
+
+        def on_device(numbers: list[int], implied: int | None = None) -> Tensor | None:
+            """The numbers as a tensor; None if they are 0, 1, ... `implied` - 1."""
+            known = implied is not None and numbers == list(range(implied))
+            return None if known else torch.tensor(numbers, dtype=torch.int64, device=device)
+
+        self.selections[key] = Selection(
+            places,
+            buckets,
+            on_device(places, len(params)),
+            on_device(buckets, count),
+            on_device([at[b] for b in index], len(buckets)),
+            on_device([max(sizes[i] * parts[i], 1) for i in places]),  # 1 in an empty one, for the mean over them
+        )
+        return self.selections[key]
+
+    def _device(self) -> torch.device:
+        params = self.group["params"]
+        return params[0].device if params else torch.device("cpu")
 
 
 class KourkoutasBeta(Optimizer):
@@ -143,7 +274,7 @@ class KourkoutasBeta(Optimizer):
         options.join_betas(defaults)
         options.check_group(defaults)
         self.process_group = process_group
-        self._derived: list[Derived] = []
+        self._groups: list[Group] = []
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -153,7 +284,7 @@ class KourkoutasBeta(Optimizer):
     def _derive(self) -> None:
         """Forget what was derived from the state and the groups."""
         counts = [len(group["params"]) for group in self.param_groups]
-        self._derived = [Derived(group, sum(counts[:i])) for i, group in enumerate(self.param_groups)]
+        self._groups = [Group(group, sum(counts[:i])) for i, group in enumerate(self.param_groups)]
         self._pool = self._recorder = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -180,8 +311,8 @@ class KourkoutasBeta(Optimizer):
         # A function cannot be saved, but its answers can: from here on `bucket_index` is what counts.
         group["buckets"] = group["buckets"] if isinstance(group["buckets"], str) else "custom"
         group["bucket_names"], group["bucket_index"] = list(found.names), list(found.index)
-        self._derived.append(Derived(group, first))
-        self._derived[-1].check()
+        self._groups.append(Group(group, first))
+        self._groups[-1].check()
         self.param_groups.append(group)
         self._pool = None
         if self._recorder is not None:
@@ -206,7 +337,7 @@ class KourkoutasBeta(Optimizer):
 
     def _take_over(self, loaded: dict[str, Any]) -> None:
         """Give numbers and moments the dtypes that torch has not, and numbers their vectors."""
-        for own, saved in zip(self._derived, loaded["param_groups"], strict=True):
+        for own, saved in zip(self._groups, loaded["param_groups"], strict=True):
             own.check()
             group, of_adam = own.group, "beta2_min" not in saved
             for i, p in zip(saved["params"], group["params"], strict=True):
@@ -220,8 +351,7 @@ class KourkoutasBeta(Optimizer):
                 if entries and of_adam and "log_beta2" in own.numbers:
                     steps = self.state[p]["step"].double()
                     self.state[p]["log_beta2"] = rule.adam_log_beta2(saved["betas"][1], steps, torch)
-            own.vectors = Vectors(group, own.numbers, self.state, None)
-            own.vectors.show(self.state, group["params"], [])
+            own.pack(self.state, [])
 
     @property
     def bucket_names(self) -> list[str]:
@@ -242,9 +372,9 @@ class KourkoutasBeta(Optimizer):
 
         It asks no other rank.
         """
-        self._check()
+        self._check(all_ranks=False)
         with torch.no_grad():
-            return [self._gather(own)[0] for own in self._derived]
+            return [self._gather(own)[0] for own in self._groups]
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Perform one optimization step; `closure` re-evaluates the model and returns the loss."""
@@ -255,40 +385,38 @@ class KourkoutasBeta(Optimizer):
         with torch.no_grad():
             if torch.compiler.is_compiling():
                 work = [self._traced_work(number, group) for number, group in enumerate(self.param_groups)]
-                each = zip(self._derived, work, strict=True)
+                each = zip(self._groups, work, strict=True)
                 self._move([ListStep(own, one) if one.chosen.buckets else None for own, one in each])
             else:
-                self._build_pool()
-                self._move([self._gather(own)[1] for own in self._derived])
+                self._check(all_ranks=True)
+                self._move([self._gather(own)[1] for own in self._groups])
         return loss
 
-    def _check(self) -> Any:
-        """Take over what was written into the groups, and find what of them lies here, as far as this rank knows."""
-        if [id(own.group) for own in self._derived] != [id(group) for group in self.param_groups]:
+    def _check(self, *, all_ranks: bool) -> None:
+        """Take over what was written into the groups, and find where their parts lie.
+
+        Args:
+          all_ranks: whether every rank calls this, as it must before its first step: they then ask each other.
+        """
+        if [id(own.group) for own in self._groups] != [id(group) for group in self.param_groups]:
             self._derive()  # some were removed, or put in another order
-        for own in self._derived:
+        for own in self._groups:
             own.check()
         if self._recorder is None and any(group["diagnostics"] for group in self.param_groups):
             self._recorder = Recorder(self.param_groups)
         if self._pool is None or self._pool.process_group is not self.process_group:
-            self._pool = Pool(self._derived, self.process_group)
-        return self._pool
+            self._pool = Pool(self._groups, self.process_group)
+        if all_ranks and not self._pool.exchanged:
+            self._pool.exchange()
+            for own in self._groups:
+                own.selections.clear()  # sizes of parameters may be known only now
 
-    def _build_pool(self) -> None:
-        """The same with what other ranks know. Collective: every rank must call it, before its first step."""
-        pool = self._check()
-        if not pool.exchanged:
-            pool.exchange()
-            for own in self._derived:
-                if own.vectors is not None:
-                    own.vectors.selections.clear()  # sizes of parameters may be known only now
-
-    def _gather(self, own: Derived) -> tuple[routes.Route, Any]:
+    def _gather(self, own: Group) -> tuple[routes.Route, Any]:
         """The route of one group, and its step with all tensors at hand, or None; every check is made here."""
         route = routes.choose(own)
         if route is routes.KERNEL and (step := kernel.gather(own, self.state)) is not None:
             return route, step
-        work = self._collect(own)  # which makes the state that the kernel may have missed
+        work = own.collect(self.state)  # which makes the state that the kernel may have missed
         if own.shards is not None:
             sharding.localize(work)
         if route is routes.KERNEL:
@@ -307,13 +435,13 @@ class KourkoutasBeta(Optimizer):
     # NOTE: torch.compile runs `_init_group` as plain Python while it traces `step`, and hands the lists that it filled
     # to the graph; so all lazy set-up belongs there, and its arguments are a group, constants and empty lists.
     def _init_group(self, group: dict[str, Any], number: int, *lists: list[Any]) -> None:
-        self._build_pool()
-        found: tuple[Any, ...] = self._collect(self._derived[number])
+        self._check(all_ranks=True)
+        found: tuple[Any, ...] = self._groups[number].collect(self.state)
         for empty, entries in zip(lists, found, strict=True):
             empty.extend(entries)
 
     def _traced_work(self, number: int, group: dict[str, Any]) -> Work:
-        """What `_collect` finds, as torch.compile sees it."""
+        """What `Group.collect` finds, as torch.compile sees it."""
         lists: list[list[Any]] = [[], [], [], [], [], [], [], []]
         self._init_group(group, number, *lists)
         params, grads, m, v, v_max, numbers, chosen, shards = lists
@@ -321,45 +449,6 @@ class KourkoutasBeta(Optimizer):
         if shards:
             sharding.localize(work)
         check_tensors(work)
-        return work
-
-    def _collect(self, own: Derived) -> Work:
-        """The tensors of one step; missing state is made."""
-        group, shards = own.group, own.shards
-        if len(own.bucket_index) != len(group["params"]):
-            raise RuntimeError(
-                f"a param group has {len(group['params'])} parameters but buckets for {len(own.bucket_index)}: "
-                "add parameters with add_param_group, and to take some out make a new optimizer"
-            )
-        places = [i for i, p in enumerate(group["params"]) if p.grad is not None]
-        params = [group["params"][i] for i in places]
-        grads: list[Any] = [p.grad for p in params]
-        for g in grads:
-            if g.layout is not torch.strided:
-                raise RuntimeError(
-                    f"KourkoutasBeta does not support sparse gradients; got layout {g.layout}: make the layer dense "
-                    "(sparse=False) or give its parameters to torch.optim.SparseAdam"
-                )
-        states: list[Any] = [self.state.get(p, {}) for p in params]
-        vectors = own.vectors
-        if vectors is None or not vectors.shown(own.numbers, group["params"], states, places):
-            for p in params:  # every check comes before the first state is made
-                options.check_parameter(p, group)
-            # A gradient on another rank moves the numbers of a bucket of which no member here has a state.
-            vectors = own.vectors = Vectors(group, own.numbers, self.state, vectors if own.spans else None)
-            vectors.show(self.state, group["params"], places)
-            states = [self.state[p] for p in params]
-        for p, entries in zip(params, states, strict=True):
-            for name in own.moments:
-                if name not in entries:
-                    dtype = group["state_dtype"]
-                    entries[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
-        m, v, v_max = ([entries[name] for entries in states] if name in own.moments else [] for name in options.MOMENTS)
-        here = [] if shards is None else [shards[i] for i in places]
-        chosen = vectors.select(group, places, shards, own.spans)
-        work = Work(params, grads, m, v, v_max, vectors.numbers, chosen, here)
-        if shards is not None:
-            sharding.check_layouts(work)
         return work
 
     def _move(self, steps: list[Any]) -> None:
@@ -381,5 +470,5 @@ class KourkoutasBeta(Optimizer):
                 step.apply()
         else:
             self._recorder.apply(steps, self.param_groups)
-        if pool.dtensors:
-            pool.changed()
+        if pool.dtensors and not torch.compiler.is_compiling():  # autograd saw their local tensors change, not them
+            torch.autograd.graph.increment_version([p for p in pool.dtensors if p.grad is not None])

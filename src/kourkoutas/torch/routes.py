@@ -10,7 +10,7 @@ from torch.utils._device import DeviceContext
 from kourkoutas.torch import kernel
 
 if TYPE_CHECKING:
-    from kourkoutas.torch.optimizer import Derived
+    from kourkoutas.torch.optimizer import Group
 
 
 class Route(NamedTuple):
@@ -25,7 +25,7 @@ KERNEL = Route("kernel", "the C kernel takes every tensor")
 OTHER = Route("foreach", "a tensor is not on the CPU, not plain, or laid out with gaps or unlike its parameter", True)
 
 
-def choose(own: Derived) -> Route:
+def choose(own: Group) -> Route:
     """The route of one group as far as its options say: the first line that applies.
 
     KERNEL holds if the kernel takes every tensor of the step, else OTHER; `fused` if torch's fused Adam kernel does.

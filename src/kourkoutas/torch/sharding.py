@@ -28,7 +28,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from kourkoutas.torch.lists import Work
-    from kourkoutas.torch.optimizer import Derived
+    from kourkoutas.torch.optimizer import Group
 
 LOCAL = "local"
 _REMEDY = (
@@ -55,12 +55,12 @@ class Pool:
     NOTE: making a pool asks nobody. `exchange` does, and every rank must call it before its first step.
 
     Attributes:
-      groups: `optimizer.Derived` of each group.
+      groups: `optimizer.Group` of each group.
       given: the `process_group` that was given, if it has more than one rank.
       dtensors: all DTensors among the parameters.
     """
 
-    def __init__(self, groups: list[Derived], process_group: Any) -> None:
+    def __init__(self, groups: list[Group], process_group: Any) -> None:
         check_process_group(process_group)
         self.groups, self.process_group = groups, process_group
         alone = process_group in (None, LOCAL) or torch.distributed.get_world_size(process_group) == 1
@@ -127,11 +127,6 @@ class Pool:
                     over.setdefault(name, []).append(i)
         self._over = {name: index(numbers) for name, numbers in over.items()}
 
-    def changed(self) -> None:
-        """Let autograd know of DTensors whose local tensors were written."""
-        if not torch.compiler.is_compiling():
-            torch.autograd.graph.increment_version([p for p in self.dtensors if p.grad is not None])
-
     def add(self, steps: Sequence[Any]) -> None:
         """Give each step, or None, the sums over all ranks in the place of its local ones."""
         steps = [None if own.shards is None else step for step, own in zip(steps, self.groups, strict=True)]
@@ -176,12 +171,6 @@ def ranks() -> int:
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
-def real_sizes(params: Sequence[Tensor], shards: Sequence[Shard] | None) -> list[int]:
-    """Real numbers in each parameter, wherever they lie; 1 in an empty one, for the mean over them."""
-    counts = [p.numel() for p in params] if shards is None else [shard.size for shard in shards]
-    return [max(n * (2 if p.is_complex() else 1), 1) for n, p in zip(counts, params, strict=True)]
-
-
 def is_dtensor(x: Tensor) -> bool:
     # Without the module there are no DTensors, and importing it takes long.
     module = sys.modules.get("torch.distributed.tensor")
@@ -215,35 +204,27 @@ def _shard_of_dtensor(p: Any, name: str) -> Shard:
     return Shard(over, p.numel(), first, p.stride())
 
 
-@torch.no_grad()
-def local_tensor(x: Any) -> Any:
-    """The plain tensor of a DTensor on this rank; any other tensor as it is."""
-    if not is_dtensor(x):
-        return x
-    local = x.to_local()
-    return local.wait() if hasattr(local, "wait") else local
+def _layout(x: Any) -> Any:
+    """How a tensor lies on the ranks."""
+    return (x.placements, x.device_mesh) if is_dtensor(x) else None
 
 
-def same_layout(p: Any, x: Any) -> bool:
-    """Whether `x` lies on the ranks as `p` does."""
-    if not is_dtensor(p):
-        return not is_dtensor(x)
-    return is_dtensor(x) and bool(x.placements == p.placements and x.device_mesh == p.device_mesh)
-
-
-@torch.no_grad()
 def localize(work: Work) -> None:
     """Put the plain tensors of this rank in place of DTensors; a gradient is first laid out as its parameter."""
+    p: Any
     for i, (p, g) in enumerate(zip(work.params, work.grads, strict=True)):
-        if is_dtensor(p) and not same_layout(p, g):
+        if is_dtensor(p) and _layout(g) != _layout(p):
             work.grads[i] = g.redistribute(p.device_mesh, p.placements)  # type: ignore[attr-defined]
     for tensors in (work.params, work.grads, *work.moments()):
-        tensors[:] = [local_tensor(x) for x in tensors]
+        for i, x in enumerate(tensors):
+            if is_dtensor(x):
+                local = x.to_local()  # type: ignore[attr-defined]
+                tensors[i] = local.wait() if hasattr(local, "wait") else local
 
 
 def check_layouts(work: Work) -> None:
     """Raise if state does not lie on the ranks as its parameter does: spreading it would change the state."""
-    if not all(same_layout(p, x) for xs in work.moments() for p, x in zip(work.params, xs, strict=True)):
+    if not all(_layout(p) == _layout(x) for xs in work.moments() for p, x in zip(work.params, xs, strict=True)):
         raise RuntimeError(
             "a moment in the state does not lie on the ranks as its parameter does: load the state with "
             "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which spreads it"
@@ -261,7 +242,7 @@ def check_process_group(process_group: Any) -> None:
     )
 
 
-def _check_reach(own: Derived, process_group: Any) -> None:
+def _check_reach(own: Group, process_group: Any) -> None:
     """Raise if it cannot be known from here where all shards and members are."""
     kind, params = own.group["buckets"], own.group["params"]
     reached: set[int] = set()
@@ -296,18 +277,14 @@ def _check_reach(own: Derived, process_group: Any) -> None:
         )
 
 
-def _device(group_name: str, like: Tensor) -> torch.device:
-    """Where a process group can reduce: on the device of `like`, or else, say for offloaded parameters, its own."""
+def _reduced(x: Tensor, how: str, group_name: str) -> Tensor:
+    """`x` reduced over a process group: on its device, or else, say for offloaded parameters, on one of the group's."""
+    from torch.distributed import _functional_collectives as collectives
     from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 
-    kinds = [d.type for d in _resolve_process_group(group_name)._device_types]  # type: ignore[arg-type, attr-defined]
-    return like.device if like.device.type in kinds else torch.device(kinds[0])
-
-
-def _reduced(x: Tensor, how: str, group_name: str) -> Tensor:
-    """`x` reduced over a process group."""
-    device = x.device if torch.compiler.is_compiling() else _device(group_name, x)
-    from torch.distributed import _functional_collectives as collectives
-
+    device = x.device
+    if not torch.compiler.is_compiling():
+        kinds = [d.type for d in _resolve_process_group(group_name)._device_types]  # type: ignore
+        device = device if device.type in kinds else torch.device(kinds[0])
     out = collectives.all_reduce(x.to(device), how, group_name)  # type: ignore[arg-type]
     return collectives.wait_tensor(out).to(x.device)  # type: ignore[no-any-return]
