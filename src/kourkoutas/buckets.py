@@ -50,6 +50,18 @@ def by_module(model: Any) -> Callable[[str, Any], str]:
     return module
 
 
+def names_of(given: Sequence[str] | None, buckets: Buckets, first: int, count: int) -> list[str]:
+    """The names of `count` parameters; those without any are called by their number, from `first` on."""
+    if given:
+        return list(given)
+    if buckets == "module":
+        raise ValueError(
+            "`buckets` is 'module' but the parameters have no names: pass model.named_parameters(), or, where a tool "
+            "dropped the names, buckets=kourkoutas.buckets.by_module(model)"
+        )
+    return [f"param_{first + i}" for i in range(count)]
+
+
 def unique_names(names: Sequence[str], buckets: Buckets = "parameter") -> list[str]:
     """The names, with a number behind those that occur again: two parameters of one name, say of two models, are two.
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kourkoutas.buckets import names_of
 from kourkoutas.rule import Hyper, adam_log_beta2
 from kourkoutas.state.file import PER_BUCKET, Parameter, Portable, kinds_of, made, read, write
 from kourkoutas.torch import KourkoutasBeta
@@ -75,8 +76,8 @@ def _parameters(optimizer: KourkoutasBeta) -> dict[str, Parameter]:
     """The optimizer's parameters by name, in its order; a bucket is known by the numbers of its group and its own."""
     found: dict[str, Parameter] = {}
     for number, group in enumerate(optimizer.param_groups):
-        bare = [f"param_{len(found) + i}" for i in range(len(group["params"]))]
-        for name, p, bucket in zip(group.get("param_names", bare), group["params"], group["bucket_index"], strict=True):
+        names = names_of(group.get("param_names"), group["buckets"], len(found), len(group["params"]))
+        for name, p, bucket in zip(names, group["params"], group["bucket_index"], strict=True):
             if is_dtensor(p) or is_fsdp1(p):
                 raise ValueError(
                     f"parameter {name!r} is spread over ranks, which the portable form does not hold: gather the state "

@@ -51,7 +51,6 @@ class Work(NamedTuple):
     v_max: list[Tensor]  # empty if it is not kept
     numbers: rule.State  # of the whole group, as vectors
     chosen: Selection
-    shards: list[Shard]  # what lies on this rank of each parameter; empty if all of it
 
     def moments(self) -> list[list[Tensor]]:
         return [self.m, self.v, self.v_max] if self.v_max else [self.m, self.v]
@@ -80,7 +79,7 @@ class ListStep:
     """One group's step, in the stages that `kourkoutas.torch` lists."""
 
     def __init__(self, own: Group, work: Work) -> None:
-        self.hyper, self.group, self.work = own.hyper, own.group, work
+        self.hyper, self.group, self.shards, self.work = own.hyper, own.group, own.shards, work
         self.device = work.numbers.step.device
         self.dtype = torch.float32 if self.device.type in NO_FLOAT64 else torch.float64
         self.grads = [g.resolve_conj() if g.is_complex() else g for g in work.grads]
@@ -88,13 +87,13 @@ class ListStep:
         if isinstance(lr, Tensor):  # of the CPU, one number goes with tensors of any device
             self.lr = lr.reshape(()) if lr.is_cpu else lr.reshape(()).to(self.device)
         index, count = work.chosen.bucket_of, len(work.chosen.buckets)
-        self.members = None if index is None else Members(index, count)
+        self.members: Any = None if index is None else Members(index, count)  # always there if buckets span ranks
         self.squares: Tensor | None = None
         self.has_grad: Tensor | None = None
 
     def measure(self) -> None:
         """||g|| of each parameter, and ⟨|θ|⟩ where it is needed."""
-        self.local = norms(self.grads, 2, self.dtype, self.device)
+        self.local: Any = norms(self.grads, 2, self.dtype, self.device)
         self.mean_abs: Tensor | None = None
         if self.hyper.adaptive_tiny:
             self.mean_abs = norms(self.work.params, 1, self.dtype, self.device) / self.work.chosen.sizes
@@ -110,7 +109,7 @@ class ListStep:
     def latest(self) -> Tensor:
         """Per bucket: the most steps that a member with a gradient has taken, this one included; 0 without any."""
         steps = _pick(self.work.numbers.step, self.work.chosen.place_index, self.dtype) + 1
-        return steps if self.members is None else self.members.largest(steps)  # type: ignore[no-any-return]
+        return self.members.largest(steps)  # type: ignore[no-any-return]
 
     def take(self, squares: Tensor, means: Tensor | None, latest: Tensor | None) -> None:
         """Use the sums over all ranks instead: Σ g² per bucket, ⟨|θ|⟩ per parameter, and `latest`."""
@@ -119,13 +118,11 @@ class ListStep:
         if means is not None:
             self.mean_abs = _pick(means, chosen.place_index, self.dtype)
         if latest is not None:
-            index = torch.arange(len(latest), device=self.device) if chosen.bucket_of is None else chosen.bucket_of
-            self.members, self.has_grad = Members(index, len(latest)), latest > 0
-            self.members.latest = latest
+            self.members.latest, self.has_grad = latest, latest > 0
 
     def first_bad(self) -> str | None:
         """The name of the first bucket whose norm is not finite; this reads the norms."""
-        bad = (~self._norm().isfinite()).nonzero().flatten().tolist()
+        bad = (~torch.as_tensor(self._norm()).isfinite()).nonzero().flatten().tolist()
         return self.group["bucket_names"][self.work.chosen.buckets[bad[0]]] if bad else None
 
     def apply(self) -> None:
@@ -163,10 +160,10 @@ class ListStep:
         if self.squares is not None:
             return self.squares.sqrt().to(self.dtype)
         if self.members is None:
-            return self.local
+            return self.local  # type: ignore[no-any-return]
         largest = self.members.largest(self.local)
         unit = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
-        return unit * self.members.total((self.local / self.members.spread(unit)) ** 2).sqrt()
+        return unit * self.members.total((self.local / self.members.spread(unit)) ** 2).sqrt()  # type: ignore[no-any-return]
 
     def _update(self, k: Coefficients, updated: Tensor | None) -> None:
         """The update of `rule.Coefficients` by lists of one device and dtype each, or tensor by tensor."""
@@ -201,7 +198,7 @@ class ListStep:
         """Round m, v and v_max stochastically: m by the low half of the hash, v and v_max by the high half."""
         for j, i in enumerate(chosen):
             place = self.work.chosen.places[i]
-            shard = self.work.shards[i] if self.work.shards else None
+            shard = None if self.shards is None else self.shards[place]
             noise = noise_bits(self.work.numbers.step.select(0, place), place, state[0][j], shard)
             for number, (targets, new) in enumerate(zip(state, values, strict=True)):
                 targets[j].copy_(rounded(new[j], (noise if number == 0 else noise >> 16) & 0xFFFF))
@@ -210,31 +207,34 @@ class ListStep:
 class FusedStep(ListStep):
     """The same for tensors that `fused_takes`: NumPy does the scalars, and torch's fused Adam kernel the update.
 
-    NumPy works in the memory of the vectors and takes a tenth of the time.
+    NumPy works in the memory of the vectors and takes a tenth of the time. Where a norm is not finite, which it would
+    warn of, torch computes.
     """
 
     def measure(self) -> None:
         """||g|| by sums in the gradients' own dtype, unless these overflow."""
-        flat = [g.view(-1) for g in self.grads]
-        found = [math.sqrt(x.dot(x).item()) for x in flat]
+        found = [math.sqrt(_square_sum(g)) for g in self.grads]
         if math.isfinite(sum(found)):
-            self.local = torch.tensor(found, dtype=self.dtype)
+            self.local = np.array(found)
         else:
             super().measure()
 
     def apply(self) -> None:
-        vectors, norm = self._vectors(), self.local.numpy()
-        whole = 0 if len(norm) == 1 else ...  # NumPy computes faster with a number than with an array of one
+        if isinstance(self.local, Tensor):
+            super().apply()
+            return
+        vectors, norm = self._vectors(), self.local
         arrays: list[Any] = [None if x is None else x.numpy() for x, _ in vectors]
-        at: list[Any] = [whole if index is None else index.numpy() for _, index in vectors]
-        before: list[Any] = [None if x is None else np.float64(x[i]) for x, i in zip(arrays, at, strict=True)]
-        if len(shared := set(arrays[1].tolist())) == 1:
-            before[1] = shared.pop()  # t, one number for all: Python computes with it in no time
-        with np.errstate(all="ignore"):  # a NaN norm is the caller's to see
-            self.found = new = rule.step(self.hyper, float(self.lr), norm[whole], rule.State(*before), np)
-            for array, i, values in zip(arrays, at, new.state, strict=True):
-                if array is not None:
-                    array[i] = values
+        at: list[Any] = [... if index is None else index.numpy() for _, index in vectors]
+        before: list[Any] = [None if x is None else x[i].astype(np.float64) for x, i in zip(arrays, at, strict=True)]
+        if len(norm) == 1:  # Python computes faster with numbers than NumPy with arrays of one
+            norm, before = norm.item(), [None if x is None else x.item() for x in before]
+        elif (before[1] == before[1][0]).all():
+            before[1] = before[1].item(0)  # t, one number for all
+        self.found = new = rule.step(self.hyper, float(self.lr), norm, rule.State(*before), np)
+        for array, i, values in zip(arrays, at, new.state, strict=True):
+            if array is not None:
+                array[i] = values
         self._update(new.k, new.updated_each)
 
     def _update(self, k: Coefficients, updated: Any) -> None:
@@ -250,11 +250,19 @@ class FusedStep(ListStep):
         options["maximize"] = self.group["maximize"]
         tensors = zip(params, self.grads, *self.work.moments(), strict=True)
         for (p, g, m, v, *v_max), move, beta2, rate, floor, fade in zip(tensors, *each, strict=True):
-            if not move or not p.numel():
+            if not move:
                 continue
             if fade:
                 p.add_(p, alpha=-fade)
             torch._fused_adamw_([p], [g], [m], [v], v_max, [_LATE], lr=rate, beta2=beta2, eps=floor, **options)
+
+
+def _square_sum(g: Tensor) -> float:
+    """Σ g² in the dtype of g; piece by piece, as one long sum would lose digits. NumPy is faster with small ones."""
+    if g.numel() <= 1 << 14:
+        x = g.numpy()
+        return float(np.vdot(x, x))
+    return float(sum(x.dot(x).item() for x in g.view(-1).split(1 << 20)))
 
 
 def _floats(x: Any, n: int) -> list[float]:
@@ -271,7 +279,7 @@ def _pick(vector: Any, index: Tensor | None, dtype: torch.dtype) -> Any:
 
 
 def fused_takes(own: Group, work: Work) -> bool:
-    """Whether `FusedStep` is right: whole plain tensors on the CPU, each its own bucket; no clip and no leak."""
+    """Whether `FusedStep` is right: plain whole tensors on the CPU, none empty, each its own bucket; no clip, no leak."""
     hyper = own.hyper
     if hyper.max_ratio is not None or hyper.adaptive_tiny or hyper.leak not in (None, 1):
         return False
@@ -282,7 +290,7 @@ def fused_takes(own: Group, work: Work) -> bool:
         for t in (p, *others):
             if type(t) not in _TYPES or dtype not in _WIDE or t.dtype is not dtype or t.shape != shape or not t.is_cpu:
                 return False
-            if not t.is_contiguous() or t.is_neg() or not (t.data_ptr() or not t.numel()):
+            if not t.is_contiguous() or t.is_neg() or not t.data_ptr():
                 return False
     return True
 
@@ -297,12 +305,11 @@ def check_tensors(work: Work) -> None:
     def fixed(x: Tensor) -> bool:
         return x.is_neg() or (x.is_inference() and not torch.is_inference_mode_enabled())
 
-    wanted = [kind(p) for p in work.params]
     lists = [("`param`", work.params), ("`grad`", work.grads)]
     lists += [(f"`{name}` in the state", tensors) for name, tensors in zip(MOMENTS, work.moments(), strict=False)]
     for what, tensors in lists:
-        for place, x, like in zip(work.chosen.places, tensors, wanted, strict=True):
-            if kind(x) != like or (eager and tensors is not work.grads and fixed(x)):
+        for place, x, p in zip(work.chosen.places, tensors, work.params, strict=True):
+            if kind(x) != kind(p) or (eager and tensors is not work.grads and fixed(x)):
                 raise RuntimeError(
                     f"{what} of parameter {place} has another shape, dtype or device than the parameter, is negated "
                     "lazily, or was made in inference mode: set it anew, or load another state"

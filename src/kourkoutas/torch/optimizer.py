@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from kourkoutas import rule
-from kourkoutas.buckets import partition, unique_names
+from kourkoutas.buckets import names_of, partition, unique_names
 from kourkoutas.rule import Buckets, Hyper
 from kourkoutas.torch import kernel, options, routes, sharding
 from kourkoutas.torch.lists import FusedStep, ListStep, Selection, Work, check_tensors, fused_takes
@@ -48,7 +48,7 @@ class Group:
     def __init__(self, group: dict[str, Any], first: int) -> None:
         self.group = group
         self.first = first  # how many parameters stand in groups before it
-        self.names = group.get("param_names") or [f"param_{first + i}" for i in range(len(group["params"]))]
+        self.names = names_of(group.get("param_names"), group["buckets"], first, len(group["params"]))
         # Kept here, too, as ZeroRedundancyOptimizer overwrites them with those of another rank's group.
         self.bucket_names, self.bucket_index = group["bucket_names"], group["bucket_index"]
         self.selections: dict[tuple[int, ...], Selection] = {}
@@ -97,10 +97,8 @@ class Group:
                     dtype = group["state_dtype"]
                     entries[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
         m, v, v_max = ([entries[name] for entries in states if name in self.moments] for name in options.MOMENTS)
-        shards = [] if self.shards is None else [self.shards[i] for i in places]
-        grads = [p.grad for p in chosen]
-        work = Work(chosen, grads, m, v, v_max, self.vectors, self.select(places), shards)
-        if shards:
+        work = Work(chosen, [p.grad for p in chosen], m, v, v_max, self.vectors, self.select(places))
+        if self.shards is not None:
             sharding.check_layouts(work)
         return work
 
@@ -108,12 +106,9 @@ class Group:
         """Whether the states of the parameters at `places` show the views."""
         if not self.views or self.vectors.step.device != self._device():
             return False
-        for name, views in zip(options.NUMBERS, self.views, strict=True):
-            if views is not None:
-                for entries, i in zip(states, places, strict=True):
-                    if entries.get(name) is not views[i]:
-                        return False
-        return True
+        kept = [(name, views) for name, views in zip(options.NUMBERS, self.views, strict=True) if views is not None]
+        each = zip(states, places, strict=True)
+        return all(entries.get(name) is views[i] for entries, i in each for name, views in kept)
 
     def pack(self, state: Any, places: Sequence[int]) -> None:
         """Make vectors of what the state shows, and views for the parameters at `places` and those that have a state.
@@ -172,15 +167,11 @@ class Group:
             known = implied is not None and numbers == list(range(implied))
             return None if known else torch.tensor(numbers, dtype=torch.int64, device=device)
 
-        self.selections[key] = Selection(
-            places,
-            buckets,
-            on_device(places, len(params)),
-            on_device(buckets, count),
-            on_device([at[b] for b in index], len(buckets)),
-            on_device([max(sizes[i] * parts[i], 1) for i in places]),  # 1 in an empty one, for the mean over them
-        )
-        return self.selections[key]
+        indices = on_device(places, len(params)), on_device(buckets, count)
+        bucket_of = on_device([at[b] for b in index], None if self.spans else len(buckets))
+        real_sizes = on_device([max(sizes[i] * parts[i], 1) for i in places])  # 1 in an empty one, for the mean over it
+        self.selections[key] = found = Selection(places, buckets, *indices, bucket_of, real_sizes)
+        return found
 
     def _device(self) -> torch.device:
         params = self.group["params"]
@@ -208,7 +199,8 @@ class KourkoutasBeta(Optimizer):
       process_group: over whom buckets are pooled where tensors carry no mesh. A torch.distributed process group whose
         ranks hold other parts (FSDP1 with use_orig_params=True) or other members (ZeroRedundancyOptimizer, pipeline
         stages) of this rank's buckets; "local" if there are none, as under DistributedDataParallel. None is enough for
-        DTensors, and where buckets are single parameters or modules.
+        DTensors, and where buckets are single parameters or modules. Norms are those of whole tensors, so all ranks
+        must step together: see docs/scaling-out.md.
 
     Example:
       >>> import torch
@@ -227,11 +219,8 @@ class KourkoutasBeta(Optimizer):
     (r), `skipped` (for nonfinite="skip"). Numbers are 0-dim views of one vector per group, float32, or float64 in a
     group with a float64 parameter. An Adam checkpoint loads: r then starts afresh. AdamW loads this state, too.
 
-    NOTE: sharded parameters. A bucket's norm is that of the whole tensors, so all ranks must step together: see
-    docs/scaling-out.md. Where it cannot be known what lies on other ranks, `step` raises: see `process_group`.
-
     NOTE: scalars stay on the device, so that nothing waits for it and nothing is compiled again when β2, betas or a
-    tensor lr change; only `nonfinite="raise"` must read the norms. :meth:`route` says which way a step goes, and why.
+    tensor lr change; only `nonfinite="raise"` must read the norms.
 
     Reference: S. C. Kassinos, "Kourkoutas-β: A Sunspike-Driven Adam Optimizer with Desert Flair".
     """
@@ -293,13 +282,8 @@ class KourkoutasBeta(Optimizer):
         group = self.param_groups.pop()
         options.join_betas(group)
         options.check_group(group)
-        if group["buckets"] == "module" and "param_names" not in group:
-            raise ValueError(
-                "`buckets` is 'module' but the parameters have no names: pass model.named_parameters(), "
-                "or, where a tool dropped the names, buckets=kourkoutas.buckets.by_module(model)"
-            )
         first = sum(len(g["params"]) for g in self.param_groups)
-        names = group.get("param_names") or [f"param_{first + i}" for i in range(len(group["params"]))]
+        names = names_of(group.get("param_names"), group["buckets"], first, len(group["params"]))
         once: dict[Tensor, str] = {}
         for p, name in zip(group["params"], names, strict=True):
             options.check_parameter(p, group)
@@ -442,11 +426,11 @@ class KourkoutasBeta(Optimizer):
 
     def _traced_work(self, number: int, group: dict[str, Any]) -> Work:
         """What `Group.collect` finds, as torch.compile sees it."""
-        lists: list[list[Any]] = [[], [], [], [], [], [], [], []]
+        lists: list[list[Any]] = [[], [], [], [], [], [], []]
         self._init_group(group, number, *lists)
-        params, grads, m, v, v_max, numbers, chosen, shards = lists
-        work = Work(params, grads, m, v, v_max, rule.State(*numbers), Selection(*chosen), shards)
-        if shards:
+        params, grads, m, v, v_max, numbers, chosen = lists
+        work = Work(params, grads, m, v, v_max, rule.State(*numbers), Selection(*chosen))
+        if self._groups[number].shards is not None:
             sharding.localize(work)
         check_tensors(work)
         return work

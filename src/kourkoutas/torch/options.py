@@ -38,19 +38,17 @@ def join_betas(options: dict[str, Any]) -> None:
     options["betas"] = (options.pop("beta1", betas[0]), options.pop("beta2_max", betas[1]))
 
 
-def _scalar(x: Any) -> Any:
-    return x.reshape(()) if isinstance(x, Tensor) and x.numel() == 1 else x
-
-
 def check_group(options: dict[str, Any]) -> Hyper:
     """The hyper-parameters of a group's options, all of which are checked."""
     rule.check_learning_rate(options["lr"])
-    values = {name: options[name] for name in _IN_GROUP}
+    values = {name: options[name] for name in ("lr", *_IN_GROUP)}
     values["beta1"], values["beta2_max"] = options["betas"]
-    for name, value in {"lr": options["lr"], **values}.items():
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise ValueError(f"`{name}` must be a number or a tensor of one element; got shape {tuple(value.shape)}")
-    hyper = Hyper(**{name: _scalar(value) for name, value in values.items()})
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            if value.numel() != 1:
+                raise ValueError(f"`{name}` must be a number or a tensor of one element; got {tuple(value.shape)}")
+            values[name] = value.reshape(())
+    hyper = Hyper.pick(values)
     if options["buckets"] != "custom":
         check_buckets(options["buckets"])
     for name in ("maximize", "diagnostics", "capturable", "foreach", "fused"):
@@ -93,11 +91,10 @@ def number_dtype(name: str, params: Sequence[Tensor]) -> torch.dtype:
 
 def check_loaded(state_dict: dict[str, Any]) -> None:
     """Raise if a state dict is neither Kourkoutas-β's nor Adam's."""
-    needed, groups = {"step", "exp_avg", "exp_avg_sq"}, enumerate(state_dict["param_groups"])
-    wrong = [f"its group {i} has no `betas`" for i, group in groups if "betas" not in group]
-    for key, entries in state_dict["state"].items():
-        if entries and not needed <= entries.keys():
-            wrong.append(f"parameter {key} has {list(entries)}, not step, exp_avg and exp_avg_sq")
+    needed = {"step", "exp_avg", "exp_avg_sq"}
+    wrong = ["one of its groups has no `betas`" for group in state_dict["param_groups"] if "betas" not in group]
+    each = [(key, entries) for key, entries in state_dict["state"].items() if entries]
+    wrong += [f"parameter {key} has {list(entries)}" for key, entries in each if not needed <= entries.keys()]
     if wrong:
         raise ValueError(
             f"`state_dict` is neither Kourkoutas-β's nor Adam's: {wrong[0]}; nothing was loaded: load it into the kind "

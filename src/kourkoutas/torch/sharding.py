@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from kourkoutas.torch.optimizer import Group
 
 LOCAL = "local"
-_REMEDY = (
-    "pass process_group=<the group whose ranks hold other members>, or process_group='local' if every rank holds all "
-    "of them, as under DistributedDataParallel"
-)
 
 
 class Shard(NamedTuple):
@@ -53,73 +49,66 @@ class Pool:
     `spans`, whether its buckets have members on other ranks that this rank does not hold.
 
     NOTE: making a pool asks nobody. `exchange` does, and every rank must call it before its first step.
-
-    Attributes:
-      groups: `optimizer.Group` of each group.
-      given: the `process_group` that was given, if it has more than one rank.
-      dtensors: all DTensors among the parameters.
     """
 
     def __init__(self, groups: list[Group], process_group: Any) -> None:
         check_process_group(process_group)
         self.groups, self.process_group = groups, process_group
         alone = process_group in (None, LOCAL) or torch.distributed.get_world_size(process_group) == 1
-        self.given: Any = None if alone else process_group
-        self.exchanged = False
-        params = [p for own in groups for p in own.group["params"]]
-        self.fsdp1 = [p for p in params if is_fsdp1(p) and self.given is not None]
-        self.dtensors = [p for p in params if is_dtensor(p)]
+        self.given: Any = None if alone else process_group  # if it has more than one rank
+        self.exchanged = self.active = False
+        self.dtensors: list[Tensor] = []
+        self.fsdp1: list[Tensor] = []
         for own in groups:
             if ranks() > 1:
                 _check_reach(own, process_group)
             own.spans = self.given is not None and own.group["buckets"] != "parameter"
-        self._lay_out({p: (p.numel(), 0) for p in self.fsdp1})
-
-    def _lay_out(self, of_fsdp1: dict[Tensor, tuple[int, int]]) -> None:
-        """Find the shards; of FSDP1's parameters, `size` and `first` are given."""
-        self.active = False
-        for own in self.groups:
-            params = own.group["params"]
-            found = [Shard((), p.numel(), 0, p.stride()) for p in params]
-            for i, (p, name) in enumerate(zip(params, own.names, strict=True)):
-                if is_dtensor(p):
-                    found[i] = _shard_of_dtensor(p, name)
-                elif p in of_fsdp1:
-                    found[i] = Shard((self.given.group_name,), *of_fsdp1[p], p.stride())
-            pooled = own.spans or any(shard.over for shard in found)
-            own.shards = found if pooled or any(map(is_dtensor, params)) else None
+            shards = [self._shard(p, name) for p, name in zip(own.group["params"], own.names, strict=True)]
+            pooled = own.spans or any(shard.over for shard in shards)
+            own.shards = shards if pooled or any(map(is_dtensor, own.group["params"])) else None
             self.active = self.active or pooled
+
+    def _shard(self, p: Tensor, name: str) -> Shard:
+        if is_dtensor(p):
+            self.dtensors.append(p)
+            return _shard_of_dtensor(p, name)
+        if not is_fsdp1(p) or self.given is None:
+            return Shard((), p.numel(), 0, p.stride())
+        self.fsdp1.append(p)
+        return Shard((self.given.group_name,), p.numel(), 0, p.stride())  # `exchange` corrects size and first
 
     def exchange(self) -> None:
         """Collective: every rank must call it. Learns sizes and buckets from the others, and prepares the sums."""
         self.exchanged = True
         # Members of a bucket are found by the bucket's name, in groups of the same number.
-        keys = [[(i, name) for name in own.bucket_names] for i, own in enumerate(self.groups)]
-        spanning = [key for own, of_group in zip(self.groups, keys, strict=True) if own.spans for key in of_group]
+        here = [(i, name) for i, own in enumerate(self.groups) for name in own.bucket_names]
+        spanning = [(i, name) for i, name in here if self.groups[i].spans]
         if self.given is not None:
             everywhere: list[Any] = [None] * torch.distributed.get_world_size(self.given)
             mine = [p.numel() for p in self.fsdp1], spanning
             torch.distributed.all_gather_object(everywhere, mine, group=self.given)
-            rank = torch.distributed.get_rank(self.given)
-            sizes = zip(*(sizes for sizes, _ in everywhere), strict=True)
-            self._lay_out({p: (sum(n), sum(n[:rank])) for p, n in zip(self.fsdp1, sizes, strict=True)})
             spanning = [key for _, of_rank in everywhere for key in of_rank]
+            counts = dict(zip(self.fsdp1, zip(*(counts for counts, _ in everywhere), strict=True), strict=True))
+            rank = torch.distributed.get_rank(self.given)
+            for own in self.groups:
+                for i, p in enumerate(own.group["params"]):
+                    if own.shards is not None and p in counts:
+                        first, size = sum(counts[p][:rank]), sum(counts[p])
+                        own.shards[i] = own.shards[i]._replace(size=size, first=first)
         if not self.active:
             return
         # The buckets that span ranks come first, alike on every rank; then those that lie here.
-        place = {key: i for i, key in enumerate(dict.fromkeys(spanning))}
-        self._spanning = len(place)
-        for key in (key for of_group in keys for key in of_group):
-            place.setdefault(key, len(place))
-        self._count = len(place)
+        place = {key: i for i, key in enumerate(dict.fromkeys([*spanning, *here]))}
+        self._spanning, self._count = len(set(spanning)), len(place)
         self.device = next(own.group["params"][0].device for own in self.groups if own.shards is not None)
 
         def index(numbers: list[int]) -> Tensor:
             return torch.tensor(numbers, dtype=torch.int64, device=self.device)
 
-        each = list(zip(self.groups, keys, strict=True))
-        self._places = [index([place[key] for key in of_group]) for of_group in keys]
-        self._place_of_parameter = index([place[of_group[b]] for own, of_group in each for b in own.bucket_index])
+        places = [[place[i, name] for name in own.bucket_names] for i, own in enumerate(self.groups)]
+        self._places = [index(of_group) for of_group in places]
+        each = zip(self.groups, places, strict=True)
+        self._place_of_parameter = index([of_group[b] for own, of_group in each for b in own.bucket_index])
         over: dict[str, list[int]] = {}
         for own in self.groups:
             for i, shard in enumerate(own.shards or (), own.first):
@@ -272,8 +261,9 @@ def _check_reach(own: Group, process_group: Any) -> None:
     if process_group is None and may_reach and params:
         what = f"'{kind}'" if kind != "custom" else "a function"
         raise ValueError(
-            f"`buckets` is {what} and there are {ranks()} processes, so that a bucket may have members on other "
-            f"ranks: {_REMEDY}"
+            f"`buckets` is {what} and there are {ranks()} processes, so that a bucket may have members on other ranks: "
+            "pass process_group=<the group whose ranks hold other members>, or process_group='local' if every rank "
+            "holds all of them, as under DistributedDataParallel"
         )
 
 
