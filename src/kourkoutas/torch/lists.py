@@ -279,7 +279,7 @@ def _pick(vector: Any, index: Tensor | None, dtype: torch.dtype) -> Any:
 
 
 def fused_takes(own: Group, work: Work) -> bool:
-    """Whether `FusedStep` is right: plain whole tensors on the CPU, none empty, each its own bucket; no clip, no leak."""
+    """Whether `FusedStep` is right: plain whole tensors on the CPU, each its own bucket; no clip and no leak."""
     hyper = own.hyper
     if hyper.max_ratio is not None or hyper.adaptive_tiny or hyper.leak not in (None, 1):
         return False
