@@ -81,8 +81,45 @@ def test_what_a_page_includes_is_looked_at():
             assert (ROOT / file) in PAGES or (ROOT / file).parent.name == "examples", f"{page.name} includes {file}"
 
 
+# Importing what the first step of a torch optimizer needs takes two seconds, so it is done once: every page runs in a
+# fork of this process, in which nothing else is imported. With one core a study makes its runs in one worker.
+FORKS = """
+import importlib.util, os, runpy, signal, sys
+
+if importlib.util.find_spec("torch"):
+    import torch._dynamo
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        signal.alarm(600)
+        os.chdir(line.rstrip())
+        with open("printed.txt", "w") as printed:
+            os.dup2(printed.fileno(), 1)
+            os.dup2(printed.fileno(), 2)
+        runpy.run_path("page.py", run_name="__main__")
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def run_page():
+    """Runs page.py of a folder with every warning an error; returns its exit code and what it printed."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-W", "error", "-c", FORKS], **pipes) as process:
+
+        def run(folder):
+            print(folder, file=process.stdin, flush=True)
+            return int(process.stdout.readline()), (folder / "printed.txt").read_text(encoding="utf-8")
+
+        yield run
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda page: page.name)
-def test_the_python_of_a_page_runs(page, tmp_path):
+def test_the_python_of_a_page_runs(page, tmp_path, run_page):
     code = [block for block in blocks(page, "python") if included(block) is None]
     for file in filter(None, map(included, blocks(page, "python"))):
         assert (ROOT / file).parent.name == "examples"
@@ -93,9 +130,8 @@ def test_the_python_of_a_page_runs(page, tmp_path):
         if any(f"import {name}" in block or f"kourkoutas.{name}" in block for block in code):
             pytest.importorskip(name)
     (tmp_path / "page.py").write_text("\n".join(code), encoding="utf-8")
-    run = [sys.executable, "-W", "error", "page.py"]
-    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    status, printed = run_page(tmp_path)
+    assert status == 0, printed
 
 
 def test_the_commands_are_of_a_known_kind():

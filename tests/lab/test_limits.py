@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -35,42 +35,82 @@ def ends(runs: Sequence[store.StoredRun]) -> list[str]:
     return [run.result.status for run in runs if run.result is not None]
 
 
-# Holds the interpreter's lock for ever, so that no Python code of the process runs any more.
-STUCK = """
-import ctypes, os, time
+# Seed 1 holds the interpreter's lock for ever, so that no Python code of the process runs any more.
+ENDLESS = """
+import ctypes, os, pathlib, subprocess, time
+
+here = pathlib.Path(__file__)
 
 def train(trial):
+    with here.with_name(f"tries-{trial.seed}").open("a") as file:
+        file.write("x")
     trial.log(1, loss=1.0)
     if trial.seed == 1:
         print("about to hang", flush=True)
-        (trial.folder / "pid").write_text(str(os.getpid()))
+        here.with_name("stuck").write_text(str(os.getpid()))
         ctypes.PyDLL(None).sleep(3600)
+    if trial.seed == 2:
+        os._exit(3)
+    if trial.seed == 3:
+        raise ValueError("no")
+    if trial.seed == 4:
+        child = subprocess.Popen(["sleep", "3600"])
+        here.with_name("child").write_text(str(child.pid))
+        time.sleep(3600)
     return 0.5
 """
+STATUSES = ["ok", "failed", "failed", "failed", "failed", "ok"]
 
 
-def test_a_run_that_hangs_in_native_code_is_ended_and_the_others_finish(tmp_path: Path) -> None:
-    runs = execute(tmp_path, STUCK, timeout=6)
-    assert ends(runs) == ["ok", "failed", "ok"]
-    result = runs[1].result
+class Endless(NamedTuple):
+    """A study of `ENDLESS`, made by the command with `--timeout 6 --retries 2`."""
+
+    folder: Path
+    call: list[str]
+    done: subprocess.CompletedProcess[str]
+    runs: Sequence[store.StoredRun]
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Endless:
+    folder = tmp_path_factory.mktemp("endless")
+    file, out = folder / "task.py", folder / "out"
+    file.write_text(ENDLESS)
+    options = ["--seeds", "0-5", "--optimizers", "kbeta", "--workers", "3", "--timeout", "6", "--retries", "2"]
+    call = [sys.executable, "-m", "kourkoutas", "study", f"{file}:train", *options, "--no-report", "--out", str(out)]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=120)
+    runs, damage = store.read_runs(out, store.read_record(out).arms)
+    assert not damage
+    return Endless(folder, call, done, runs)
+
+
+def test_a_run_that_hangs_in_native_code_is_ended_and_the_others_finish(endless: Endless) -> None:
+    assert ends(endless.runs) == STATUSES
+    result = endless.runs[1].result
     assert result is not None
     assert (result.error or "").splitlines()[0] == "the run was ended after 6 s: --timeout 6"
     assert "about to hang" in (result.error or "")
     assert 6 <= result.seconds < 60
-    assert not Path(f"/proc/{(runs[1].folder / 'pid').read_text()}").exists()
+    assert not Path(f"/proc/{(endless.folder / 'stuck').read_text()}").exists()
 
 
-def test_a_hanging_run_is_listed_by_the_command_with_the_way_to_repeat_it(tmp_path: Path) -> None:
-    file = tmp_path / "task.py"
-    file.write_text(STUCK)
-    options = ["--seeds", "0-2", "--optimizers", "kbeta", "--workers", "2", "--no-report", "--timeout", "6"]
-    call = [sys.executable, "-m", "kourkoutas", "study", f"{file}:train", *options, "--out", str(tmp_path / "out")]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert "K-β seed 1: failed: the run was ended after 6 s: --timeout 6" in " ".join(done.stderr.split())
-    assert "1 run failed; to try again:" in done.stderr
-    again = subprocess.run([*call, "--json"], capture_output=True, text=True, timeout=120)
-    assert [run["status"] for run in json.loads(again.stdout)["runs"]] == ["ok", "failed", "ok"]
+def test_a_hanging_run_is_listed_by_the_command_with_the_way_to_repeat_it(endless: Endless) -> None:
+    assert endless.done.returncode == 1
+    assert "K-β seed 1: failed: the run was ended after 6 s: --timeout 6" in " ".join(endless.done.stderr.split())
+    assert "4 runs failed; to try again:" in endless.done.stderr
+    again = subprocess.run([*endless.call, "--json"], capture_output=True, text=True, timeout=120)
+    assert [run["status"] for run in json.loads(again.stdout)["runs"]] == STATUSES
+
+
+def test_a_run_that_fails_by_itself_or_exceeds_its_time_is_not_made_again(endless: Endless) -> None:
+    assert [(endless.folder / f"tries-{seed}").read_text() for seed in range(6)] == ["x"] * 6
+
+
+def test_the_children_of_a_run_are_ended_with_it(endless: Endless) -> None:
+    child, end = Path(f"/proc/{(endless.folder / 'child').read_text()}/cmdline"), time.monotonic() + 10
+    while child.exists() and child.read_bytes() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not child.exists() or not child.read_bytes()  # a zombie until somebody asks for it has no command line
 
 
 def test_a_run_above_its_memory_is_ended_and_addresses_alone_are_no_memory(tmp_path: Path) -> None:
@@ -136,39 +176,6 @@ def test_a_lost_run_is_made_again_up_to_retries(tmp_path: Path) -> None:
     error = (runs[3].result.error or "") if runs[3].result else ""
     assert "signal 9, SIGKILL" in error
     assert error.endswith("Attempts: 3")
-
-
-def test_a_run_that_fails_by_itself_or_exceeds_its_time_is_not_made_again(tmp_path: Path) -> None:
-    source = """
-import os, pathlib, time
-
-def train(trial):
-    with pathlib.Path(__file__).with_name(f"tries-{trial.seed}").open("a") as file:
-        file.write("x")
-    if trial.seed == 0:
-        os._exit(3)
-    if trial.seed == 1:
-        raise ValueError("no")
-    time.sleep(3600)
-"""
-    assert ends(execute(tmp_path, source, retries=2, timeout=6)) == ["failed"] * 3
-    assert [(tmp_path / f"tries-{seed}").read_text() for seed in range(3)] == ["x"] * 3
-
-
-def test_the_children_of_a_run_are_ended_with_it(tmp_path: Path) -> None:
-    source = """
-import pathlib, subprocess, time
-
-def train(trial):
-    child = subprocess.Popen(["sleep", "3600"])
-    pathlib.Path(__file__).with_name("child").write_text(str(child.pid))
-    time.sleep(3600)
-"""
-    assert ends(execute(tmp_path, source, seeds="0", timeout=6)) == ["failed"]
-    child, end = Path(f"/proc/{(tmp_path / 'child').read_text()}/cmdline"), time.monotonic() + 10
-    while child.exists() and child.read_bytes() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not child.exists() or not child.read_bytes()  # a zombie until somebody asks for it has no command line
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,12 @@ from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 ARMS = ["kbeta", "adam95"]
 
-# A training function without a framework, so that a worker starts in a fraction of a second.
+# A training function without a framework, so that a worker starts in a fraction of a second. Its pauses are there to be
+# killed in; a file `hurry` beside it ends them.
 TASK = """
-import os, time
+import os, pathlib, time
+
+hurry = pathlib.Path(__file__).with_name("hurry")
 
 def train(trial):
     value = 1.0 + trial.seed
@@ -36,7 +39,8 @@ def train(trial):
     for step in range(1, 11):
         value = value * 0.9 + len(trial.arm) * 1e-3
         trial.log(step, loss=value)
-        time.sleep(trial.settings.get("pause", 0.0))
+        if "pause" in trial.settings and not hurry.exists():
+            time.sleep(trial.settings["pause"])
     return value
 """
 
@@ -438,7 +442,6 @@ def workers_of(out: Path) -> set[int]:
 def test_after_kill_9_the_same_command_repeats_nothing_and_ends_with_the_same_results(
     task: Path, tmp_path: Path
 ) -> None:
-    whole = execute(plan(task, seeds="0-5", pause="0.02"), tmp_path / "whole")
     out = tmp_path / "out"
     with subprocess.Popen(command(task, out, "--set", "pause=0.02"), stderr=subprocess.DEVNULL) as process:
         wait_for(lambda: len(finished(out)) >= 3)
@@ -447,6 +450,8 @@ def test_after_kill_9_the_same_command_repeats_nothing_and_ends_with_the_same_re
     kept = finished(out)
     assert 3 <= len(kept) < 12
 
+    task.with_name("hurry").touch()
+    whole = execute(plan(task, seeds="0-5", pause="0.02"), tmp_path / "whole")
     resumed = execute(plan(task, seeds="0-5", pause="0.02"), out)
     now = finished(out)
     assert len(now) == 12
@@ -460,6 +465,7 @@ def test_a_worker_killed_from_outside_costs_one_run(task: Path, tmp_path: Path) 
         wait_for(lambda: bool(workers_of(out)))
         victim = min(workers_of(out))
         os.kill(victim, signal.SIGKILL)
+        task.with_name("hurry").touch()
         printed, _ = p.communicate(timeout=120)
     runs = json.loads(printed)["runs"]
     failed = [run for run in runs if run["status"] == "failed"]
@@ -492,6 +498,7 @@ def test_an_interrupt_ends_the_workers_keeps_results_and_says_how_to_resume(
     assert 0 < len(kept) < 12
     if sent == signal.SIGTERM:
         return
+    task.with_name("hurry").touch()
     again = subprocess.run(
         ["bash", "-c", resume.replace("python", sys.executable, 1)], capture_output=True, timeout=120
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,11 @@ NAN = math.nan
 PAUSE = {"pause": "0.02"}
 
 # The best lr is 1e-2 for kbeta and 1e-3 for the others, and 0.5 and more diverges. A file tells who made each run, and
-# how often.
+# how often. The pauses are there to be killed in; a file `hurry` beside the task ends them.
 TASK = """
-import math, random, time
+import math, pathlib, random, time
+
+hurry = pathlib.Path(__file__).with_name("hurry")
 
 def train(trial):
     with (trial.folder / "made").open("a") as file:
@@ -41,7 +44,8 @@ def train(trial):
     lr = trial.settings["lr"]
     for step in range(1, 4):
         trial.log(step, loss=1 / step)
-        time.sleep(trial.settings.get("pause", 0.0))
+        if "pause" in trial.settings and not hurry.exists():
+            time.sleep(trial.settings["pause"])
     if lr >= 0.5:
         return float("nan")
     best = 1e-2 if trial.arm == "kbeta" else 1e-3
@@ -60,7 +64,15 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
     """A tuned study that was never stopped, in a folder that stays as it is."""
-    return execute(plan(task, options=PAUSE), tmp_path_factory.mktemp("whole") / "out")
+    with hurrying(task):
+        return execute(plan(task, options=PAUSE), tmp_path_factory.mktemp("whole") / "out")
+
+
+@contextlib.contextmanager
+def hurrying(task: Path) -> Iterator[None]:
+    task.with_name("hurry").touch()
+    yield
+    task.with_name("hurry").unlink()
 
 
 def question(
@@ -416,7 +428,8 @@ def test_after_kill_9_the_study_ends_as_one_that_never_stopped_and_repeats_nothi
     kept = stamps(out)
     assert when <= len(kept) < WIDENED + 8
 
-    again = subprocess.run([*command(task, out), "--json"], capture_output=True, text=True, timeout=120)
+    with hurrying(task):
+        again = subprocess.run([*command(task, out), "--json"], capture_output=True, text=True, timeout=120)
     assert again.returncode == 0, again.stderr
     now = stamps(out)
     assert len(now) == WIDENED + 8

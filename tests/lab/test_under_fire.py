@@ -30,7 +30,9 @@ from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 pytest.importorskip("torch")
 
-SPEC = RunSpec(testbed="sanity1", preset="smoke", engine="torch", optimizer="kbeta", seed=0, settings={"steps": 590})
+# 79 steps in chunks of 50: a checkpoint on the way and one at the end
+SIZE, CHUNK = {"first": 20, "steps": 59}, 50
+SPEC = RunSpec(testbed="sanity1", preset="smoke", engine="torch", optimizer="kbeta", seed=0, settings=SIZE)
 
 
 class Killed(BaseException):
@@ -111,6 +113,7 @@ class _Watched:
 def study(path, spec=SPEC):
     """A study of one run, in this process: planned, trained, finished, or gone on with."""
     from kourkoutas.lab.running import train
+    from kourkoutas.lab.testbeds.sanity import SanityProblem
 
     arm = store.Arm(label="kbeta", optimizer="kbeta")
     with store.writing(
@@ -120,7 +123,9 @@ def study(path, spec=SPEC):
         writer.plan([spec])
         if writer.run(spec).result is None or writer.run(spec).result.status == "failed":
             writer.reopen(spec)
-            writer.finish(spec, train.run(spec, writer.folder(spec), checkpoint_every=500))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(SanityProblem, "chunk", CHUNK)
+                writer.finish(spec, train.run(spec, writer.folder(spec), checkpoint_every=CHUNK))
 
 
 def ended(path):

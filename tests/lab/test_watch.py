@@ -29,6 +29,14 @@ from tests.lab import made_study
 from tests.lab.browsing import MISSING, Tab, chromium
 
 KBETA = [sys.executable, "-m", "kourkoutas"]
+# `kbeta watch` with pages that follow each other closely
+WATCH = """
+from kourkoutas.__main__ import main
+from kourkoutas.lab.showing import report
+
+report.SECONDS_BETWEEN_PAGES = 0.2
+main()
+"""
 # Every run but those of seed 0 waits until it is let go, so that a test sees a study half done on any machine.
 TASK = """
 import pathlib, time
@@ -75,7 +83,7 @@ def told(page: Path, part: str) -> str | None:
 
 @contextlib.contextmanager
 def watched(out: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    process = subprocess.Popen([*KBETA, "watch", str(out)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", WATCH, "watch", str(out)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         assert process.stdout.readline().startswith(str(out / "report.html"))

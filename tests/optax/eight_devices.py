@@ -1,5 +1,6 @@
 """Sharded training on eight devices against one; run by `test_sharded.py` in a process of its own, which has them."""
 
+import functools
 import re
 
 import jax
@@ -67,6 +68,14 @@ def train(update, solver, params, grads):
     return run
 
 
+@functools.cache
+def by_one_device(case, dtype="float32", bad=False):
+    """What one device makes of `numbers` with the options of a case: (parameters, state)."""
+    params, grads = numbers(dtype, bad)
+    solver = kourkoutas_beta(1e-2, **CASES[case])
+    return train(solver.update, solver, params, grads)
+
+
 def mapped(solver, params, specs=SPECS, **options):
     state = specs_of(solver, params, specs)
     return jax.jit(
@@ -103,9 +112,9 @@ def assert_replicas_agree(tree):
 def test_shard_map_with_axis_names_equals_one_device(case, dtype, check_vma):
     options = CASES[case]
     with jax.enable_x64(dtype == "float64"):
-        params, grads = numbers(dtype, bad=options.get("nonfinite") == "skip")
-        alone = kourkoutas_beta(1e-2, **options)
-        want = train(alone.update, alone, params, grads)
+        bad = options.get("nonfinite") == "skip"
+        params, grads = numbers(dtype, bad)
+        want = by_one_device(case, dtype, bad)
         solver = kourkoutas_beta(1e-2, axis_name=SPECS, **options)
         got = train(mapped(solver, params, check_vma=check_vma), solver, params, grads)
         assert_close(got, want, TOLERANCE[dtype])
@@ -120,7 +129,7 @@ def test_without_axis_names_norms_are_those_of_the_shards():
     solver = kourkoutas_beta(1e-2)
     with pytest.raises(Exception, match="out_specs"):
         train(mapped(solver, params), solver, params, grads)
-    want = train(solver.update, solver, params, grads)[1][0].ema
+    want = by_one_device("parameter")[1][0].ema
     got = train(mapped(solver, params, check_vma=False), solver, params, grads)[1][0].ema
     # dec.b, dec.w and enc.w are sharded; enc.b and gain are not.
     assert np.all(got[jnp.array([0, 1, 3])] < 0.9 * want[jnp.array([0, 1, 3])])
@@ -137,10 +146,8 @@ def test_without_axis_names_norms_are_those_of_the_shards():
 )
 def test_names_may_come_from_a_callable_or_a_tree(axis_name):
     params, grads = numbers("float32")
-    alone = kourkoutas_beta(1e-2, buckets="module", **FULL)
-    solver = kourkoutas_beta(1e-2, buckets="module", axis_name=axis_name, **FULL)
-    want = train(alone.update, alone, params, grads)
-    assert_close(train(mapped(solver, params), solver, params, grads), want, 2e-6)
+    solver = kourkoutas_beta(1e-2, axis_name=axis_name, **CASES["full"])
+    assert_close(train(mapped(solver, params), solver, params, grads), by_one_device("full"), 2e-6)
 
 
 def test_one_name_for_all_parameters_and_missing_gradients():
@@ -209,10 +216,9 @@ def all_reduces(compiled):
 
 @pytest.mark.parametrize("case", [pytest.param("shape", marks=pytest.mark.slow), "full"])
 def test_under_jit_sharded_arrays_give_the_numbers_of_one_device(case):
-    options = CASES[case]
     params, grads = numbers("float32")
-    solver = kourkoutas_beta(1e-2, **options)
-    want = train(solver.update, solver, params, grads)
+    solver = kourkoutas_beta(1e-2, **CASES[case])
+    want = by_one_device(case)
     on = mesh()
     got = train(solver.update, solver, placed(params, SPECS, on), [placed(g, SPECS, on) for g in grads])
     assert_close(got, want, 2e-6)
@@ -311,11 +317,11 @@ def test_nnx_trains_with_sharded_parameters_and_moments():
     assert moment.sharding.is_equivalent_to(NamedSharding(on, P("x", "y")), 2)
 
 
-@pytest.mark.parametrize("options", [pytest.param({}, marks=pytest.mark.slow), CASES["full"]], ids=["default", "full"])
-def test_a_checkpoint_of_eight_devices_continues_on_four_and_on_one(tmp_path, options):
+@pytest.mark.parametrize("case", [pytest.param("parameter", marks=pytest.mark.slow), "full"])
+def test_a_checkpoint_of_eight_devices_continues_on_four_and_on_one(tmp_path, case):
     params, grads = numbers("float32")
-    solver = kourkoutas_beta(1e-2, **options)
-    want = train(solver.update, solver, params, grads)
+    solver = kourkoutas_beta(1e-2, **CASES[case])
+    want = by_one_device(case)
     specs = (SPECS, specs_of(solver, params, SPECS))
 
     def on(count):

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import optax
 from flax import linen
 
-from examples import jax_flax
 from kourkoutas.optax import bucket_names, kourkoutas_beta
 
 X = jnp.linspace(-1, 1, 64)[:, None]
@@ -68,8 +67,3 @@ def test_an_equinox_model_trains_with_a_frozen_layer():
     assert jnp.array_equal(model.layers[0].bias, start.layers[0].bias)
     assert not jnp.array_equal(model.layers[0].weight, start.layers[0].weight)
     assert bucket_names(eqx.filter(model, eqx.is_inexact_array), "module") == ("layers.0", "layers.1", "layers.2")
-
-
-def test_the_flax_example_trains(capsys):
-    assert jax_flax.main(steps=400) < 0.1
-    assert "β2: hidden 0.9" in capsys.readouterr().out
