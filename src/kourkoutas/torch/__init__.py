@@ -15,9 +15,6 @@ A step has the same stages whichever way it goes; options.py is passed when an o
     rule.step   n → β2, coefficients, new scalar state                                      step.c or kourkoutas/rule.py
     update      m, v, v_max and θ                                                           step.c or lists.py
     record      sun, β2 and n, with diagnostics=True                                        recorder.py
-
-NOTE: the kernel measures, applies the rule and updates in one call, wave by wave, to find gradients in cache; it sums
-beforehand only for nonfinite="raise".
 """
 
 try:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,9 +71,12 @@ def gather(own: Group, state: Any) -> KernelStep | None:
 
 
 class KernelStep:
-    """One group's gathered step, in the stages that `kourkoutas.torch` lists; the rule and the update are one call."""
+    """One group's gathered step, in the stages that `kourkoutas.torch` lists; the rule and the update are one call.
 
-    squares: Sequence[float] = ()
+    NOTE: that call goes wave by wave over the buckets, and sums their gradients, too, to find them in cache afterwards.
+    """
+
+    squares: Any = ()
 
     def __init__(self, own: Group, plan: Any) -> None:
         self.own, self.hyper, self.plan = own, own.hyper, plan

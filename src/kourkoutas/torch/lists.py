@@ -1,8 +1,7 @@
 """The step by torch's own operations, for tensors of any device, dtype and layout.
 
 Scalars are vectors on the device, and no value is read back, so that nothing waits for an accelerator and tracers see
-every operation. Plain tensors on the CPU may take a short cut, `FusedStep`: NumPy does their scalars, in the
-same memory, and torch's fused Adam kernel the elementwise part.
+every operation. Plain tensors on the CPU may take a short cut, `FusedStep`.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from kourkoutas import rule
 from kourkoutas.rule import Coefficients
+from kourkoutas.torch import sharding
 from kourkoutas.torch.options import LOW_PRECISION, MOMENTS
 from kourkoutas.torch.sharding import Shard
 
@@ -41,21 +41,6 @@ class Selection(NamedTuple):
     sizes: Any  # real numbers in each parameter, wherever they lie
 
 
-class Work(NamedTuple):
-    """What one group's step reads and writes: lists of tensors, an entry per parameter that has a gradient."""
-
-    params: list[Tensor]
-    grads: list[Tensor]
-    m: list[Tensor]
-    v: list[Tensor]
-    v_max: list[Tensor]  # empty if it is not kept
-    numbers: rule.State  # of the whole group, as vectors
-    chosen: Selection
-
-    def moments(self) -> list[list[Tensor]]:
-        return [self.m, self.v, self.v_max] if self.v_max else [self.m, self.v]
-
-
 class Members:
     """Parameters and buckets of a step, for `rule.step` and for the norms of buckets."""
 
@@ -76,54 +61,81 @@ class Members:
 
 
 class ListStep:
-    """One group's step, in the stages that `kourkoutas.torch` lists."""
+    """One group's step, in the stages that `kourkoutas.torch` lists.
 
-    def __init__(self, own: Group, work: Work) -> None:
-        self.hyper, self.group, self.shards, self.work = own.hyper, own.group, own.shards, work
-        self.device = work.numbers.step.device
+    Attributes:
+      lists: θ, g, m, v and, if it is kept, v_max of the parameters that have a gradient: what lies on this rank.
+      numbers: those of the whole group, as vectors.
+    """
+
+    def __init__(self, own: Group, lists: list[list[Tensor]], numbers: rule.State, chosen: Selection) -> None:
+        self.own, self.hyper, self.group = own, own.hyper, own.group
+        self.lists, self.numbers, self.chosen = lists, numbers, chosen
+        if own.shards is not None:
+            sharding.localize(lists)
+        self.device = numbers.step.device
         self.dtype = torch.float32 if self.device.type in NO_FLOAT64 else torch.float64
-        self.grads = [g.resolve_conj() if g.is_complex() else g for g in work.grads]
+        self.grads = [g.resolve_conj() if g.is_complex() else g for g in lists[1]]
         self.lr = lr = own.group["lr"]
         if isinstance(lr, Tensor):  # of the CPU, one number goes with tensors of any device
             self.lr = lr.reshape(()) if lr.is_cpu else lr.reshape(()).to(self.device)
-        index, count = work.chosen.bucket_of, len(work.chosen.buckets)
+        index, count = chosen.bucket_of, len(chosen.buckets)
         self.members: Any = None if index is None else Members(index, count)  # always there if buckets span ranks
         self.squares: Tensor | None = None
         self.has_grad: Tensor | None = None
+
+    def checked(self) -> ListStep:
+        """Raise if a gradient or a state is not like its parameter or cannot be written, before anything has moved."""
+        eager = not torch.compiler.is_compiling()  # asking for the bits would break a graph in two
+
+        def kind(x: Tensor) -> tuple[Any, ...]:
+            return x.shape, x.device, torch.float32 if x.dtype in LOW_PRECISION else x.dtype
+
+        def fixed(x: Tensor) -> bool:
+            return x.is_neg() or (x.is_inference() and not torch.is_inference_mode_enabled())
+
+        whats = ["`param`", "`grad`", *(f"`{name}` in the state" for name in MOMENTS)]
+        for what, tensors in zip(whats, self.lists, strict=False):
+            for place, x, p in zip(self.chosen.places, tensors, self.lists[0], strict=True):
+                if kind(x) != kind(p) or (eager and what != "`grad`" and fixed(x)):
+                    raise RuntimeError(
+                        f"{what} of parameter {place} has another shape, dtype or device than the parameter, is "
+                        "negated lazily, or was made in inference mode: set it anew, or load another state"
+                    )
+        return self
 
     def measure(self) -> None:
         """||g|| of each parameter, and ⟨|θ|⟩ where it is needed."""
         self.local: Any = norms(self.grads, 2, self.dtype, self.device)
         self.mean_abs: Tensor | None = None
         if self.hyper.adaptive_tiny:
-            self.mean_abs = norms(self.work.params, 1, self.dtype, self.device) / self.work.chosen.sizes
+            self.mean_abs = norms(self.lists[0], 1, self.dtype, self.device) / self.chosen.sizes
 
     def sums(self) -> Tensor:
         """This rank's part of Σ g² and ⟨|θ|⟩ of each parameter of the group, for `sharding`."""
         found = [self.local**2] if self.mean_abs is None else [self.local**2, self.mean_abs]
-        rows, index = torch.stack(found).double(), self.work.chosen.place_index
+        rows, index = torch.stack(found).double(), self.chosen.place_index
         if index is None:
             return rows
         return rows.new_zeros(len(rows), len(self.group["params"])).index_copy(1, index, rows)
 
     def latest(self) -> Tensor:
         """Per bucket: the most steps that a member with a gradient has taken, this one included; 0 without any."""
-        steps = _pick(self.work.numbers.step, self.work.chosen.place_index, self.dtype) + 1
+        steps = _pick(self.numbers.step, self.chosen.place_index, self.dtype) + 1
         return self.members.largest(steps)  # type: ignore[no-any-return]
 
     def take(self, squares: Tensor, means: Tensor | None, latest: Tensor | None) -> None:
         """Use the sums over all ranks instead: Σ g² per bucket, ⟨|θ|⟩ per parameter, and `latest`."""
-        chosen = self.work.chosen
-        self.squares = _pick(squares, chosen.bucket_index, squares.dtype)
+        self.squares = _pick(squares, self.chosen.bucket_index, squares.dtype)
         if means is not None:
-            self.mean_abs = _pick(means, chosen.place_index, self.dtype)
+            self.mean_abs = _pick(means, self.chosen.place_index, self.dtype)
         if latest is not None:
             self.members.latest, self.has_grad = latest, latest > 0
 
     def first_bad(self) -> str | None:
         """The name of the first bucket whose norm is not finite; this reads the norms."""
         bad = (~torch.as_tensor(self._norm()).isfinite()).nonzero().flatten().tolist()
-        return self.group["bucket_names"][self.work.chosen.buckets[bad[0]]] if bad else None
+        return self.group["bucket_names"][self.chosen.buckets[bad[0]]] if bad else None
 
     def apply(self) -> None:
         """Move the scalar state and the tensors."""
@@ -145,15 +157,15 @@ class ListStep:
         """sun, β2 and n of every bucket of the group, after `apply`; NaN for those at rest."""
         found = self.found.sun, self.found.beta2, self.found.norm
         rows = torch.stack([torch.as_tensor(x, device=self.device).view(-1) for x in found])
-        if self.work.chosen.bucket_index is None:
+        if self.chosen.bucket_index is None:
             return rows
         nothing = rows.new_full((len(rows), len(self.group["bucket_names"])), torch.nan)
-        return nothing.index_copy(1, self.work.chosen.bucket_index, rows)
+        return nothing.index_copy(1, self.chosen.bucket_index, rows)
 
     def _vectors(self) -> list[tuple[Any, Any]]:
         """The numbers in the order of `rule.State`, each with the index of the entries that move; None: all."""
-        each, bucket = self.work.chosen.place_index, self.work.chosen.bucket_index
-        return list(zip(self.work.numbers, (bucket, each, each, bucket), strict=True))
+        each, bucket = self.chosen.place_index, self.chosen.bucket_index
+        return list(zip(self.numbers, (bucket, each, each, bucket), strict=True))
 
     def _norm(self) -> Tensor:
         """n = √Σ ||g||² of each bucket, in units of its largest ||g||."""
@@ -167,11 +179,11 @@ class ListStep:
 
     def _update(self, k: Coefficients, updated: Tensor | None) -> None:
         """The update of `rule.Coefficients` by lists of one device and dtype each, or tensor by tensor."""
-        work, grads = self.work, self.grads
+        (params, _, *moments), grads = self.lists, self.grads
         if updated is not None:
             each = zip(updated.unbind(), grads, strict=True)
             grads = [torch.where(ok.to(g.device), g, 0) for ok, g in each]
-        tensors = [[real(t) for t in ts] for ts in (work.params, grads, *work.moments())]
+        tensors = [[real(t) for t in ts] for ts in (params, grads, *moments)]
         foreach = self.group["foreach"]
         together = foreach or (foreach is None and tensors[0][0].device.type != "cpu")
         kinds: dict[Any, list[int]] = {}
@@ -197,19 +209,34 @@ class ListStep:
     def _store_with_noise(self, chosen: list[int], state: list[list[Tensor]], values: list[list[Tensor]]) -> None:
         """Round m, v and v_max stochastically: m by the low half of the hash, v and v_max by the high half."""
         for j, i in enumerate(chosen):
-            place = self.work.chosen.places[i]
-            shard = None if self.shards is None else self.shards[place]
-            noise = noise_bits(self.work.numbers.step.select(0, place), place, state[0][j], shard)
+            place = self.chosen.places[i]
+            shard = None if self.own.shards is None else self.own.shards[place]
+            noise = noise_bits(self.numbers.step.select(0, place), place, state[0][j], shard)
             for number, (targets, new) in enumerate(zip(state, values, strict=True)):
                 targets[j].copy_(rounded(new[j], (noise if number == 0 else noise >> 16) & 0xFFFF))
 
 
 class FusedStep(ListStep):
-    """The same for tensors that `fused_takes`: NumPy does the scalars, and torch's fused Adam kernel the update.
+    """The same, where it `takes` the tensors: NumPy does the scalars, and torch's fused Adam kernel the update.
 
     NumPy works in the memory of the vectors and takes a tenth of the time. Where a norm is not finite, which it would
     warn of, torch computes.
     """
+
+    def takes(self) -> bool:
+        """Whether this is right: plain whole tensors on the CPU, each its own bucket; no clip and no leak."""
+        if self.hyper.max_ratio is not None or self.hyper.adaptive_tiny or self.hyper.leak not in (None, 1):
+            return False
+        if self.own.shards is not None or self.members is not None or not self.grads:
+            return False
+        for p, *others in zip(*self.lists, strict=True):
+            dtype, shape = p.dtype, p.shape
+            for t in (p, *others):
+                if type(t) not in _TYPES or dtype not in _WIDE or t.dtype is not dtype or t.shape != shape:
+                    return False
+                if not t.is_cpu or not t.is_contiguous() or t.is_neg() or not t.data_ptr():
+                    return False
+        return True
 
     def measure(self) -> None:
         """||g|| by sums in the gradients' own dtype, unless these overflow."""
@@ -244,11 +271,11 @@ class FusedStep(ListStep):
         γ' = rate and ε' = floor that is our update, apart from the clip, and from weight decay, of which it would round
         1 - γλ.
         """
-        params, moves = self.work.params, True if updated is None else updated
-        each = (_floats(x, len(params)) for x in (moves, 1 - k.c2, k.rate, k.floor, k.fade))
-        options: dict[str, Any] = {"beta1": self.hyper.beta1, "weight_decay": 0.0, "amsgrad": bool(self.work.v_max)}
+        moves, leak = True if updated is None else updated, self.hyper.leak
+        each = (_floats(x, len(self.grads)) for x in (moves, 1 - k.c2, k.rate, k.floor, k.fade))
+        options: dict[str, Any] = {"beta1": self.hyper.beta1, "weight_decay": 0.0, "amsgrad": leak is not None}
         options["maximize"] = self.group["maximize"]
-        tensors = zip(params, self.grads, *self.work.moments(), strict=True)
+        tensors = zip(*self.lists, strict=True)
         for (p, g, m, v, *v_max), move, beta2, rate, floor, fade in zip(tensors, *each, strict=True):
             if not move:
                 continue
@@ -276,44 +303,6 @@ def _pick(vector: Any, index: Tensor | None, dtype: torch.dtype) -> Any:
         return None
     picked = vector if index is None else vector.index_select(0, index)
     return picked.to(dtype) if vector.is_floating_point() else picked
-
-
-def fused_takes(own: Group, work: Work) -> bool:
-    """Whether `FusedStep` is right: plain whole tensors on the CPU, each its own bucket; no clip and no leak."""
-    hyper = own.hyper
-    if hyper.max_ratio is not None or hyper.adaptive_tiny or hyper.leak not in (None, 1):
-        return False
-    if own.shards is not None or work.chosen.bucket_of is not None:
-        return False
-    for p, *others in zip(work.params, work.grads, *work.moments(), strict=True):
-        dtype, shape = p.dtype, p.shape
-        for t in (p, *others):
-            if type(t) not in _TYPES or dtype not in _WIDE or t.dtype is not dtype or t.shape != shape or not t.is_cpu:
-                return False
-            if not t.is_contiguous() or t.is_neg() or not t.data_ptr():
-                return False
-    return True
-
-
-def check_tensors(work: Work) -> None:
-    """Raise if a gradient or a state is not like its parameter or cannot be written, before anything has moved."""
-    eager = not torch.compiler.is_compiling()  # asking for the bits would break a graph in two
-
-    def kind(x: Tensor) -> tuple[Any, ...]:
-        return x.shape, x.device, torch.float32 if x.dtype in LOW_PRECISION else x.dtype
-
-    def fixed(x: Tensor) -> bool:
-        return x.is_neg() or (x.is_inference() and not torch.is_inference_mode_enabled())
-
-    lists = [("`param`", work.params), ("`grad`", work.grads)]
-    lists += [(f"`{name}` in the state", tensors) for name, tensors in zip(MOMENTS, work.moments(), strict=False)]
-    for what, tensors in lists:
-        for place, x, p in zip(work.chosen.places, tensors, work.params, strict=True):
-            if kind(x) != kind(p) or (eager and tensors is not work.grads and fixed(x)):
-                raise RuntimeError(
-                    f"{what} of parameter {place} has another shape, dtype or device than the parameter, is negated "
-                    "lazily, or was made in inference mode: set it anew, or load another state"
-                )
 
 
 def _picked(xs: list[Any], chosen: list[int], like: Tensor, count: int) -> list[Any]:
@@ -360,17 +349,13 @@ def _update(tensors: list[list[Tensor]], k: Coefficients, beta2: Any, maximize: 
 
 
 def norms(tensors: list[Tensor], order: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """||x|| of each tensor, which does not overflow before it must: see the note on norms in `kourkoutas.rule`.
-
-    In float64, which takes no longer on an accelerator; where there is none, tensors are divided by their largest
-    entry.
-    """
+    """||x|| of each tensor, which does not overflow before it must: see the note on norms in `kourkoutas.rule`."""
     if not tensors:
         return torch.zeros(0, dtype=dtype, device=device)
     tensors = [real(t) for t in tensors]
     if dtype is torch.float64:
         found: Sequence[Tensor] = torch._foreach_norm(tensors, order, dtype=dtype)
-    else:
+    else:  # in units of the largest entry
         largest = [wide(t).abs().amax() if t.numel() else t.new_ones((), dtype=dtype) for t in tensors]
         units = [torch.where((x > 0) & x.isfinite(), x, 1.0) for x in largest]
         found = torch._foreach_norm(torch._foreach_div([wide(t) for t in tensors], units), order)

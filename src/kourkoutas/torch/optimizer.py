@@ -14,7 +14,7 @@ from kourkoutas import rule
 from kourkoutas.buckets import names_of, partition, unique_names
 from kourkoutas.rule import Buckets, Hyper
 from kourkoutas.torch import kernel, options, routes, sharding
-from kourkoutas.torch.lists import FusedStep, ListStep, Selection, Work, check_tensors, fused_takes
+from kourkoutas.torch.lists import FusedStep, ListStep, Selection
 from kourkoutas.torch.recorder import Recorder
 from kourkoutas.torch.sharding import Pool, Shard
 from kourkoutas.trace import Trace
@@ -32,6 +32,7 @@ class Group:
 
     # As of the last `check`:
     key: tuple[Any, ...] | None = None  # the entries of the group that these follow from
+    device: torch.device  # of its numbers
     hyper: Hyper
     packed: bytes | None  # the same for the kernel; None if one of them is a tensor
     moments: tuple[str, ...] = ()  # names of the state that is like the parameter
@@ -55,7 +56,8 @@ class Group:
 
     def check(self) -> None:
         """Take over what was written into the group since the last step."""
-        group = self.group
+        group, params = self.group, self.group["params"]
+        self.device = params[0].device if params else torch.device("cpu")
         if "beta1" in group or "beta2_max" in group:
             options.join_betas(group)
         if group["bucket_index"] is not self.bucket_index:
@@ -69,8 +71,8 @@ class Group:
             group["amsgrad"] = self.hyper.leak is not None  # for an Adam that loads this state
             self.key = key
 
-    def collect(self, state: Any) -> Work:
-        """The tensors of one step; missing state is made."""
+    def collect(self, state: Any) -> tuple[list[list[Tensor]], rule.State, Selection]:
+        """What a `ListStep` needs; missing state is made."""
         group, params = self.group, self.group["params"]
         if len(self.bucket_index) != len(params):
             raise RuntimeError(
@@ -89,33 +91,32 @@ class Group:
         if not self.shows(states, places):
             for p in chosen:  # every check comes before the first state is made
                 options.check_parameter(p, group)
-            self.pack(state, places)
+            self.pack(state, places, group["betas"][1])
             states = [state[p] for p in chosen]
         for p, entries in zip(chosen, states, strict=True):
             for name in self.moments:
                 if name not in entries:
                     dtype = group["state_dtype"]
                     entries[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
-        m, v, v_max = ([entries[name] for entries in states if name in self.moments] for name in options.MOMENTS)
-        work = Work(chosen, [p.grad for p in chosen], m, v, v_max, self.vectors, self.select(places))
+        moments = [[entries[name] for entries in states] for name in self.moments]
         if self.shards is not None:
-            sharding.check_layouts(work)
-        return work
+            sharding.check_layouts(chosen, moments)
+        return [chosen, [p.grad for p in chosen], *moments], self.vectors, self.select(places)
 
     def shows(self, states: Sequence[dict[str, Any]], places: Sequence[int]) -> bool:
         """Whether the states of the parameters at `places` show the views."""
-        if not self.views or self.vectors.step.device != self._device():
+        if not self.views or self.vectors.step.device != self.device:
             return False
         kept = [(name, views) for name, views in zip(options.NUMBERS, self.views, strict=True) if views is not None]
         each = zip(states, places, strict=True)
         return all(entries.get(name) is views[i] for entries, i in each for name, views in kept)
 
-    def pack(self, state: Any, places: Sequence[int]) -> None:
+    def pack(self, state: Any, places: Sequence[int], beta2: Any) -> None:
         """Make vectors of what the state shows, and views for the parameters at `places` and those that have a state.
 
-        Of a bucket, its first member speaks.
+        Of a bucket, its first member speaks. Steps taken before "exact" was asked for, or by an Adam, had `beta2`.
         """
-        params, device = self.group["params"], self._device()
+        params, device = self.group["params"], self.device
         vectors: dict[str, Tensor] = {}
         views: dict[str, list[Tensor]] = {}
         for number, name in enumerate(options.NUMBERS):
@@ -128,8 +129,8 @@ class Group:
             if per_bucket and self.spans and self.vectors is not None and self.vectors[number] is not None:
                 # A gradient on another rank moves the numbers of a bucket of which no member here has a state.
                 vector = self.vectors[number]
-            if name == "log_beta2":  # of steps taken before "exact" was asked for
-                vector = rule.adam_log_beta2(self.group["betas"][1], vectors["step"].double(), torch).to(dtype)
+            if name == "log_beta2":
+                vector = rule.adam_log_beta2(beta2, vectors["step"].double(), torch).to(dtype)
             values = list(vector.unbind())
             for p, at in reversed(list(zip(params, index, strict=True))):
                 if name in state.get(p, ()):
@@ -150,10 +151,9 @@ class Group:
 
     def select(self, places: list[int]) -> Selection:
         """What a step of these parameters reads; kept, so that indices are made once."""
-        kept = self.selections.get(key := tuple(places))
-        if kept is not None:
-            return kept
-        params, device = self.group["params"], self._device()
+        if (key := tuple(places)) in self.selections:
+            return self.selections[key]
+        params = self.group["params"]
         if len(self.selections) > len(params):  # each parameter by itself, as in a step in backward, fits
             self.selections.clear()
         count, index = len(self.bucket_names), [self.bucket_index[i] for i in places]
@@ -165,17 +165,13 @@ class Group:
         def on_device(numbers: list[int], implied: int | None = None) -> Tensor | None:
             """The numbers as a tensor; None if they are 0, 1, ... `implied` - 1."""
             known = implied is not None and numbers == list(range(implied))
-            return None if known else torch.tensor(numbers, dtype=torch.int64, device=device)
+            return None if known else torch.tensor(numbers, dtype=torch.int64, device=self.device)
 
         indices = on_device(places, len(params)), on_device(buckets, count)
         bucket_of = on_device([at[b] for b in index], None if self.spans else len(buckets))
         real_sizes = on_device([max(sizes[i] * parts[i], 1) for i in places])  # 1 in an empty one, for the mean over it
         self.selections[key] = found = Selection(places, buckets, *indices, bucket_of, real_sizes)
         return found
-
-    def _device(self) -> torch.device:
-        params = self.group["params"]
-        return params[0].device if params else torch.device("cpu")
 
 
 class KourkoutasBeta(Optimizer):
@@ -203,11 +199,7 @@ class KourkoutasBeta(Optimizer):
         must step together: see docs/scaling-out.md.
 
     Example:
-      >>> import torch
-      >>> model = torch.nn.Linear(3, 1)
-      >>> optimizer = KourkoutasBeta(model.named_parameters(), lr=1e-2)
-      >>> model(torch.ones(2, 3)).pow(2).mean().backward()
-      >>> optimizer.step()
+      >>> optimizer = KourkoutasBeta(torch.nn.Linear(3, 1).named_parameters(), lr=1e-2)
       >>> optimizer.bucket_names
       ['weight', 'bias']
 
@@ -323,19 +315,15 @@ class KourkoutasBeta(Optimizer):
         """Give numbers and moments the dtypes that torch has not, and numbers their vectors."""
         for own, saved in zip(self._groups, loaded["param_groups"], strict=True):
             own.check()
-            group, of_adam = own.group, "beta2_min" not in saved
+            group = own.group
             for i, p in zip(saved["params"], group["params"], strict=True):
-                entries = loaded["state"].get(i, {})
-                for name, value in entries.items():
+                for name, value in loaded["state"].get(i, {}).items():
                     dtype = group["state_dtype"] if name in options.MOMENTS else None
                     if name in options.NUMBERS:
                         dtype = options.number_dtype(name, [p])
                     if dtype is not None:
                         self.state[p][name] = torch.as_tensor(value).detach().to(p.device, dtype, copy=True)
-                if entries and of_adam and "log_beta2" in own.numbers:
-                    steps = self.state[p]["step"].double()
-                    self.state[p]["log_beta2"] = rule.adam_log_beta2(saved["betas"][1], steps, torch)
-            own.pack(self.state, [])
+            own.pack(self.state, [], saved["betas"][1])
 
     @property
     def bucket_names(self) -> list[str]:
@@ -368,9 +356,7 @@ class KourkoutasBeta(Optimizer):
                 loss = closure()
         with torch.no_grad():
             if torch.compiler.is_compiling():
-                work = [self._traced_work(number, group) for number, group in enumerate(self.param_groups)]
-                each = zip(self._groups, work, strict=True)
-                self._move([ListStep(own, one) if one.chosen.buckets else None for own, one in each])
+                self._move([self._traced(number, group) for number, group in enumerate(self.param_groups)])
             else:
                 self._check(all_ranks=True)
                 self._move([self._gather(own)[1] for own in self._groups])
@@ -379,8 +365,7 @@ class KourkoutasBeta(Optimizer):
     def _check(self, *, all_ranks: bool) -> None:
         """Take over what was written into the groups, and find where their parts lie.
 
-        Args:
-          all_ranks: whether every rank calls this, as it must before its first step: they then ask each other.
+        `all_ranks`: every rank calls this, as it must before its first step, so that they can ask each other.
         """
         if [id(own.group) for own in self._groups] != [id(group) for group in self.param_groups]:
             self._derive()  # some were removed, or put in another order
@@ -396,61 +381,51 @@ class KourkoutasBeta(Optimizer):
                 own.selections.clear()  # sizes of parameters may be known only now
 
     def _gather(self, own: Group) -> tuple[routes.Route, Any]:
-        """The route of one group, and its step with all tensors at hand, or None; every check is made here."""
+        """The route of one group, and its step with all tensors at hand; every check is made here."""
         route = routes.choose(own)
         if route is routes.KERNEL and (step := kernel.gather(own, self.state)) is not None:
             return route, step
-        work = own.collect(self.state)  # which makes the state that the kernel may have missed
-        if own.shards is not None:
-            sharding.localize(work)
+        collected = own.collect(self.state)  # which makes the state that the kernel may have missed
         if route is routes.KERNEL:
             if (step := kernel.gather(own, self.state)) is not None:
                 return route, step
             route = routes.OTHER
-        if route.fused and not fused_takes(own, work):
-            route = route._replace(fused=False)
-        if not work.chosen.buckets:
-            return route, None
-        if route.fused:
-            return route, FusedStep(own, work)
-        check_tensors(work)
-        return route, ListStep(own, work)
+        if route.fused and (fused := FusedStep(own, *collected)).takes():
+            return route, fused
+        return route._replace(fused=False), ListStep(own, *collected).checked()
 
     # NOTE: torch.compile runs `_init_group` as plain Python while it traces `step`, and hands the lists that it filled
     # to the graph; so all lazy set-up belongs there, and its arguments are a group, constants and empty lists.
-    def _init_group(self, group: dict[str, Any], number: int, *lists: list[Any]) -> None:
+    def _init_group(self, group: dict[str, Any], number: int, *empty: list[Any]) -> None:
         self._check(all_ranks=True)
-        found: tuple[Any, ...] = self._groups[number].collect(self.state)
-        for empty, entries in zip(lists, found, strict=True):
-            empty.extend(entries)
+        lists, numbers, chosen = self._groups[number].collect(self.state)
+        for target, entries in zip(empty, [numbers, chosen, *lists], strict=False):
+            target.extend(entries)
 
-    def _traced_work(self, number: int, group: dict[str, Any]) -> Work:
-        """What `Group.collect` finds, as torch.compile sees it."""
-        lists: list[list[Any]] = [[], [], [], [], [], [], []]
-        self._init_group(group, number, *lists)
-        params, grads, m, v, v_max, numbers, chosen = lists
-        work = Work(params, grads, m, v, v_max, rule.State(*numbers), Selection(*chosen))
-        if self._groups[number].shards is not None:
-            sharding.localize(work)
-        check_tensors(work)
-        return work
+    def _traced(self, number: int, group: dict[str, Any]) -> ListStep:
+        """The step of a group as torch.compile sees it."""
+        filled: list[list[Any]] = [[], [], [], [], [], [], []]
+        self._init_group(group, number, *filled)
+        numbers, chosen, *lists = filled
+        own = self._groups[number]
+        lists = lists[: 2 + len(own.moments)]
+        return ListStep(own, lists, rule.State(*numbers), Selection(*chosen)).checked()
 
     def _move(self, steps: list[Any]) -> None:
         """Measure, pool and look; then move everything."""
-        going = [step for step in steps if step is not None]
-        for step in going:
+        for step in steps:
             step.measure()
         pool = self._pool
         if pool.active:
             pool.add(steps)
         if any(group["nonfinite"] == "raise" for group in self.param_groups):
             # Every norm is looked at before the first parameter moves.
-            bad = [name for step in going if step.hyper.nonfinite == "raise" and (name := step.first_bad()) is not None]
+            bad = [name for step in steps if step.hyper.nonfinite == "raise" and (name := step.first_bad()) is not None]
             first = pool.agree_on(bad[0] if bad else None)
             if first is not None:
                 raise rule.NonFiniteGradient(first)
         if self._recorder is None:
-            for step in going:
+            for step in steps:
                 step.apply()
         else:
             self._recorder.apply(steps, self.param_groups)

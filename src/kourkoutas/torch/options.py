@@ -93,8 +93,9 @@ def check_loaded(state_dict: dict[str, Any]) -> None:
     """Raise if a state dict is neither Kourkoutas-β's nor Adam's."""
     needed = {"step", "exp_avg", "exp_avg_sq"}
     wrong = ["one of its groups has no `betas`" for group in state_dict["param_groups"] if "betas" not in group]
-    each = [(key, entries) for key, entries in state_dict["state"].items() if entries]
-    wrong += [f"parameter {key} has {list(entries)}" for key, entries in each if not needed <= entries.keys()]
+    for key, entries in state_dict["state"].items():
+        if entries and not needed <= entries.keys():
+            wrong.append(f"parameter {key} has {list(entries)}, not {', '.join(sorted(needed))}")
     if wrong:
         raise ValueError(
             f"`state_dict` is neither Kourkoutas-β's nor Adam's: {wrong[0]}; nothing was loaded: load it into the kind "

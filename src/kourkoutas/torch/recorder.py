@@ -26,21 +26,16 @@ class Recorder:
         self.ring = torch.cat([self.ring, new], dim=2)
 
     def apply(self, steps: list[Any], groups: list[dict[str, Any]]) -> None:
-        """Let each group's step move its parameters, and write (sun, β2, n) of every bucket into a new row.
-
-        Buckets without a gradient have NaN there.
-        """
+        """Let each group's step move its parameters, and write (sun, β2, n) of its buckets into a new row."""
         first = 0
         for step, group in zip(steps, groups, strict=True):
             count = len(group["bucket_names"])
             if type(step) is KernelStep:
                 step.apply(self.ring, self.rows, first)
             else:
-                row = self.ring.new_full((len(KEYS), count), torch.nan)
-                if step is not None:
-                    step.apply()
-                    row = step.rows().to(row)
-                self.ring.narrow(2, first, count).index_copy_(0, (self.rows % WINDOW).view(1), row.unsqueeze(0))
+                step.apply()
+                row = step.rows().to(self.ring).unsqueeze(0)
+                self.ring.narrow(2, first, count).index_copy_(0, (self.rows % WINDOW).view(1), row)
             first += count
         self.rows.add_(1)
 

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from kourkoutas.torch.lists import Work
     from kourkoutas.torch.optimizer import Group
 
 LOCAL = "local"
@@ -100,7 +99,7 @@ class Pool:
         # The buckets that span ranks come first, alike on every rank; then those that lie here.
         place = {key: i for i, key in enumerate(dict.fromkeys([*spanning, *here]))}
         self._spanning, self._count = len(set(spanning)), len(place)
-        self.device = next(own.group["params"][0].device for own in self.groups if own.shards is not None)
+        self.device = next((own.device for own in self.groups if own.shards), torch.device("cpu"))
 
         def index(numbers: list[int]) -> Tensor:
             return torch.tensor(numbers, dtype=torch.int64, device=self.device)
@@ -117,13 +116,12 @@ class Pool:
         self._over = {name: index(numbers) for name, numbers in over.items()}
 
     def add(self, steps: Sequence[Any]) -> None:
-        """Give each step, or None, the sums over all ranks in the place of its local ones."""
-        steps = [None if own.shards is None else step for step, own in zip(steps, self.groups, strict=True)]
+        """Give each step the sums over all ranks in the place of its local ones."""
         counts = [len(own.bucket_index) for own in self.groups]
         rows = 2 if any(own.hyper.adaptive_tiny for own in self.groups) else 1
         blocks = [torch.zeros((rows, n), dtype=torch.float64, device=self.device) for n in counts]
-        for block, step in zip(blocks, steps, strict=True):
-            if step is not None:
+        for own, step, block in zip(self.groups, steps, blocks, strict=True):
+            if own.shards is not None:
                 local = step.sums()
                 block[: len(local)] = local
         sums = torch.cat(blocks, 1)
@@ -135,14 +133,14 @@ class Pool:
         each = list(zip(self.groups, steps, self._places, sums.split(counts, 1), strict=True))
         if self._spanning:
             for own, step, places, _ in each:
-                if own.spans and step is not None:
+                if own.spans:
                     latest = latest.index_copy(0, places, step.latest().to(latest))
             latest = _reduced(latest, "max", self.given.group_name)
             if not self.fsdp1:  # of which the sums are complete
                 here, others = squares.split([self._spanning, self._count - self._spanning])
                 squares = torch.cat([_reduced(here, "sum", self.given.group_name), others])
         for own, step, places, mine in each:
-            if step is not None:
+            if own.shards is not None:
                 means = mine.select(0, 1) if own.hyper.adaptive_tiny else None
                 step.take(squares.index_select(0, places), means, latest.index_select(0, places) if own.spans else None)
 
@@ -198,22 +196,22 @@ def _layout(x: Any) -> Any:
     return (x.placements, x.device_mesh) if is_dtensor(x) else None
 
 
-def localize(work: Work) -> None:
+def localize(lists: list[list[Any]]) -> None:
     """Put the plain tensors of this rank in place of DTensors; a gradient is first laid out as its parameter."""
-    p: Any
-    for i, (p, g) in enumerate(zip(work.params, work.grads, strict=True)):
+    params, grads, *_ = lists
+    for i, (p, g) in enumerate(zip(params, grads, strict=True)):
         if is_dtensor(p) and _layout(g) != _layout(p):
-            work.grads[i] = g.redistribute(p.device_mesh, p.placements)  # type: ignore[attr-defined]
-    for tensors in (work.params, work.grads, *work.moments()):
+            grads[i] = g.redistribute(p.device_mesh, p.placements)
+    for tensors in lists:
         for i, x in enumerate(tensors):
             if is_dtensor(x):
-                local = x.to_local()  # type: ignore[attr-defined]
+                local = x.to_local()
                 tensors[i] = local.wait() if hasattr(local, "wait") else local
 
 
-def check_layouts(work: Work) -> None:
+def check_layouts(params: Sequence[Tensor], moments: Sequence[Sequence[Tensor]]) -> None:
     """Raise if state does not lie on the ranks as its parameter does: spreading it would change the state."""
-    if not all(_layout(p) == _layout(x) for xs in work.moments() for p, x in zip(work.params, xs, strict=True)):
+    if not all(_layout(p) == _layout(x) for xs in moments for p, x in zip(params, xs, strict=True)):
         raise RuntimeError(
             "a moment in the state does not lie on the ranks as its parameter does: load the state with "
             "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which spreads it"
@@ -244,15 +242,11 @@ def _check_reach(own: Group, process_group: Any) -> None:
                 "FSDP(..., use_orig_params=True), or use FSDP2 (fully_shard)"
             )
         elif is_fsdp1(p):
-            if process_group in (None, LOCAL):
+            if process_group in (None, LOCAL) or kind == "shape":
                 raise ValueError(
-                    f"`process_group` is {process_group!r} but parameter {name!r} is a shard that FSDP1 left on this "
-                    "rank: pass process_group=<the FSDP model>.process_group, or use FSDP2 (fully_shard)"
-                )
-            if kind == "shape":
-                raise ValueError(
-                    "`buckets` is 'shape' but FSDP1 shows flat shards without their shapes: use 'parameter', "
-                    "'module' or 'global', or FSDP2 (fully_shard)"
+                    f"`process_group` is {process_group!r} and `buckets` {kind!r} but parameter {name!r} is a flat "
+                    "shard that FSDP1 left on this rank: pass process_group=<the FSDP model>.process_group and other "
+                    "buckets than 'shape', or use FSDP2 (fully_shard)"
                 )
             reached.update(range(ranks()))
         else:
