@@ -71,10 +71,7 @@ def gather(own: Group, state: Any) -> KernelStep | None:
 
 
 class KernelStep:
-    """One group's gathered step, in the stages that `kourkoutas.torch` lists; the rule and the update are one call.
-
-    NOTE: that call goes wave by wave over the buckets, and sums their gradients, too, to find them in cache afterwards.
-    """
+    """One group's gathered step, in the stages that `kourkoutas.torch` lists; the rule and the update are one call."""
 
     squares: Any = ()
 

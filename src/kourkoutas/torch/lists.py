@@ -37,7 +37,7 @@ class Selection(NamedTuple):
     buckets: list[int]  # numbers of the buckets that are updated
     place_index: Any  # `places`; None if they are all parameters
     bucket_index: Any  # `buckets`; None if they are all buckets, in order
-    bucket_of: Any  # per parameter: which of `buckets` it is in; None if each is its own, in order
+    bucket_of: Any  # per parameter: which of `buckets` it is in; None if each is its own, in order, and whole
     sizes: Any  # real numbers in each parameter, wherever they lie
 
 
@@ -79,10 +79,9 @@ class ListStep:
         self.lr = lr = own.group["lr"]
         if isinstance(lr, Tensor):  # of the CPU, one number goes with tensors of any device
             self.lr = lr.reshape(()) if lr.is_cpu else lr.reshape(()).to(self.device)
-        index, count = chosen.bucket_of, len(chosen.buckets)
-        self.members: Any = None if index is None else Members(index, count)  # always there if buckets span ranks
-        self.squares: Tensor | None = None
-        self.has_grad: Tensor | None = None
+        self.members: Any = None if chosen.bucket_of is None else Members(chosen.bucket_of, len(chosen.buckets))
+        self.squares: Any = None  # known only where parts lie on several ranks
+        self.has_grad: Any = None  # the same
 
     def checked(self) -> ListStep:
         """Raise if a gradient or a state is not like its parameter or cannot be written, before anything has moved."""
@@ -167,15 +166,15 @@ class ListStep:
         each, bucket = self.chosen.place_index, self.chosen.bucket_index
         return list(zip(self.numbers, (bucket, each, each, bucket), strict=True))
 
-    def _norm(self) -> Tensor:
+    def _norm(self) -> Any:
         """n = √Σ ||g||² of each bucket, in units of its largest ||g||."""
         if self.squares is not None:
             return self.squares.sqrt().to(self.dtype)
         if self.members is None:
-            return self.local  # type: ignore[no-any-return]
+            return self.local
         largest = self.members.largest(self.local)
         unit = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
-        return unit * self.members.total((self.local / self.members.spread(unit)) ** 2).sqrt()  # type: ignore[no-any-return]
+        return unit * self.members.total((self.local / self.members.spread(unit)) ** 2).sqrt()
 
     def _update(self, k: Coefficients, updated: Tensor | None) -> None:
         """The update of `rule.Coefficients` by lists of one device and dtype each, or tensor by tensor."""

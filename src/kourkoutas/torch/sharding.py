@@ -92,8 +92,7 @@ class Pool:
             for own in self.groups:
                 for i, p in enumerate(own.group["params"]):
                     if own.shards is not None and p in counts:
-                        first, size = sum(counts[p][:rank]), sum(counts[p])
-                        own.shards[i] = own.shards[i]._replace(size=size, first=first)
+                        own.shards[i] = own.shards[i]._replace(size=sum(counts[p]), first=sum(counts[p][:rank]))
         if not self.active:
             return
         # The buckets that span ranks come first, alike on every rank; then those that lie here.
@@ -253,11 +252,10 @@ def _check_reach(own: Group, process_group: Any) -> None:
             reached.add(-1)
     may_reach = kind not in ("parameter", "module") and (-1 in reached or len(reached) < ranks())
     if process_group is None and may_reach and params:
-        what = f"'{kind}'" if kind != "custom" else "a function"
         raise ValueError(
-            f"`buckets` is {what} and there are {ranks()} processes, so that a bucket may have members on other ranks: "
-            "pass process_group=<the group whose ranks hold other members>, or process_group='local' if every rank "
-            "holds all of them, as under DistributedDataParallel"
+            f"`buckets` is {kind!r} and there are {ranks()} processes, so that a bucket may have members on other "
+            "ranks: pass process_group=<the group whose ranks hold other members>, or process_group='local' if every "
+            "rank holds all of them, as under DistributedDataParallel"
         )
 
 
