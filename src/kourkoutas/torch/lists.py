@@ -82,6 +82,7 @@ class ListStep:
         self.members: Any = None if chosen.bucket_of is None else Members(chosen.bucket_of, len(chosen.buckets))
         self.squares: Any = None  # known only where parts lie on several ranks
         self.has_grad: Any = None  # the same
+        self.mean_abs: Tensor | None = None
 
     def checked(self) -> ListStep:
         """Raise if a gradient or a state is not like its parameter or cannot be written, before anything has moved."""
@@ -106,14 +107,13 @@ class ListStep:
     def measure(self) -> None:
         """||g|| of each parameter, and ⟨|θ|⟩ where it is needed."""
         self.local: Any = norms(self.grads, 2, self.dtype, self.device)
-        self.mean_abs: Tensor | None = None
         if self.hyper.adaptive_tiny:
             self.mean_abs = norms(self.lists[0], 1, self.dtype, self.device) / self.chosen.sizes
 
     def sums(self) -> Tensor:
         """This rank's part of Σ g² and ⟨|θ|⟩ of each parameter of the group, for `sharding`."""
-        found = [self.local**2] if self.mean_abs is None else [self.local**2, self.mean_abs]
-        rows, index = torch.stack(found).double(), self.chosen.place_index
+        squares, index = torch.as_tensor(self.local) ** 2, self.chosen.place_index
+        rows = torch.stack([squares] if self.mean_abs is None else [squares, self.mean_abs]).double()
         if index is None:
             return rows
         return rows.new_zeros(len(rows), len(self.group["params"])).index_copy(1, index, rows)
@@ -133,7 +133,7 @@ class ListStep:
 
     def first_bad(self) -> str | None:
         """The name of the first bucket whose norm is not finite; this reads the norms."""
-        bad = (~torch.as_tensor(self._norm()).isfinite()).nonzero().flatten().tolist()
+        bad = (~self._norm().isfinite()).nonzero().flatten().tolist()
         return self.group["bucket_names"][self.chosen.buckets[bad[0]]] if bad else None
 
     def apply(self) -> None:
@@ -171,7 +171,7 @@ class ListStep:
         if self.squares is not None:
             return self.squares.sqrt().to(self.dtype)
         if self.members is None:
-            return self.local
+            return torch.as_tensor(self.local)
         largest = self.members.largest(self.local)
         unit = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
         return unit * self.members.total((self.local / self.members.spread(unit)) ** 2).sqrt()
@@ -223,10 +223,10 @@ class FusedStep(ListStep):
     """
 
     def takes(self) -> bool:
-        """Whether this is right: plain whole tensors on the CPU, each its own bucket; no clip and no leak."""
+        """Whether this is right: plain tensors on the CPU, each its own bucket; no clip and no leak."""
         if self.hyper.max_ratio is not None or self.hyper.adaptive_tiny or self.hyper.leak not in (None, 1):
             return False
-        if self.own.shards is not None or self.members is not None or not self.grads:
+        if self.members is not None or not self.grads:
             return False
         for p, *others in zip(*self.lists, strict=True):
             dtype, shape = p.dtype, p.shape
@@ -246,10 +246,10 @@ class FusedStep(ListStep):
             super().measure()
 
     def apply(self) -> None:
-        if isinstance(self.local, Tensor):
+        vectors, norm = self._vectors(), np.asarray(self.local if self.squares is None else self.squares.sqrt())
+        if not math.isfinite(sum(norm.tolist())):
             super().apply()
             return
-        vectors, norm = self._vectors(), self.local
         arrays: list[Any] = [None if x is None else x.numpy() for x, _ in vectors]
         at: list[Any] = [... if index is None else index.numpy() for _, index in vectors]
         before: list[Any] = [None if x is None else x[i].astype(np.float64) for x, i in zip(arrays, at, strict=True)]

@@ -40,12 +40,12 @@ def choose(own: Group) -> Route:
         return Route("foreach", "capturable=True: scalars stay on the device")
     if own.packed is None:
         return Route("foreach", "a hyper-parameter is a tensor")
-    if own.shards is not None:
-        return Route("foreach", "parameters or members of their buckets lie on several ranks")
     if group["foreach"]:
         return Route("foreach", "foreach=True was asked for")
     if group["fused"] is False:
         return Route("foreach", "fused=False was asked for")
+    if own.shards is not None:
+        return Route("foreach", "parameters or members of their buckets lie on several ranks", fused=True)
     if kernel.extension is None:
         return Route("foreach", f"the C kernel is not there: {kernel.missing}", fused=True)
     return KERNEL
