@@ -218,7 +218,7 @@ def test_a_study_goes_on_from_the_kept_archive_without_repeating_a_run(tmp_path)
 
     def study(out, arms, observer):
         plan = planning.plan_study(f"{file}:train", optimizers=arms, seeds=[0, 1], tuning=question)
-        return api.execute(plan, out, command="…", workers=1, observer=observer)
+        return api.execute(plan, out, command=f"kbeta study --out {out}", workers=1, observer=observer)
 
     first = study(tmp_path / "one" / "D", ["kbeta"], Counting())
     assert trial.keep(tmp_path / "one", "D", tmp_path / "kept") == 5
@@ -238,6 +238,10 @@ def test_a_study_goes_on_from_the_kept_archive_without_repeating_a_run(tmp_path)
 
     assert trial.unpack(tmp_path / "two", "D", tmp_path / "kept")
     assert not trial.unpack(tmp_path / "two", "D", tmp_path / "kept")  # what is there is left alone
+    record = store.read_record(tmp_path / "two" / "D")
+    assert [record.command, *(call.command for call in record.calls)] == ["kbeta study --out D"] * (
+        1 + len(record.calls)
+    )
     again = Counting()
     second = study(tmp_path / "two" / "D", ["kbeta", "adam95"], again)
     assert {spec.optimizer for spec in again.started_runs} == {"adam95"}

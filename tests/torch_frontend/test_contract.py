@@ -312,6 +312,16 @@ def test_finite_gradients_have_a_finite_norm(route, buckets):
     assert params[0][0].item() < 1
 
 
+@on_every_route
+def test_the_norm_of_many_entries_keeps_its_digits(route):
+    p = torch.nn.Parameter(torch.zeros(4_000_000))
+    p.grad = torch.rand(p.shape, generator=torch.Generator().manual_seed(0))
+    optimizer = KourkoutasBeta([p], **route)
+    optimizer.step()
+    expected = 0.07 * p.grad.double().norm().item()
+    assert optimizer.state[p]["norm_ema"].item() == pytest.approx(expected, rel=1e-6)
+
+
 @on("capturable")
 def test_a_device_without_float64_has_finite_norms_too(route, monkeypatch):
     from kourkoutas.torch import lists

@@ -288,7 +288,7 @@ def _square_sum(g: Tensor) -> float:
     if g.numel() <= 1 << 14:
         x = g.numpy()
         return float(np.vdot(x, x))
-    return float(sum(x.dot(x).item() for x in g.view(-1).split(1 << 20)))
+    return float(sum(x.dot(x).item() for x in g.view(-1).split(1 << 18)))
 
 
 def _floats(x: Any, n: int) -> list[float]:
