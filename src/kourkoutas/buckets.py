@@ -50,8 +50,8 @@ def by_module(model: Any) -> Callable[[str, Any], str]:
     return module
 
 
-def names_of(given: Sequence[str] | None, buckets: Buckets, first: int, count: int) -> list[str]:
-    """The names of `count` parameters; those without any are called by their number, from `first` on."""
+def names_of(given: Sequence[str] | None, first: int, count: int, buckets: Buckets = "parameter") -> list[str]:
+    """The names of `count` parameters; without any, which "module" needs, they are numbered from `first` on."""
     if given:
         return list(given)
     if buckets == "module":

@@ -76,7 +76,7 @@ def _parameters(optimizer: KourkoutasBeta) -> dict[str, Parameter]:
     """The optimizer's parameters by name, in its order; a bucket is known by the numbers of its group and its own."""
     found: dict[str, Parameter] = {}
     for number, group in enumerate(optimizer.param_groups):
-        names = names_of(group.get("param_names"), group["buckets"], len(found), len(group["params"]))
+        names = names_of(group.get("param_names"), len(found), len(group["params"]))
         for name, p, bucket in zip(names, group["params"], group["bucket_index"], strict=True):
             if is_dtensor(p) or is_fsdp1(p):
                 raise ValueError(

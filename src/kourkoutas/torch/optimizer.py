@@ -49,7 +49,7 @@ class Group:
     def __init__(self, group: dict[str, Any], first: int) -> None:
         self.group = group
         self.first = first  # how many parameters stand in groups before it
-        self.names = names_of(group.get("param_names"), group["buckets"], first, len(group["params"]))
+        self.names = names_of(group.get("param_names"), first, len(group["params"]))
         # Kept here, too, as ZeroRedundancyOptimizer overwrites them with those of another rank's group.
         self.bucket_names, self.bucket_index = group["bucket_names"], group["bucket_index"]
         self.selections: dict[tuple[int, ...], Selection] = {}
@@ -275,7 +275,7 @@ class KourkoutasBeta(Optimizer):
         options.join_betas(group)
         options.check_group(group)
         first = sum(len(g["params"]) for g in self.param_groups)
-        names = names_of(group.get("param_names"), group["buckets"], first, len(group["params"]))
+        names = names_of(group.get("param_names"), first, len(group["params"]), group["buckets"])
         once: dict[Tensor, str] = {}
         for p, name in zip(group["params"], names, strict=True):
             options.check_parameter(p, group)
