@@ -12,8 +12,7 @@ from torch import Tensor
 from kourkoutas.buckets import names_of
 from kourkoutas.rule import adam_log_beta2
 from kourkoutas.state.file import PER_BUCKET, Parameter, Portable, kinds_of, made, read, write
-from kourkoutas.torch import KourkoutasBeta
-from kourkoutas.torch.options import check_group
+from kourkoutas.torch import KourkoutasBeta, options
 from kourkoutas.torch.sharding import is_dtensor, is_fsdp1
 
 _SLOTS = {"m": "exp_avg", "v": "exp_avg_sq", "v_max": "max_exp_avg_sq"}
@@ -92,7 +91,7 @@ def _parameters(optimizer: KourkoutasBeta) -> dict[str, Parameter]:
 
 def _kinds(optimizer: KourkoutasBeta) -> set[str]:
     """The optional parts of the state that the settings need."""
-    found = [kinds_of(check_group(group)) for group in optimizer.param_groups]
+    found = [kinds_of(options.check_group(group)) for group in optimizer.param_groups]
     if any(kinds != found[0] for kinds in found):
         raise ValueError(
             "the groups differ in what they keep (`decay`, `max_ratio`, `bias_correction`, `nonfinite`), and "
