@@ -112,7 +112,7 @@ class ListStep:
 
     def sums(self) -> Tensor:
         """This rank's part of Σ g² and ⟨|θ|⟩ of each parameter of the group, for `sharding`."""
-        squares, index = torch.as_tensor(self.local) ** 2, self.chosen.place_index
+        squares, index = torch.as_tensor(self.local, device=self.device) ** 2, self.chosen.place_index
         rows = torch.stack([squares] if self.mean_abs is None else [squares, self.mean_abs]).double()
         if index is None:
             return rows
@@ -171,7 +171,7 @@ class ListStep:
         if self.squares is not None:
             return self.squares.sqrt().to(self.dtype)
         if self.members is None:
-            return torch.as_tensor(self.local)
+            return torch.as_tensor(self.local, device=self.device)
         largest = self.members.largest(self.local)
         unit = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
         return unit * self.members.total((self.local / self.members.spread(unit)) ** 2).sqrt()
