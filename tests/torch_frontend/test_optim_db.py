@@ -151,6 +151,8 @@ class TestOptimizer(TestCase):
             params, loss = model(device, dtype)
             optimizer = KourkoutasBeta(params, **entry.kwargs)
             train(params, loss, optimizer, 3)
+            params[0].grad = None  # so that parameters differ in their steps
+            optimizer.step()
             file = io.BytesIO()
             torch.save(optimizer.state_dict(), file)
             file.seek(0)
