@@ -41,7 +41,7 @@
 enum { BLOCK = 8192, PIECE = 1024, LANES = 32 };
 enum { WINDOW = 1024 }; /* rows of a trace, as in kourkoutas/trace.py */
 /* Buckets are taken together until their gradients fill this much, so that pass 2 finds them in cache. */
-enum { WAVE_BYTES = 4 << 20, SERIAL_WORK = 16384 };
+enum { WAVE_BYTES = 8 << 20, SERIAL_WORK = 16384 };
 
 typedef struct { /* as in kourkoutas/rule.py */
     double beta1, c1, beta2, c2; /* c = 1 - β */
