@@ -226,6 +226,25 @@ def test_buckets_over_pipeline_stages_equal_one_process(options):
             torch.testing.assert_close(value, expected[name].detach(), rtol=2e-6, atol=2e-6)
 
 
+def _nothing_here(rank, world):
+    """Rank 1 holds no parameter of the bucket that both share."""
+    import torch.distributed as dist
+
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    mine = [p] if rank == 0 else []
+    optimizer = KourkoutasBeta([{"params": mine}], buckets="global", process_group=dist.group.WORLD, lr=0.1)
+    for _ in range(2):
+        optimizer.step()
+    return p.detach()
+
+
+def test_a_rank_without_parameters_takes_part():
+    first, second = ranks(2).run(_nothing_here)
+    assert (first < 1).all()
+    assert torch.equal(second, torch.ones(3))
+
+
 def _route_on_one(rank, world):
     """Rank 0 asks for its route before the first step; rank 1 does not."""
     import torch.distributed as dist
