@@ -291,7 +291,7 @@ def test_betas_may_be_tensors_with_and_without_capturable(route, shape):
 
 
 def test_a_learning_rate_of_several_elements_is_refused_at_once():
-    with pytest.raises(ValueError, match=r"`lr` must be a number or a tensor of one element; got \(2,\)"):
+    with pytest.raises(ValueError, match=r"`lr` must be a number or a tensor of one element; got shape \[2\]"):
         KourkoutasBeta([parameter(1.0)], lr=torch.ones(2))
 
 

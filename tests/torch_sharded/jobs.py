@@ -21,7 +21,7 @@ def train(made, options, steps=20, bad=None, partial=False, absent=None):
             if absent is not None and step in absent[0]:
                 dict(made.named_parameters())[absent[1]].grad = None
             optimizer.step()
-        route = [r.name for r in optimizer.route()]
+        route = [(r.name, r.fused) for r in optimizer.route()]
     finally:
         kernel.extension = saved
     trace = Trace(optimizer.bucket_names)

@@ -116,9 +116,10 @@ def test_replicas_are_equal_to_the_bit(options):
         assert tp[0]["here"][name] == tp[1]["here"][name]
 
 
-def test_shards_go_by_torchs_operations():
-    for answer in ranks(2).run(_sharded, "fsdp2", {}, torch.float32, {"steps": 2}):
-        assert answer["route"] == ["foreach"]
+@pytest.mark.parametrize(("options", "fused"), [({}, True), ({"fused": False}, False), ({"max_ratio": 3.0}, False)])
+def test_shards_take_torchs_fused_adam_where_it_can(options, fused):
+    for answer in ranks(2).run(_sharded, "fsdp2", options, torch.float32, {"steps": 2}):
+        assert answer["route"] == [("foreach", fused)]
 
 
 def test_a_parameter_without_a_gradient_is_left_alone_everywhere():

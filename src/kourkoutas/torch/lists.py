@@ -233,7 +233,7 @@ class FusedStep(ListStep):
             for t in (p, *others):
                 if type(t) not in _TYPES or dtype not in _WIDE or t.dtype is not dtype or t.shape != shape:
                     return False
-                if not t.is_cpu or not t.is_contiguous() or t.is_neg() or not t.data_ptr():
+                if not t.is_cpu or not t.is_contiguous() or t.is_neg() or not (t.data_ptr() or not t.numel()):
                     return False
         return True
 
@@ -276,7 +276,7 @@ class FusedStep(ListStep):
         options["maximize"] = self.group["maximize"]
         tensors = zip(*self.lists, strict=True)
         for (p, g, m, v, *v_max), move, beta2, rate, floor, fade in zip(tensors, *each, strict=True):
-            if not move:
+            if not move or not p.numel():
                 continue
             if fade:
                 p.add_(p, alpha=-fade)
@@ -285,7 +285,7 @@ class FusedStep(ListStep):
 
 def _square_sum(g: Tensor) -> float:
     """Σ g² in the dtype of g; piece by piece, as one long sum would lose digits. NumPy is faster with small ones."""
-    if g.numel() <= 1 << 14:
+    if 0 < g.numel() <= 1 << 14:
         x = g.numpy()
         return float(np.vdot(x, x))
     return float(sum(x.dot(x).item() for x in g.view(-1).split(1 << 18)))

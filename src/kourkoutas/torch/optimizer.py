@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -264,8 +265,8 @@ class KourkoutasBeta(Optimizer):
 
     def _derive(self) -> None:
         """Forget what was derived from the state and the groups."""
-        counts = [len(group["params"]) for group in self.param_groups]
-        self._groups = [Group(group, sum(counts[:i])) for i, group in enumerate(self.param_groups)]
+        starts = accumulate((len(group["params"]) for group in self.param_groups), initial=0)
+        self._groups = [Group(group, first) for group, first in zip(self.param_groups, starts, strict=False)]
         self._pool = self._recorder = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -340,10 +341,7 @@ class KourkoutasBeta(Optimizer):
             self._recorder.pull(trace)
 
     def route(self) -> list[routes.Route]:
-        """Which way the next step of each group goes, and why; this makes the state that the step would make.
-
-        It asks no other rank.
-        """
+        """Which way the next step of each group goes, and why; it makes missing state, and asks no other rank."""
         self._check(all_ranks=False)
         with torch.no_grad():
             return [self._gather(own)[0] for own in self._groups]

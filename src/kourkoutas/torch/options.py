@@ -46,7 +46,7 @@ def check_group(options: dict[str, Any]) -> Hyper:
     for name, value in values.items():
         if isinstance(value, Tensor):
             if value.numel() != 1:
-                raise ValueError(f"`{name}` must be a number or a tensor of one element; got {tuple(value.shape)}")
+                raise ValueError(f"`{name}` must be a number or a tensor of one element; got shape {[*value.shape]}")
             values[name] = value.reshape(())
     hyper = Hyper.pick(values)
     if options["buckets"] != "custom":
