@@ -19,8 +19,8 @@ ARRAYS = [np.zeros((4, 3)), np.zeros(4), np.zeros((4, 3)), np.zeros(())]
 )
 def test_parameters_fall_into_the_named_buckets(kind, names, index):
     parts = partition(kind, NAMES, ARRAYS)
-    assert parts.names == names
-    assert parts.index == index
+    assert parts.bucket_names == names
+    assert parts.bucket_of == index
 
 
 def test_an_unknown_kind_lists_the_known_ones_and_the_nearest():
