@@ -72,16 +72,24 @@ def unique_names(names: Sequence[str], buckets: Buckets = "parameter") -> list[s
     """
     if buckets not in ("parameter", "module"):
         return list(names)
-    count: dict[str, int] = {}
+    taken = set(names)
+    last: dict[str, int] = {}  # name → the number that it was last given
     out = []
     for name in names:
-        count[name] = count.get(name, 0) + 1
-        if count[name] > 1 and buckets == "module":
+        if name not in last:
+            last[name] = 1
+            out.append(name)
+            continue
+        if buckets == "module":
             raise ValueError(
                 f"`buckets` is 'module' but two parameters are named {name!r}: give them names that differ, for "
                 "example with the name of their model in front"
             )
-        out.append(name if count[name] == 1 else f"{name}#{count[name]}")
+        last[name] += 1
+        while f"{name}#{last[name]}" in taken:  # somebody's own name
+            last[name] += 1
+        taken.add(f"{name}#{last[name]}")
+        out.append(f"{name}#{last[name]}")
     return out
 
 
