@@ -80,14 +80,14 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         super().build(variables)
         names = unique_names([v.path.replace("/", ".") for v in variables], self.buckets)
         parts = partition(self.buckets, names, variables)
-        self.bucket_names = list(parts.names)
-        self._bucket_of = list(parts.index)
+        self.bucket_names = list(parts.bucket_names)
+        self._bucket_of = list(parts.bucket_of)
         self._m = self.add_optimizer_variables(variables, "m")
         self._v = self.add_optimizer_variables(variables, "v")
         if self.hyper.leak is not None:
             self._v_max = self.add_optimizer_variables(variables, "v_max")
         dtype = max(map(_wide, variables), default="float32")  # "float64" if there is one
-        count = len(parts.names)
+        count = len(parts.bucket_names)
         self._ema, self._sun, self._beta2 = (self._scalars(count, k, dtype) for k in ("ema", "sun", "beta2"))
         self._t, self._log_beta2 = (self._scalars(len(variables), k, dtype) for k in ("t", "log_beta2"))
         self._skipped = self._scalars(count, "skipped", "int32")

@@ -41,13 +41,13 @@ class Oracle:
 
     .. math::
         m_t = β_1 m_{t-1} + (1-β_1) g_t, \quad v_t = β_{2,t} v_{t-1} + (1-β_{2,t}) g_t^2, \quad
-        θ_t = θ_{t-1} - \mathrm{clip}\Big(\frac{ρ}{a_1} \frac{m_t}{\sqrt{\hat v_t/b_2} + ε + \mathrm{tiny}}\Big)
+        θ_t = θ_{t-1} - \mathrm{clip}\Big(\frac{γ}{a_1} \frac{m_t}{\sqrt{\hat v_t/b_2} + ε + \mathrm{tiny}}\Big)
 
     Args:
       params: name → array; copied to float64.
       hyper: the hyper-parameters.
       buckets: as in `kourkoutas.buckets`.
-      lr: the learning rate ρ; may be assigned between steps.
+      lr: the learning rate γ; may be assigned between steps.
 
     Example:
       >>> oracle = Oracle({"w": [1.0, -2.0]}, Hyper(), lr=0.1)
@@ -71,8 +71,8 @@ class Oracle:
             name: np.array(p).astype(np.float64, casting="same_kind") for name, p in params.items()
         }
         parts = partition(buckets, list(self.params), list(self.params.values()))
-        self.bucket_of = {name: parts.names[b] for name, b in zip(self.params, parts.index, strict=True)}
-        self.bucket_names = parts.names
+        self.bucket_of = {name: parts.bucket_names[b] for name, b in zip(self.params, parts.bucket_of, strict=True)}
+        self.bucket_names = parts.bucket_names
 
         self.m = {name: np.zeros_like(p) for name, p in self.params.items()}
         self.v = {name: np.zeros_like(p) for name, p in self.params.items()}
@@ -207,11 +207,11 @@ class Oracle:
         if h.adaptive_tiny and theta.size:
             denom = denom + h.tiny_denom * max(float(np.mean(np.abs(theta))), 1.0)
 
-        # Δθ = ρ/a1 · m / denom, clipped to ±ρ·max_ratio
+        # Δθ = γ/a1 · m / denom, clipped to ±γ·max_ratio
         delta = lr / a1 * m / denom
         if h.max_ratio is not None:
             delta = np.clip(delta, -lr * h.max_ratio, lr * h.max_ratio)
         delta = self._rotated(p, delta, back=True)
 
-        # θ ← (1 - ρ·weight_decay) θ - Δθ   (decoupled, as AdamW)
+        # θ ← (1 - γλ) θ - Δθ   (decoupled, as AdamW)
         self.params[p] = (1 - lr * h.weight_decay) * theta - delta

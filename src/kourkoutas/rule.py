@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -95,8 +95,11 @@ class Hyper:
       weight_decay: decoupled weight decay, ≥ 0.
       lr_warmup: multiply the learning rate by √(1 - β2_max^t). Refused with bias_correction="beta2max", whose division
         has the same effect.
-      nonfinite: what a norm that is not finite does: "propagate" into the update as in Adam, "skip" (the bucket's
-        parameters and state stay as they are, and the skip is counted), or "raise" `NonFiniteGradient`.
+      nonfinite: what happens to a bucket whose norm is not finite, for which one NaN or infinite entry of a gradient is
+        enough. "propagate": all its parameters become NaN, and stay so, since β2 and r of the bucket do; Adam, and K-β
+        with beta2_min = beta2_max, lose that entry only. "skip": its parameters and state stay as they are, and the
+        skip is counted. "raise": `NonFiniteGradient`. If such entries may occur, use "skip"; if the rest of the
+        bucket is to move all the same, put zeros in their place before the step.
       basis: where m and v live: None, in the parameter's own coordinates, or "eigen", in the eigenbasis of the factors
         of its gradients, as in SOAP; see `kourkoutas.eigenbasis`. The next three are for "eigen" only.
       basis_every: after how many steps the basis turns, ≥ 1.
@@ -251,13 +254,29 @@ class Step(NamedTuple):
 
 
 class Members(Protocol):
-    """Which parameters are in which bucket, for arrays of one framework."""
+    """The parameters of a step and their buckets, for arrays of one framework.
+
+    Attributes:
+      bucket_names: one name per bucket.
+      bucket_of: for each parameter, the number of its bucket.
+
+    NOTE: a front end that knows which parameters have a gradient lists these only, and only their buckets.
+    """
+
+    @property
+    def bucket_names(self) -> Sequence[str]: ...
+
+    @property
+    def bucket_of(self) -> Sequence[int]: ...
 
     def spread(self, x: Any) -> Any:
         """From an entry per bucket to one per parameter."""
 
     def largest(self, x: Any) -> Any:
-        """From an entry per parameter to one per bucket: the largest of its members that have a gradient."""
+        """From an entry per parameter to one per bucket: the largest of its members."""
+
+    def total(self, x: Any) -> Any:
+        """From an entry per parameter to one per bucket: the sum over its members."""
 
 
 def step(

@@ -116,15 +116,15 @@ class Layout:
 
     def plan(self, numbers: list[int]) -> Plan:
         """The plan of a step in which the parameters `numbers`, ascending, have a gradient."""
-        owner = [self.parts.index[i] for i in numbers]
+        owner = [self.parts.bucket_of[i] for i in numbers]
         columns = tuple(sorted(set(owner)))
         local = {b: k for k, b in enumerate(columns)}
         return Plan(
             hyper=self.hyper,
             rows=None if len(numbers) == len(self.number) else tuple(numbers),
-            columns=None if len(columns) == len(self.parts.names) else columns,
+            columns=None if len(columns) == len(self.parts.bucket_names) else columns,
             owner=tuple(local[b] for b in owner),
-            buckets=len(self.parts.names),
+            buckets=len(self.parts.bucket_names),
         )
 
     def build(self, state: State, new: Mapping[str, mx.array], parameters: Any) -> None:
@@ -159,17 +159,19 @@ class Layout:
         number = {path: i for i, path in enumerate(names)}
         home = {path: i for i, path in enumerate(old)}
         from_old = [home.get(path, -1) for path in names]
-        bucket_home = {after.index[number[path]]: before.index[i] for path, i in home.items()}
-        bucket_from_old = [bucket_home.get(b, -1) for b in range(len(after.names))]
+        bucket_home = {after.bucket_of[number[path]]: before.bucket_of[i] for path, i in home.items()}
+        bucket_from_old = [bucket_home.get(b, -1) for b in range(len(after.bucket_names))]
         self._spread_steps(state, len(old), grown=len(names) > len(old) > 0)
         for name in self.vectors:
             if name == "t" and "t" in state and not state["t"].ndim:
                 continue
-            source, size = (from_old, len(old)) if name in PER_PARAMETER else (bucket_from_old, len(before.names))
+            source, size = (
+                (from_old, len(old)) if name in PER_PARAMETER else (bucket_from_old, len(before.bucket_names))
+            )
             self._extend(state, name, source, size, mx.int32 if name in ("t", "skipped") else dtype, bool(old))
         if self.diagnostics:
             if "ring" not in state:
-                state["ring"] = mx.full((WINDOW, len(KEYS), len(before.names)), math.nan, dtype)
+                state["ring"] = mx.full((WINDOW, len(KEYS), len(before.bucket_names)), math.nan, dtype)
                 state["count"] = mx.array(0, mx.int32)
             state["ring"] = _rearranged(state["ring"], bucket_from_old, math.nan)
         for slot in self.slots:

@@ -101,7 +101,7 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
     @property
     def bucket_names(self) -> tuple[str, ...]:
         """One printable name per bucket, in the order of the bucket statistics in the state."""
-        return self._layout.parts.names
+        return self._layout.parts.bucket_names
 
     @property
     def state(self) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
             ) from None
         if bad.size:
             columns = plan.columns or tuple(range(plan.buckets))
-            raise NonFiniteGradient(self._layout.parts.names[columns[int(bad[0])]])
+            raise NonFiniteGradient(self._layout.parts.bucket_names[columns[int(bad[0])]])
 
 
 def _record(state: dict[str, Any], plan: Plan, step: rule.Step | None) -> None:

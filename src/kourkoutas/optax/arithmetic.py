@@ -46,7 +46,7 @@ class Members:
 
     def __init__(self, parts: Partition, rows: Sequence[int]) -> None:
         self.rows = np.asarray(rows, np.int32)
-        self.columns, index = np.unique(np.asarray(parts.index, np.int32)[self.rows], return_inverse=True)
+        self.columns, index = np.unique(np.asarray(parts.bucket_of, np.int32)[self.rows], return_inverse=True)
         self.index = index.astype(np.int32)
         self.one_each = np.array_equal(self.index, np.arange(len(self.columns)))
 

@@ -226,7 +226,7 @@ def _transformation(
     layout_of = layouts(buckets, axis_name)
 
     def init_fn(params: optax.Params) -> KourkoutasBetaState:
-        return _first_state(params, hyper, len(layout_of(params).parts.names), diagnostics)
+        return _first_state(params, hyper, len(layout_of(params).parts.bucket_names), diagnostics)
 
     def update_fn(
         updates: optax.Updates, state: KourkoutasBetaState, params: optax.Params | None = None
@@ -252,7 +252,7 @@ def _transformation(
         real = state.ema.dtype
         norm, mean_abs = measure([gs[i] for i in here], thetas, members, [layout.axes[i] for i in here], real)
         if hyper.nonfinite == "raise":
-            _refuse_nonfinite(norm, [layout.parts.names[b] for b in columns])
+            _refuse_nonfinite(norm, [layout.parts.bucket_names[b] for b in columns])
 
         count, t = _steps_taken(state)
         log_beta2 = state.log_beta2
@@ -337,9 +337,10 @@ def _check_gradients(gs: list[Any], mu: PyTree) -> None:
 
 def _check_layout(state: KourkoutasBetaState, layout: Layout) -> None:
     """Raise unless a step with these buckets and axes fits the state and what is traced."""
-    if state.ema.shape != (len(layout.parts.names),):
+    buckets = len(layout.parts.bucket_names)
+    if state.ema.shape != (buckets,):
         raise ValueError(
-            f"the state has {state.ema.size} buckets and the parameters have {len(layout.parts.names)}: call init() "
+            f"the state has {state.ema.size} buckets and the parameters have {buckets}: call init() "
             "with the same parameters and `buckets`; inside shard_map with `axis_name` as PartitionSpecs"
         )
     if layout.unbound:

@@ -128,7 +128,7 @@ def bucket_names(params: PyTree, buckets: Buckets = "parameter") -> tuple[str, .
       >>> bucket_names({"enc": {"b": jnp.zeros(2), "w": jnp.zeros((2, 3))}, "gain": jnp.ones(())}, "module")
       ('enc', '')
     """
-    return layouts(buckets)(params).parts.names
+    return layouts(buckets)(params).parts.bucket_names
 
 
 def _axes_of(axis_name: AxisName, params: PyTree, names: list[str], shapes: list[Any]) -> list[Axes]:

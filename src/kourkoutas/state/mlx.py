@@ -68,4 +68,4 @@ def _parameters(optimizer: KourkoutasBeta, tree: Any) -> dict[str, Parameter]:
     arrays = {path: x for path, x in flat(tree).items() if isinstance(x, mx.array)}
     names = natural(arrays)
     parts = partition(optimizer.buckets, names, [arrays[name] for name in names])
-    return {name: Parameter(arrays[name].shape, b) for name, b in zip(names, parts.index, strict=True)}
+    return {name: Parameter(arrays[name].shape, b) for name, b in zip(names, parts.bucket_of, strict=True)}

@@ -81,7 +81,7 @@ def _parameters(mu: PyTree, buckets: Buckets) -> dict[str, Parameter]:
     arrays, parts = zip(leaf_names(mu), jax.tree.leaves(mu), strict=True), layouts(buckets)(mu).parts
     return {
         name: Parameter(x.shape, bucket, jnp.iscomplexobj(x))
-        for (name, x), bucket in zip(arrays, parts.index, strict=True)
+        for (name, x), bucket in zip(arrays, parts.bucket_of, strict=True)
     }
 
 

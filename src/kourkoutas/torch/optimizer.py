@@ -287,7 +287,7 @@ class KourkoutasBeta(Optimizer):
             group["param_names"] = list(once.values())
         # A function cannot be saved, but its answers can: from here on `bucket_index` is what counts.
         group["buckets"] = group["buckets"] if isinstance(group["buckets"], str) else "custom"
-        group["bucket_names"], group["bucket_index"] = list(found.names), list(found.index)
+        group["bucket_names"], group["bucket_index"] = list(found.bucket_names), list(found.bucket_of)
         self._groups.append(Group(group, first))
         self._groups[-1].check()
         self.param_groups.append(group)
