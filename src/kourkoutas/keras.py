@@ -15,6 +15,7 @@ import math
 from typing import Any
 
 from kourkoutas import rule
+from kourkoutas.adam_names import explain_adams_names
 from kourkoutas.buckets import check_buckets, partition, unique_names
 from kourkoutas.rule import Buckets, Hyper, check_learning_rate
 
@@ -53,6 +54,7 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
     raise.
     """
 
+    @explain_adams_names
     def __init__(
         self,
         learning_rate: Any = 1e-3,

@@ -12,6 +12,7 @@ from mlx.optimizers import Optimizer
 from mlx.utils import tree_map
 
 from kourkoutas import rule
+from kourkoutas.adam_names import explain_adams_names
 from kourkoutas.buckets import check_buckets
 from kourkoutas.mlx.arithmetic import compiled_measure, compiled_update, numbers, widest
 from kourkoutas.mlx.layout import Layout, Plan, flat, pairs
@@ -32,12 +33,12 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         r &= α r + (1-α) n, \quad \mathrm{sun} = \frac{n}{n + r + ε_{spike}}, \quad
         β_2 = β_{2,max} - (β_{2,max}-β_{2,min})\,\mathrm{sun} \\
         m &= β_1 m + (1-β_1) g, \quad v = β_2 v + (1-β_2) g^2 \\
-        w &= w - \frac{λ}{a_1} \frac{m}{\sqrt{v / b_2} + ε}
+        w &= w - \frac{γ}{a_1} \frac{m}{\sqrt{v / b_2} + ε}
 
     with n the gradient norm pooled over a bucket of parameters, and a₁, b₂ the bias corrections.
 
     Args:
-      learning_rate: λ, a number, an array or a schedule (a callable of the step).
+      learning_rate: γ, a number, an array or a schedule (a callable of the step).
       alpha: decay of the moving average of n; a number, an array or a schedule.
       buckets: which parameters share one β2: "parameter", "module", "shape", "global" or a callable f(path, array),
         called once per parameter.
@@ -59,6 +60,7 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
       ('w',) (2,)
     """
 
+    @explain_adams_names
     def __init__(
         self,
         learning_rate: float | mx.array | Schedule,

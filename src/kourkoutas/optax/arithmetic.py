@@ -164,6 +164,15 @@ def _over_axes(sums: Callable[[Sequence[int]], list[jax.Array]], axes: Sequence[
     return list(jnp.unstack(_in_order(parts, blocks.values(), parts[0].dtype)))
 
 
+def update_dtype(g: Any, m: Any) -> Any:
+    """The dtype of an update, as `optax.adam` has it: float32 where one of `g` and `m` is float32 and one bfloat16."""
+    if not jnp.issubdtype(jnp.result_type(g), jnp.inexact):
+        return m.dtype
+    # NOTE: JAX has no common dtype for an 8-bit number and a wider one: the wider one counts.
+    wide = [x for x in (g, m) if jnp.result_type(x).itemsize > 1]
+    return jnp.result_type(*(wide or (g, m)))
+
+
 class Leaf(NamedTuple):
     """One parameter after the step."""
 
@@ -189,7 +198,8 @@ def update_leaf(hyper: Hyper, k: Coefficients, updated: Any, g: Any, m: Any, v: 
 
     `updated` is a 0-d boolean, or None where no parameter can be skipped.
     """
-    x = as_real(g)
+    dtype = update_dtype(g, m)
+    x = as_real(jnp.asarray(g, dtype))
     c1, c2, rate, floor = (each.astype(x.dtype) for each in (k.c1, k.c2, k.rate, k.floor))
 
     # NOTE: use m and v after the `where`; keeping the unmasked ones alive makes XLA copy both.
@@ -207,7 +217,7 @@ def update_leaf(hyper: Hyper, k: Coefficients, updated: Any, g: Any, m: Any, v: 
     if hyper.max_ratio is not None:
         u = jnp.clip(u, -hyper.max_ratio, hyper.max_ratio)
     return Leaf(
-        from_real(u, jnp.result_type(g) if jnp.issubdtype(jnp.result_type(g), jnp.inexact) else m.dtype),
+        from_real(u, dtype),
         from_real(m_new, m.dtype),
         from_real(v_new, v.dtype),
         None if v_max is None else from_real(v_hat, v_max.dtype),
