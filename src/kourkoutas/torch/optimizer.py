@@ -15,11 +15,13 @@ from kourkoutas import rule
 from kourkoutas.buckets import names_of, partition, unique_names
 from kourkoutas.rule import Buckets, Hyper
 from kourkoutas.torch import options, routes, sharding
+from kourkoutas.torch.eigenbasis import EigenStep
 from kourkoutas.torch.group import Collected, Group, Members, Tensors
 from kourkoutas.torch.lists import ListStep
 from kourkoutas.torch.recorder import Recorder
 from kourkoutas.torch.routes import Step
 from kourkoutas.torch.sharding import Pool
+from kourkoutas.torch.stacks import Stacked
 from kourkoutas.trace import Trace
 
 
@@ -244,21 +246,33 @@ class KourkoutasBeta(Optimizer):
         v_max: list[Tensor],
         scalars: list[Any],
         members: list[Any],
+        stacked: list[Tensor],
+        outlines: list[Any],
     ) -> None:
         self._check(all_ranks=True)
-        collected = self._groups[number].collect(self.state)
+        own = self._groups[number]
+        collected = own.collect(self.state)
         for filled, entries in zip((params, grads, m, v, v_max), collected.tensors, strict=True):
             filled.extend(entries)
         scalars.extend(collected.scalars)
         members.extend(collected.members)
+        if own.stacks is not None:
+            kept, rest = own.stacks.of(collected.members.places, own.device).flat()
+            stacked.extend(kept)
+            outlines.extend(rest)
 
     def _traced(self, number: int, group: dict[str, Any]) -> ListStep:
         """The step of a group as torch.compile sees it."""
         tensors = Tensors([], [], [], [], [])
         scalars: list[Any] = []
         members: list[Any] = []
-        self._init_group(group, number, *tensors, scalars, members)
-        step = ListStep(self._groups[number], Collected(tensors, rule.State(*scalars), Members(*members)))
+        stacked: list[Tensor] = []
+        outlines: list[Any] = []
+        self._init_group(group, number, *tensors, scalars, members, stacked, outlines)
+        own, collected = self._groups[number], Collected(tensors, rule.State(*scalars), Members(*members))
+        step = ListStep(own, collected)
+        if stacked:
+            step = EigenStep(own, collected, Stacked.unflattened(stacked, outlines))
         step.check()
         return step
 
