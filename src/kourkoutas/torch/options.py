@@ -122,8 +122,8 @@ def _check_eigenbasis(options: dict[str, Any]) -> None:
     """Raise if an option does not go with `basis="eigen"`."""
     if options["capturable"]:
         raise ValueError(
-            '`capturable` is True but `basis` is "eigen", whose turns a captured graph cannot count: leave `capturable` '
-            "out, or put the step into torch.compile"
+            '`capturable` is True but `basis` is "eigen", and a captured graph cannot tell when the basis turns: leave '
+            "`capturable` out, or put the step into torch.compile"
         )
     if options["fused"]:
         raise ValueError('`fused` is True but `basis` is "eigen", which has a step of its own: leave `fused` out')

@@ -44,7 +44,8 @@ def add_moments(axes: Sequence[int], factors: Sequence[Tensor], keep: Tensor, x:
 
 def eigenvectors(factor: Tensor) -> Tensor:
     """Those of the largest eigenvalue first; of what is not finite, which LAPACK refuses, those of zero."""
-    return torch.linalg.eigh(torch.nan_to_num(factor, 0.0, 0.0, 0.0)).eigenvectors.flip(-1).clone(memory_format=torch.contiguous_format)
+    finite = torch.nan_to_num(factor, 0.0, 0.0, 0.0)
+    return _contiguous(torch.linalg.eigh(finite).eigenvectors.flip(-1))
 
 
 def turned(factor: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,7 +55,12 @@ def turned(factor: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     values = (basis * product).sum(1)
     order = values.argsort(dim=1, descending=True, stable=True)
     product = product.gather(2, order.unsqueeze(1).expand_as(product))
-    return torch.linalg.qr(product).Q.clone(memory_format=torch.contiguous_format), order
+    return _contiguous(torch.linalg.qr(product).Q), order
+
+
+def _contiguous(x: Tensor) -> Tensor:
+    """A copy in the order of its axes: both branches of a `torch.cond` must have the same strides, and no aliases."""
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def reordered(x: Tensor, order: Tensor, axis: int) -> Tensor:
