@@ -260,7 +260,7 @@ def test_one_group_may_have_a_basis_and_another_none():
     feed(KourkoutasBeta([alone["b"]], lr=1e-2), alone, [{"b": step["b"]} for step in grads])
     assert torch.equal(params["a"], alone["a"])
     assert torch.equal(params["b"], alone["b"])
-    assert [route.name for route in optimizer.route()][0] == "eigenbasis"
+    assert next(route.name for route in optimizer.route()) == "eigenbasis"
 
 
 def test_an_adam_checkpoint_goes_on_in_its_own_coordinates_until_the_first_turn():
@@ -317,7 +317,7 @@ def test_the_basis_cannot_change_after_the_first_step():
     optimizer = eigen(params)
     feed(optimizer, params, gradients(SQUARES, 2))
     optimizer.param_groups[0]["basis"] = None
-    with pytest.raises(RuntimeError, match="`basis`.*make a new optimizer"):
+    with pytest.raises(RuntimeError, match=r"`basis`.*make a new optimizer"):
         feed(optimizer, params, gradients(SQUARES, 1))
 
 
@@ -328,7 +328,7 @@ def test_a_subclass_of_tensor_is_refused_by_name():
     p = torch.ones(3, 3).as_subclass(Tagged).requires_grad_()
     optimizer = KourkoutasBeta([p], basis="eigen")
     p.grad = torch.ones(3, 3)
-    with pytest.raises(TypeError, match="Tagged.*basis=None"):
+    with pytest.raises(TypeError, match=r"Tagged.*basis=None"):
         optimizer.step()
 
 
