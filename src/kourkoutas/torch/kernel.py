@@ -29,6 +29,12 @@ extension: Any = None
 missing = "it was turned off"
 """Why `extension` is None."""
 
+FIELDS = (
+    "beta1", "beta2_min", "beta2_max", "alpha", "eps", "tiny_spike", "tiny_denom", "leak", "max_ratio", "warmup_steps",
+    "weight_decay", "adaptive_tiny", "exact", "corrected", "lr_warmup", "skip", "maximize", "noisy_states", "noisy_params",
+)  # fmt: skip
+"""The fields of the kernel's struct `Hyper`, in its order: see _native/arithmetic.h, which says what they mean."""
+
 
 def connect(*, openmp: bool = True) -> None:
     """Set `extension`, or say in `missing` why there is none; `openmp` False: on threads of its own, not OpenMP's."""
@@ -40,6 +46,8 @@ def connect(*, openmp: bool = True) -> None:
         missing = "KBETA_NATIVE=0 turned it off" if off else "it was not built, say for want of a C compiler"
     elif table is None:
         missing = "it needs torch 2.10 or later"
+    elif getattr(_native.step, "HYPER_FIELDS", None) != FIELDS:
+        missing = "it was built from the sources of another version: build it again with `pip install`"
     elif not _native.step.connect(table, (Tensor, torch.nn.Parameter), openmp):
         missing = "this torch does not let it ask tensors whether they are negated or conjugated lazily"
     else:
@@ -51,14 +59,21 @@ connect()
 
 def pack(hyper: Hyper, maximize: bool, state_dtype: torch.dtype | None) -> bytes | None:
     """The hyper-parameters as the kernel's struct, or None if one of them is a tensor."""
-    names = ("beta1", "beta2_min", "beta2_max", "alpha", "eps", "tiny_spike", "tiny_denom", "leak", "max_ratio")
-    values = [getattr(hyper, name) for name in (*names, "warmup_steps", "weight_decay", "adaptive_tiny")]
-    exact, corrected = hyper.bias_correction == "exact", hyper.bias_correction != "none"
-    values += [exact, corrected, hyper.nonfinite == "skip", maximize, state_dtype is torch.bfloat16]
-    values.append(hyper.lr_warmup)
-    if any(isinstance(x, Tensor) for x in values):
-        return None
-    return struct.pack(f"{len(values)}d", *(-1.0 if x is None else x for x in values))
+    derived = {
+        "exact": hyper.bias_correction == "exact",
+        "corrected": hyper.bias_correction != "none",
+        "skip": hyper.nonfinite == "skip",
+        "maximize": maximize,
+        "noisy_states": state_dtype is torch.bfloat16,
+        "noisy_params": False,
+    }
+    numbers: list[float] = []
+    for name in FIELDS:
+        value = derived[name] if name in derived else getattr(hyper, name)
+        if isinstance(value, Tensor):
+            return None
+        numbers.append(-1.0 if value is None else float(value))
+    return struct.pack(f"{len(FIELDS)}d", *numbers)
 
 
 def gather(own: Group, state: Any) -> KernelStep | None:
@@ -66,7 +81,7 @@ def gather(own: Group, state: Any) -> KernelStep | None:
     if not own.views:
         return None
     lists = own.group["params"], own.bucket_index, len(own.bucket_names), own.vectors, own.views
-    plan = extension.gather(own.packed, *lists, state, own.first)
+    plan = extension.gather(own.packed, *lists, state)
     return None if plan is None else KernelStep(own, plan)
 
 
