@@ -7,7 +7,6 @@ from pathlib import Path
 from setuptools import Distribution, Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
-
 NATIVE = "src/kourkoutas/_native"
 
 

@@ -31,7 +31,8 @@ missing = "it was turned off"
 
 FIELDS = (
     "beta1", "beta2_min", "beta2_max", "alpha", "eps", "tiny_spike", "tiny_denom", "leak", "max_ratio", "warmup_steps",
-    "weight_decay", "adaptive_tiny", "exact", "corrected", "lr_warmup", "skip", "maximize", "noisy_states", "noisy_params",
+    "weight_decay", "adaptive_tiny", "exact", "corrected", "lr_warmup", "skip", "maximize", "noisy_states",
+    "noisy_params",
 )  # fmt: skip
 """The fields of the kernel's struct `Hyper`, in its order: see _native/arithmetic.h, which says what they mean."""
 
