@@ -20,7 +20,7 @@
 #include "formats.h"
 #include "threads.h"
 
-enum { BLOCK = 8192, PIECE = NOISE_ROOM, LANES = 32 };
+enum { BLOCK = 8192, PIECE = 1024, LANES = 32 };
 /* Buckets are taken together until their gradients fill this much, so that pass 2 finds them in cache. */
 enum { WAVE_BYTES = 8 << 20 };
 enum { SERIAL_WORK = 16384 }; /* elements per thread below which another thread costs more than it helps */
@@ -83,10 +83,10 @@ static float *as_float(void *x, Kind kind, float *buffer, long n) {
     return buffer;
 }
 
-/* Rounds what `as_float` gave back into `x`: with noise where there is some for bfloat16, else to nearest. */
-static void store(void *x, Kind kind, const float *values, const uint16_t *noise, long n) {
+/* Rounds what `as_float` gave back into `x`: with noise where there are hashes and it is bfloat16, else to nearest. */
+static void store(void *x, Kind kind, const float *values, NoiseOf which, const uint32_t *hash, long n) {
     if (kind == F32) return;
-    if (kind == BF16 && noise) narrow_noisy(x, values, noise, n);
+    if (kind == BF16 && hash) narrow_noisy(x, values, which, hash, n);
     else narrow(x, values, kind, n);
 }
 
@@ -108,12 +108,12 @@ static void update_piece(const Hyper *h, const Param *p, int64_t first, long n) 
     update_float(wide_theta, wide_g, wide_m, wide_v, wide_max, n, &p->k);
 
     int noisy_theta = h->noisy_params && p->theta_kind == BF16, noisy_state = h->noisy_states && p->state_kind == BF16;
-    Noise noise;
-    if (noisy_theta || noisy_state) make_noise(&noise, p->seed, (uint32_t)first, n);
-    store(theta, p->theta_kind, wide_theta, noisy_theta ? noise.theta : NULL, n);
-    store(m, p->state_kind, wide_m, noisy_state ? noise.m : NULL, n);
-    store(v, p->state_kind, wide_v, noisy_state ? noise.v : NULL, n);
-    if (v_max) store(v_max, p->state_kind, wide_max, noisy_state ? noise.v : NULL, n);
+    uint32_t hash[PIECE];
+    if (noisy_theta || noisy_state) make_hashes(hash, p->seed, (uint32_t)first, n);
+    store(theta, p->theta_kind, wide_theta, OF_THETA, noisy_theta ? hash : NULL, n);
+    store(m, p->state_kind, wide_m, OF_M, noisy_state ? hash : NULL, n);
+    store(v, p->state_kind, wide_v, OF_V, noisy_state ? hash : NULL, n);
+    if (v_max) store(v_max, p->state_kind, wide_max, OF_V, noisy_state ? hash : NULL, n);
 }
 
 static double square_sum(void *x, Kind kind, long n) {

@@ -63,12 +63,6 @@ CLONES static void narrow(void *out, const float *restrict in, Kind kind, long n
 
    in numbers of 32 bits that wrap. Every route gives these bits: see kourkoutas/torch/lists.py. */
 
-enum { NOISE_ROOM = 1024 };
-
-typedef struct {
-    uint16_t theta[NOISE_ROOM], m[NOISE_ROOM], v[NOISE_ROOM]; /* v: of v_max, too */
-} Noise;
-
 INLINE uint32_t mixed(uint32_t h) {
     h ^= h >> 16;
     h *= 0x45d9f3b5u;
@@ -79,22 +73,30 @@ INLINE uint32_t mixed(uint32_t h) {
 
 INLINE uint32_t noise_seed(double t, int number) { return mixed(mixed((uint32_t)(int64_t)t) + (uint32_t)number); }
 
-/* The noise of at most NOISE_ROOM elements, from number `first` on. */
-CLONES static void make_noise(Noise *restrict noise, uint32_t seed, uint32_t first, long n) {
-    for (long i = 0; i < n; i++) {
-        uint32_t hash = mixed((first + (uint32_t)i) * 0x1e3779b1u + seed);
-        noise->m[i] = (uint16_t)hash;
-        noise->v[i] = (uint16_t)(hash >> 16);
-        noise->theta[i] = (uint16_t)mixed(hash ^ 0x9e3779b9u);
-    }
+/* hash(i) of `n` elements, from number `first` on. */
+CLONES static void make_hashes(uint32_t *restrict hash, uint32_t seed, uint32_t first, long n) {
+    for (long i = 0; i < n; i++) hash[i] = mixed((first + (uint32_t)i) * 0x1e3779b1u + seed);
 }
 
-INLINE uint16_t to_bf16_noisy(float f, uint16_t noise) {
+typedef enum { OF_THETA, OF_M, OF_V } NoiseOf; /* OF_V: of v_max, too */
+
+INLINE uint32_t noise_of(NoiseOf which, uint32_t hash) {
+    if (which == OF_M) return hash & 0xffff;
+    if (which == OF_V) return hash >> 16;
+    return mixed(hash ^ 0x9e3779b9u) & 0xffff;
+}
+
+INLINE uint16_t to_bf16_noisy(float f, uint32_t noise) {
     uint32_t u = float_bits(f);
     return (u & 0x7f800000) == 0x7f800000 ? to_bf16(f) : (uint16_t)((u + noise) >> 16);
 }
 
-CLONES static void narrow_noisy(void *out, const float *restrict in, const uint16_t *restrict noise, long n) {
+CLONES static void narrow_noisy(void *out, const float *restrict in, NoiseOf which, const uint32_t *restrict hash, long n) {
     uint16_t *restrict h = out;
-    for (long i = 0; i < n; i++) h[i] = to_bf16_noisy(in[i], noise[i]);
+    if (which == OF_THETA)
+        for (long i = 0; i < n; i++) h[i] = to_bf16_noisy(in[i], noise_of(OF_THETA, hash[i]));
+    else if (which == OF_M)
+        for (long i = 0; i < n; i++) h[i] = to_bf16_noisy(in[i], noise_of(OF_M, hash[i]));
+    else
+        for (long i = 0; i < n; i++) h[i] = to_bf16_noisy(in[i], noise_of(OF_V, hash[i]));
 }
