@@ -367,7 +367,7 @@ def test_python_packs_the_fields_of_the_c_struct_in_its_order():
 
 @needs_kernel
 def test_the_kernel_knows_the_state_by_the_names_of_the_front_end():
-    assert _native.step.SCALARS == options.NUMBERS
+    assert _native.step.SCALARS == options.SCALARS
     assert _native.step.MOMENTS == options.MOMENTS
 
 
