@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kourkoutas import _native
 from kourkoutas.rule import Hyper
+from kourkoutas.torch import rounding
 
 if TYPE_CHECKING:
     from kourkoutas.torch.group import Group
@@ -59,15 +60,15 @@ def connect(*, openmp: bool = True) -> None:
 connect()
 
 
-def pack(hyper: Hyper, maximize: bool, state_dtype: torch.dtype | None) -> bytes | None:
-    """The hyper-parameters as the kernel's struct, or None if one of them is a tensor."""
+def pack(hyper: Hyper, group: dict[str, Any]) -> bytes | None:
+    """The hyper-parameters and options of a group as the kernel's struct, or None if one of them is a tensor."""
     derived = {
         "exact": hyper.bias_correction == "exact",
         "corrected": hyper.bias_correction != "none",
         "skip": hyper.nonfinite == "skip",
-        "maximize": maximize,
-        "noisy_states": state_dtype is torch.bfloat16,
-        "noisy_params": False,
+        "maximize": group["maximize"],
+        "noisy_states": rounding.noisy_states(group),
+        "noisy_params": group["stochastic_rounding"],
     }
     numbers: list[float] = []
     for name in FIELDS:
