@@ -90,6 +90,7 @@ class Group:
     device: torch.device  # of its scalars
     hyper: Hyper
     packed: bytes | None  # the same for the kernel; None if one of them is a tensor
+    noisy_states: bool  # whether bfloat16 state is rounded stochastically
     moment_names: tuple[str, ...] = ()  # names of the state that is like the parameter
     scalar_names: tuple[str, ...] = ()  # names of the state that is scalars
 
@@ -124,6 +125,7 @@ class Group:
             return
         self.hyper = options.check_group(group)
         self.packed = kernel.pack(self.hyper, group)
+        self.noisy_states = options.noisy_states(group)
         before = self.scalar_names
         self.moment_names, self.scalar_names = options.state_names(self.hyper)
         if self.scalar_names != before:

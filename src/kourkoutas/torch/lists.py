@@ -65,7 +65,7 @@ class ListStep:
         self._compare("`grad`", self.tensors.grads, written=False)
         for name, moments in self.tensors.moments():
             self._compare(f"`{name}` in the state", moments)
-        if rounding.noisy_states(self.group):
+        if self.own.noisy_states:
             rounding.check_shards(self.own)
 
     def _compare(self, what: str, tensors: list[Tensor], *, written: bool = True) -> None:
@@ -220,7 +220,7 @@ class ListStep:
     def _rounds_with_noise(self, name: str) -> bool:
         if name == "param":
             return bool(self.group["stochastic_rounding"])
-        return rounding.noisy_states(self.group)
+        return self.own.noisy_states
 
     def _noise_bits(self, place: int, like: Tensor) -> Tensor:
         shard = None if self.own.shards is None else self.own.shards[place]

@@ -36,6 +36,11 @@ def state_names(hyper: Hyper) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return moments, scalars
 
 
+def noisy_states(group: dict[str, Any]) -> bool:
+    """Whether m, v and v_max are rounded stochastically where they are bfloat16."""
+    return group["state_dtype"] is torch.bfloat16 or bool(group["stochastic_rounding"])
+
+
 def join_betas(options: dict[str, Any]) -> None:
     """Put `beta1` and `beta2_max` where torch's schedulers and Adam look for them: options["betas"]."""
     betas = options.get("betas", (Hyper.beta1, Hyper.beta2_max))
