@@ -12,7 +12,7 @@ A step has the same stages whichever way it goes; options.py is passed when an o
     gather      the group's tensors and state; every check comes before the first change   group.py, step.c
     measure     local sums: Σ g², and Σ |θ| where needed                                    arithmetic.c or lists.py
     pool        sums of what lies on several ranks, one vector for all groups               sharding.py
-    rule.step   n → β2, coefficients, new scalar state                                      arithmetic.c or kourkoutas/rule.py
+    rule.step   n → β2, coefficients, new scalar state                                      arithmetic.c or rule.py
     update      m, v, v_max and θ                                                           arithmetic.c or lists.py
     record      sun, β2 and n, with diagnostics=True                                        recorder.py
 

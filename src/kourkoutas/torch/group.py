@@ -86,6 +86,7 @@ class Group:
     """
 
     # As of the last `check`:
+    lr: Any = None  # γ
     key: tuple[Any, ...] | None = None  # the entries of the group that these follow from
     device: torch.device  # of its scalars
     hyper: Hyper
@@ -120,6 +121,9 @@ class Group:
             options.join_betas(group)
         if group["bucket_of"] is not self.bucket_of:
             group["bucket_names"], group["bucket_of"] = self.bucket_names, self.bucket_of
+        if group["lr"] is not self.lr and isinstance(group["lr"], Tensor):
+            options.check_learning_rate(group["lr"])
+        self.lr = group["lr"]
         key = options.OPTIONS(group)
         if self.key == key:
             return
@@ -130,7 +134,8 @@ class Group:
         self.moment_names, self.scalar_names = options.state_names(self.hyper)
         if self.scalar_names != before:
             self.views = ()
-        group["amsgrad"] = self.hyper.leak is not None  # for an Adam that loads this state
+        # For an Adam that loads this state:
+        group["amsgrad"], group["decoupled_weight_decay"] = self.hyper.leak is not None, True
         self.key = key
 
     def collect(self, state: Any) -> Collected:
