@@ -214,7 +214,7 @@ class ListStep:
         if not noisy:
             return
         for number, i in enumerate(chosen):  # one by one: the bits take eight bytes an element
-            bits = self._noise_bits(self.members.places[i], old.m[number])
+            bits = self.noise_bits(self.members.places[i], old.m[number])
             for name, targets, values in noisy:
                 targets[number].copy_(rounding.rounded(values[number], rounding.noise_of(name, bits)))
 
@@ -223,7 +223,7 @@ class ListStep:
             return bool(self.group["stochastic_rounding"])
         return self.own.noisy_states
 
-    def _noise_bits(self, place: int, like: Tensor) -> Tensor:
+    def noise_bits(self, place: int, like: Tensor) -> Tensor:
         shard = None if self.own.shards is None else self.own.shards[place]
         return rounding.noise_bits(self.scalars.step.select(0, place), place, like, shard)
 
