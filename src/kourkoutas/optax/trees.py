@@ -202,7 +202,7 @@ def align(tree: PyTree, like: PyTree, what: str) -> tuple[list[Any], Callable[[S
         return leaves, treedef.unflatten
     got, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)
     want = jax.tree_util.tree_leaves_with_path(like, is_leaf=_is_none)
-    end = (None, None)
+    end: Any = (None, None)
     for (path, x), (path_there, y) in itertools.zip_longest(got, want, fillvalue=end):
         if path != path_there or (y is None and x is not None):
             here = "nothing" if x is None else repr(name_of(path))

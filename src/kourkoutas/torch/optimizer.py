@@ -293,7 +293,7 @@ class KourkoutasBeta(Optimizer):
         self.param_groups.append(group)
         self._pool = None
         if self._recorder is not None:
-            self._recorder.widen(len(found.names))
+            self._recorder.widen(len(found.bucket_names))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a K-β or an Adam state; numbers keep their dtype, whatever the parameters' dtype."""
