@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kourkoutas.buckets import bucket_key, by_module, partition
+from kourkoutas.buckets import bucket_key, by_module, partition, unique_names
 
 NAMES = ["enc.0.weight", "enc.0.bias", "dec.weight", "gain"]
 ARRAYS = [np.zeros((4, 3)), np.zeros(4), np.zeros((4, 3)), np.zeros(())]
@@ -19,8 +19,8 @@ ARRAYS = [np.zeros((4, 3)), np.zeros(4), np.zeros((4, 3)), np.zeros(())]
 )
 def test_parameters_fall_into_the_named_buckets(kind, names, index):
     parts = partition(kind, NAMES, ARRAYS)
-    assert parts.names == names
-    assert parts.index == index
+    assert parts.bucket_names == names
+    assert parts.bucket_of == index
 
 
 def test_an_unknown_kind_lists_the_known_ones_and_the_nearest():
@@ -49,6 +49,19 @@ def test_buckets_by_module_go_by_the_names_that_the_model_has():
     assert [module("param_0", x) for x in (weight, bias, gain)] == ["enc.0", "enc.0", ""]
     with pytest.raises(ValueError, match=r"by_module\(Model\).*'param_7'"):
         module("param_7", object())
+
+
+@pytest.mark.parametrize(
+    ("names", "unique"),
+    [
+        (["w", "w#2", "w"], ["w", "w#2", "w#3"]),
+        (["w", "w", "w#2"], ["w", "w#3", "w#2"]),
+        (["w", "w", "w"], ["w", "w#2", "w#3"]),
+        (["w", "w", "w#2", "w#2"], ["w", "w#3", "w#2", "w#2#2"]),
+    ],
+)
+def test_a_name_that_occurs_again_gets_a_number_that_no_other_name_has(names, unique):
+    assert unique_names(names) == unique
 
 
 def test_names_and_arrays_of_different_number_are_refused():

@@ -33,6 +33,11 @@ BAD = [
     ("beta1", "0.9"),
     ("adaptive_tiny", 1),
     ("alpha", True),
+    ("basis", "svd"),
+    ("basis_every", 0),
+    ("basis_every", 2.5),
+    ("basis_memory", 1.0),
+    ("basis_limit", -1),
 ]
 
 
@@ -72,6 +77,10 @@ def test_the_defaults_are_the_documented_ones():
         "weight_decay": 0.0,
         "nonfinite": "propagate",
         "lr_warmup": False,
+        "basis": None,
+        "basis_every": 10,
+        "basis_memory": 0.95,
+        "basis_limit": 1024,
     }
 
 

@@ -72,16 +72,24 @@ def unique_names(names: Sequence[str], buckets: Buckets = "parameter") -> list[s
     """
     if buckets not in ("parameter", "module"):
         return list(names)
-    count: dict[str, int] = {}
+    taken = set(names)
+    last: dict[str, int] = {}  # name → the number that it was last given
     out = []
     for name in names:
-        count[name] = count.get(name, 0) + 1
-        if count[name] > 1 and buckets == "module":
+        if name not in last:
+            last[name] = 1
+            out.append(name)
+            continue
+        if buckets == "module":
             raise ValueError(
                 f"`buckets` is 'module' but two parameters are named {name!r}: give them names that differ, for "
                 "example with the name of their model in front"
             )
-        out.append(name if count[name] == 1 else f"{name}#{count[name]}")
+        last[name] += 1
+        while f"{name}#{last[name]}" in taken:  # somebody's own name
+            last[name] += 1
+        taken.add(f"{name}#{last[name]}")
+        out.append(f"{name}#{last[name]}")
     return out
 
 
@@ -120,12 +128,12 @@ class Partition:
     """Parameters sorted into buckets, in the order of first appearance.
 
     Attributes:
-      names: one printable name per bucket.
-      index: for each parameter, the number of its bucket.
+      bucket_names: one printable name per bucket.
+      bucket_of: for each parameter, the number of its bucket.
     """
 
-    names: tuple[str, ...]
-    index: tuple[int, ...]
+    bucket_names: tuple[str, ...]
+    bucket_of: tuple[int, ...]
 
 
 def partition(buckets: Buckets, names: Sequence[str], arrays: Iterable[Any]) -> Partition:
@@ -133,12 +141,12 @@ def partition(buckets: Buckets, names: Sequence[str], arrays: Iterable[Any]) -> 
 
     >>> import numpy as np
     >>> partition("shape", ["a", "b", "c"], [np.zeros(2), np.zeros(3), np.zeros(2)])
-    Partition(names=('(2,)', '(3,)'), index=(0, 1, 0))
+    Partition(bucket_names=('(2,)', '(3,)'), bucket_of=(0, 1, 0))
     """
     check_buckets(buckets)
     number: dict[Hashable, int] = {}
-    index = tuple(
-        number.setdefault(bucket_key(buckets, name, array), len(number))
-        for name, array in zip(names, arrays, strict=True)
-    )
-    return Partition(tuple(str(key) for key in number), index)
+    bucket_of = []
+    for name, array in zip(names, arrays, strict=True):
+        key = bucket_key(buckets, name, array)
+        bucket_of.append(number.setdefault(key, len(number)))
+    return Partition(tuple(str(key) for key in number), tuple(bucket_of))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from kourkoutas.adam_names import explain_adams_names
 from kourkoutas.mlx import KourkoutasBeta as _KourkoutasBeta
 from kourkoutas.mlx import Schedule
 from kourkoutas.rule import HYPER_NAMES, Hyper
@@ -53,6 +54,7 @@ class KourkoutasSoftmaxFlex(_KourkoutasBeta):
       {'(3,)': (1,)}
     """
 
+    @explain_adams_names
     def __init__(
         self,
         learning_rate: float | mx.array | Schedule = 1e-3,

@@ -4,13 +4,14 @@ Everything here is framework-free: `step` uses only arithmetic and a few calls o
 jax.numpy, mlx.core), so each front end runs the same lines on its own arrays. A front end adds three
 things: the pooled norms before it, the elementwise update after it, and where the state is kept.
 
-Symbols, as in the paper:
+Symbols, as in the paper, but for the learning rate, its ρ, which is γ everywhere here:
 
     n      pooled gradient norm of a bucket        norm
     r      moving average of n                     ema
     sun    n / (r + tiny_spike), squashed to [0,1) sun
     1-β2   how fast the second moment forgets      c2
     a1,b2  bias corrections of m and v             a1, b2
+    γ, λ   learning rate, weight decay             lr, hyper.weight_decay
 
 NOTE: `c2 = 1 - β2` is carried instead of β2. It is formed as (1-β2_max) + (β2_max-β2_min)·sun, which keeps all its
 digits in float32, where 1 - 0.999 would lose four of them.
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -33,6 +34,7 @@ import numpy as np
 
 BIAS_CORRECTIONS = ("none", "beta2max", "exact")
 NONFINITE = ("propagate", "skip", "raise")
+BASES = (None, "eigen")
 
 Buckets = str | Callable[[str, Any], Any]
 
@@ -94,8 +96,16 @@ class Hyper:
       weight_decay: decoupled weight decay, ≥ 0.
       lr_warmup: multiply the learning rate by √(1 - β2_max^t). Refused with bias_correction="beta2max", whose division
         has the same effect.
-      nonfinite: what a norm that is not finite does: "propagate" into the update as in Adam, "skip" (the bucket's
-        parameters and state stay as they are, and the skip is counted), or "raise" `NonFiniteGradient`.
+      nonfinite: what happens to a bucket whose norm is not finite, for which one NaN or infinite entry of a gradient is
+        enough. "propagate": all its parameters become NaN, and stay so, since β2 and r of the bucket do; Adam, and K-β
+        with beta2_min = beta2_max, lose that entry only. "skip": its parameters and state stay as they are, and the
+        skip is counted. "raise": `NonFiniteGradient`. If such entries may occur, use "skip"; if the rest of the
+        bucket is to move all the same, put zeros in their place before the step.
+      basis: where m and v live: None, in the parameter's own coordinates, or "eigen", in the eigenbasis of the factors
+        of its gradients, as in SOAP; see `kourkoutas.eigenbasis`. The next three are for "eigen" only.
+      basis_every: after how many steps the basis turns, ≥ 1.
+      basis_memory: decay μ of the factors, in [0, 1).
+      basis_limit: the longest axis that gets a factor, ≥ 1; memory and time grow with its square and its cube.
     """
 
     beta1: float = 0.9
@@ -113,6 +123,10 @@ class Hyper:
     weight_decay: float = 0.0
     nonfinite: Literal["propagate", "skip", "raise"] = "propagate"
     lr_warmup: bool = False
+    basis: Literal["eigen"] | None = None
+    basis_every: int = 10
+    basis_memory: float = 0.95
+    basis_limit: int = 1024
 
     def __post_init__(self) -> None:
         _check("beta1", self.beta1, lambda x: 0 <= x < 1, "must be in [0, 1), for example 0.9")
@@ -142,6 +156,11 @@ class Hyper:
             lambda x: x >= 0 and float(x).is_integer(),
             "must be a whole number >= 0, for example 0 or 350",
         )
+        _check("basis_memory", self.basis_memory, lambda x: 0 <= x < 1, "must be in [0, 1), for example 0.95")
+        for name, example in (("basis_every", 10), ("basis_limit", 1024)):
+            value = getattr(self, name)
+            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"`{name}` must be a whole number >= 1, for example {example}; got {value!r}")
         for name in ("adaptive_tiny", "lr_warmup"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"`{name}` must be True or False; got {getattr(self, name)!r}")
@@ -150,6 +169,8 @@ class Hyper:
             if value not in allowed:
                 choices = ", ".join(f'"{a}"' for a in allowed)
                 raise ValueError(f"`{name}` must be one of {choices}; got {value!r}")
+        if self.basis not in BASES:
+            raise ValueError(f'`basis` must be None or "eigen"; got {self.basis!r}')
         if self.lr_warmup and self.bias_correction == "beta2max":
             raise ValueError(
                 "`lr_warmup` is True, but bias_correction='beta2max' has the same warmup in it already: "
@@ -234,13 +255,29 @@ class Step(NamedTuple):
 
 
 class Members(Protocol):
-    """Which parameters are in which bucket, for arrays of one framework."""
+    """The parameters of a step and their buckets, for arrays of one framework.
+
+    Attributes:
+      bucket_names: one name per bucket.
+      bucket_of: for each parameter, the number of its bucket.
+
+    NOTE: a front end that knows which parameters have a gradient lists these only, and only their buckets.
+    """
+
+    @property
+    def bucket_names(self) -> Sequence[str]: ...
+
+    @property
+    def bucket_of(self) -> Sequence[int]: ...
 
     def spread(self, x: Any) -> Any:
         """From an entry per bucket to one per parameter."""
 
     def largest(self, x: Any) -> Any:
-        """From an entry per parameter to one per bucket: the largest of its members that have a gradient."""
+        """From an entry per parameter to one per bucket: the largest of its members."""
+
+    def total(self, x: Any) -> Any:
+        """From an entry per parameter to one per bucket: the sum over its members."""
 
 
 def step(
@@ -253,6 +290,7 @@ def step(
     members: Members | None = None,
     mean_abs: Any = None,
     has_grad: Any = None,
+    starts: Any = None,
 ) -> Step:
     """The scalars of one step: from pooled norms to the coefficients of the update and the state afterwards.
 
@@ -266,6 +304,8 @@ def step(
       mean_abs: ⟨|θ|⟩ per parameter, for adaptive_tiny.
       has_grad: which buckets have a gradient; None: all. Only for buckets that lie on several ranks: a front end that
         knows which parameters have a gradient passes the entries of these only.
+      starts: which parameters only make their basis in this step (`basis="eigen"`); None: none. They stay where they
+        are and do not count the step; their bucket's moving average moves all the same.
 
     NOTE: a bucket is not updated if it has no gradient, or if its norm is not finite and `nonfinite` is "skip". It then
     keeps its state, and its coefficients leave m, v, v_max and θ as they are to the bit, if its gradient is replaced by
@@ -297,38 +337,53 @@ def step(
         leak=hyper.leak,
     )
     new = State(r, t, log_beta2, state.skipped)
-    if has_grad is None and hyper.nonfinite != "skip":
+    if has_grad is None and starts is None and hyper.nonfinite != "skip":
         return Step(new, k, sun, 1 - c2, norm, None, None)
 
+    # `updated` is None where every bucket is, as in `Step`.
     updated = has_grad
     if hyper.nonfinite == "skip":
         finite = xp.isfinite(norm)
-        updated = finite if has_grad is None else finite & has_grad
+        updated = _and(has_grad, finite)
         if state.skipped is not None:
             new = new._replace(skipped=xp.where(finite, state.skipped, state.skipped + 1))
-    each = updated if members is None else members.spread(updated)
+    each = updated if members is None or updated is None else members.spread(updated)
+    if starts is not None:
+        each = _and(each, ~starts)
     new = new._replace(
-        ema=xp.where(updated, r, state.ema),
+        ema=r if updated is None else xp.where(updated, r, state.ema),
         step=xp.where(each, t, state.step),
         log_beta2=None if log_beta2 is None else xp.where(each, log_beta2, state.log_beta2),
     )
-    zero = xp.zeros_like(c2_each)
+    k = _held(k, each, xp)
+    beta2 = 1 - c2
+    if updated is not None:
+        # NOTE: a NaN as a number, not as an array, which a search for NaNs (jax.debug_nans) would find at every step.
+        sun, beta2, norm = [xp.where(updated, x, math.nan) for x in (sun, beta2, norm)]
+    return Step(new, k, sun, beta2, norm, updated, each)
+
+
+def _and(these: Any, those: Any) -> Any:
+    """Both masks at once; None is a mask that holds everywhere."""
+    return those if these is None else these & those
+
+
+def _held(k: Coefficients, moves: Any, xp: Any) -> Coefficients:
+    """The coefficients, with those that change nothing where a parameter does not move."""
+    zero = xp.zeros_like(k.c2)
 
     def still(x: Any, value: float) -> Any:
-        return None if x is None else xp.where(each, x + zero, zero + value)
+        return None if x is None else xp.where(moves, x + zero, zero + value)
 
-    k = Coefficients(
-        still(k.c1, 0),
-        still(k.c2, 0),
-        still(k.rate, 0),
-        still(k.floor, 1),
-        k.limit,
-        still(k.fade, 0),
-        still(k.leak, 1),
+    return Coefficients(
+        c1=still(k.c1, 0),
+        c2=still(k.c2, 0),
+        rate=still(k.rate, 0),
+        floor=still(k.floor, 1),
+        limit=k.limit,
+        fade=still(k.fade, 0),
+        leak=still(k.leak, 1),
     )
-    # NOTE: a NaN as a number, not as an array, which a search for NaNs (jax.debug_nans) would find at every step.
-    sun, beta2, norm = [xp.where(updated, x, math.nan) for x in (sun, 1 - c2, norm)]
-    return Step(new, k, sun, beta2, norm, updated, each)
 
 
 def _memory(hyper: Hyper, norm: Any, ema: Any, t: Any, xp: Any) -> tuple[Any, Any, Any]:

@@ -25,6 +25,18 @@ SHAPES = {
     "dec.bias": (3,),
     "out.gain": (),
 }
+# No axis is longer than the others together, or it has no factor: of a gradient with fewer columns than rows, the
+# eigenvectors to the eigenvalue 0 are not determined, and every library has its own.
+EIGEN_SHAPES = {
+    "enc.weight": (4, 4),
+    "enc.bias": (4,),
+    "dec.weight": (4, 4),
+    "dec.bias": (3,),
+    "out.gain": (),
+    "conv.weight": (3, 2, 3),
+    "table.weight": (6, 4),
+    "row.weight": (1, 6),
+}
 STEPS = 24
 TOLERANCE = {"float64": 1e-12, "float32": 2e-6}
 
@@ -52,16 +64,20 @@ class Case:
     seed: int = field(default=0)
 
     @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return EIGEN_SHAPES if "basis" in self.options else SHAPES
+
+    @property
     def hyper(self) -> Hyper:
         return Hyper(**self.options)
 
     def params(self) -> dict[str, np.ndarray]:
         rng = np.random.default_rng([11, self.seed])
-        return {name: _round(rng.normal(size=shape)).astype(self.dtype) for name, shape in SHAPES.items()}
+        return {name: _round(rng.normal(size=shape)).astype(self.dtype) for name, shape in self.shapes.items()}
 
     def grads(self) -> list[dict[str, np.ndarray | None]]:
         """Calm stretches, spikes up to 300×, zero gradients, all-zero steps, and gradients that come and go."""
-        return _gradients(self.dtype, self.missing, self.seed)
+        return _gradients(tuple(self.shapes.items()), self.dtype, self.missing, self.seed)
 
     @functools.cached_property
     def expected(self) -> Oracle:
@@ -72,16 +88,18 @@ class Case:
 
 
 @functools.cache
-def _gradients(dtype: str, missing: bool, seed: int) -> list[dict[str, np.ndarray | None]]:
+def _gradients(
+    shapes: tuple[tuple[str, tuple[int, ...]], ...], dtype: str, missing: bool, seed: int
+) -> list[dict[str, np.ndarray | None]]:
     rng = np.random.default_rng([12, seed])
     steps: list[dict[str, np.ndarray | None]] = []
     for t in range(STEPS):
         scale = {4: 100.0, 13: 300.0}.get(t, 1.0) * (1e-6 if 16 <= t < 18 else 1.0)
-        normal = {name: _round(rng.normal(size=shape)).astype(dtype) for name, shape in SHAPES.items()}
+        normal = {name: _round(rng.normal(size=shape)).astype(dtype) for name, shape in shapes}
         g: dict[str, np.ndarray | None] = {name: (x * scale).astype(dtype) for name, x in normal.items()}
         if t in (6, 19):  # one layer sees a zero gradient, then every layer does
-            for name in ("enc.weight", "enc.bias") if t == 6 else tuple(SHAPES):
-                g[name] = np.zeros(SHAPES[name], dtype)
+            for name in ("enc.weight", "enc.bias") if t == 6 else tuple(g):
+                g[name] = np.zeros(dict(shapes)[name], dtype)
         if missing:
             if t == 0 or 8 <= t < 11:
                 g["dec.weight"] = None
@@ -90,7 +108,7 @@ def _gradients(dtype: str, missing: bool, seed: int) -> list[dict[str, np.ndarra
             if t in (2, 15):
                 g["out.gain"] = None
             if t == 21:
-                g = dict.fromkeys(SHAPES)
+                g = dict.fromkeys(g)
         for x in g.values():
             if x is not None:
                 x.setflags(write=False)  # shared by all cases
@@ -116,6 +134,9 @@ def _table() -> list[Case]:
     for dtype in DTYPES:
         for name, options in EXTRA.items():
             cases.append(Case(f"{name}-{dtype}", options, "shape", dtype))
+        for i, (name, options) in enumerate(EIGEN.items()):
+            case = {"basis": "eigen", "basis_every": 3, "basis_limit": 4, **options}
+            cases.append(Case(f"eigen-{name}-{dtype}", case, BUCKETS[i % len(BUCKETS)], dtype))
     return cases
 
 
@@ -127,6 +148,18 @@ EXTRA: dict[str, dict[str, Any]] = {
     "wide": {"beta2_min": 0.0, "beta2_max": 0.9999, "alpha": 0.5, "bias_correction": "exact"},
     "big-eps": {"eps": 1e-2, "tiny_spike": 1e-1, "tiny_denom": 1e-2, "adaptive_tiny": True},
     "lr-warmup": {"lr_warmup": True, "bias_correction": "exact", "weight_decay": 0.1, "max_ratio": 0.5},
+}
+
+# In the eigenbasis, with axes of up to 4 entries and a turn every 3 steps unless a case says otherwise.
+EIGEN: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "exact": {"bias_correction": "exact"},
+    "soap": {"beta1": 0.95, "beta2_min": 0.95, "beta2_max": 0.95, "bias_correction": "exact"},
+    "warmup": {"warmup_steps": 7, "bias_correction": "none"},
+    "every-step": {"basis_every": 1, "basis_memory": 0.5},
+    "full": {"decay": 0.98, "max_ratio": 3, "adaptive_tiny": True, "weight_decay": 0.1},
+    "amsgrad": {"decay": 1, "max_ratio": 0.5, "lr_warmup": True, "bias_correction": "exact"},
+    "skip": {"nonfinite": "skip", "basis_limit": 3},
 }
 
 CASES = _table()

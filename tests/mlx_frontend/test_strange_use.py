@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kourkoutas.mlx import KourkoutasBeta
+from kourkoutas.paper import KourkoutasSoftmaxFlex
 
 
 def tree(*sizes):
@@ -101,3 +102,25 @@ def test_a_float64_parameter_that_comes_later_makes_the_statistics_float64():
         params = {"a": mx.ones(2), "b": mx.ones(2, mx.float64)}
         optimizer.apply_gradients(params, params)
     assert optimizer.state["ema"].dtype == mx.float64
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: KourkoutasBeta(1e-3, betas=[0.9, 0.999]), r"`betas`; got \[0\.9, 0\.999\]: .*write for example beta1"),
+        (lambda: KourkoutasBeta(1e-3, [0.9, 0.999]), r"only `learning_rate` by position; got also \[0\.9, 0\.999\]"),
+        (lambda: KourkoutasBeta(1e-3, amsgrad=True), "`amsgrad`; got True: write decay=1 for AMSGrad"),
+        (lambda: KourkoutasBeta(lr=1e-3), r"`lr`; got 0\.001: write learning_rate=0\.001"),
+        (lambda: KourkoutasSoftmaxFlex(betas=[0.9, 0.999]), r"KourkoutasSoftmaxFlex\(\) has no argument `betas`"),
+    ],
+)
+def test_what_users_of_mlx_adam_type_is_refused_in_one_line_with_the_remedy(call, message):
+    with pytest.raises(TypeError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_bias_correction_that_is_true_or_false_as_in_mlx_adam_names_the_choices(wanted):
+    with pytest.raises(ValueError, match=f'`bias_correction` must be one of "none", "beta2max", "exact"; got {wanted}'):
+        KourkoutasBeta(1e-3, bias_correction=wanted)

@@ -55,6 +55,16 @@ def test_fixed_beta2_with_weight_decay_equals_optax_adamw():
         assert_close(train(ours, "float64", 200), train(adamw, "float64", 200), 1e-12)
 
 
+@pytest.mark.parametrize("mask", [None, {"enc": {"w": True, "b": False}, "gain": False}])
+def test_weight_decay_takes_a_schedule_as_that_of_optax_adamw_does(mask):
+    rate, decay = optax.cosine_decay_schedule(1e-2, 100), optax.linear_schedule(0.5, 0.0, 60)
+    with jax.enable_x64(True):
+        ours = kourkoutas_beta(rate, beta2_min=0.99, beta2_max=0.99, weight_decay=decay, mask=mask)
+        adamw = optax.inject_hyperparams(optax.adamw, static_args=("mask",))  # adamw itself since Optax 0.2.6
+        theirs = adamw(rate, b2=0.99, weight_decay=decay, mask=mask)
+        assert_close(train(ours, "float64", 100), train(theirs, "float64", 100), 1e-12)
+
+
 def test_fixed_beta2_with_a_schedule_equals_optax_adam():
     schedule = optax.cosine_decay_schedule(1e-2, 100)
     with jax.enable_x64(True):

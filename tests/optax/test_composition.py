@@ -219,6 +219,35 @@ def test_alpha_takes_a_schedule_through_inject_hyperparams():
         np.testing.assert_allclose(state.inner_state.ema, [ema], rtol=1e-6)
 
 
+INJECTED = {"b1": "beta1", "b2": "beta2_max", "eps": "eps", "weight_decay": "weight_decay"}
+
+
+@pytest.mark.parametrize("theirs", INJECTED)
+def test_what_adamw_takes_as_a_schedule_through_inject_hyperparams_kourkoutas_beta_takes_too(theirs):
+    def schedule(count):  # in float64, where Optax's own schedules give float32
+        return 0.5 + 0.1 * jnp.minimum(count, 4).astype("float64")
+
+    options = {INJECTED[theirs]: schedule}
+    if theirs == "b2":
+        options["beta2_min"] = schedule
+    with jax.enable_x64(True):
+        params, xs = jax.tree.map(lambda p: p.astype("float64"), init()), inputs(6).astype("float64")
+        adamw = optax.inject_hyperparams(optax.adamw)(1e-2, **{"weight_decay": 0.0, theirs: schedule})
+        fixed = {"beta2_min": 0.999, "beta2_max": 0.999, **options}
+        ours = optax.inject_hyperparams(kourkoutas_beta)(1e-2, **fixed)
+        assert_same(loop(ours, params, xs)[0], loop(adamw, params, xs)[0], rtol=1e-9, atol=1e-12)
+
+
+def test_a_scheduled_weight_decay_is_part_of_the_state_and_goes_on_after_a_pause():
+    solver, params, xs = kourkoutas_beta(1e-2, weight_decay=optax.linear_schedule(0.9, 0.0, 8)), init(), inputs(8)
+    want = loop(solver, params, xs)
+    state = solver.init(params)
+    for x in xs:
+        saved = jax.tree.map(np.asarray, (params, state))
+        params, state = jitted(solver)(*jax.tree.map(jnp.asarray, saved), x)
+    assert_same((params, state), want, rtol=0, atol=0)
+
+
 def test_callable_buckets_are_injected_as_a_static_argument():
     params = init()
     inject = optax.inject_hyperparams(kourkoutas_beta, static_args=("buckets",))

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import jax.numpy as jnp
+import optax
 import pytest
 
 from kourkoutas.optax import bucket_names, kourkoutas_beta, scale_by_kourkoutas_beta
@@ -30,11 +31,37 @@ def test_bad_hyperparameters_are_refused_when_the_optimizer_is_built(options, me
 
 
 @pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: kourkoutas_beta(1e-3, b1=0.8), r"no argument `b1`; got 0\.8: write beta1=0\.8"),
+        (lambda: kourkoutas_beta(1e-3, b2=0.99), r"`b2`; got 0\.99: .*write beta2_max=0\.99, and beta2_min=0\.99 too"),
+        (lambda: kourkoutas_beta(1e-3, eps_root=1e-8), "`eps_root`; got 1e-08: .*leave it out"),
+        (lambda: kourkoutas_beta(1e-3, mu_dtype="bfloat16"), "`mu_dtype`; got 'bfloat16': .*leave it out"),
+        (lambda: kourkoutas_beta(1e-3, nesterov=True), "`nesterov`; got True: .*leave it out"),
+        (lambda: kourkoutas_beta(lr=1e-3), r"`lr`; got 0\.001: write learning_rate=0\.001"),
+        (lambda: kourkoutas_beta(1e-3, 0.9, 0.999), r"only `learning_rate` by position; got also 0\.9: write its name"),
+        (lambda: scale_by_kourkoutas_beta(b1=0.8), r"no argument `b1`; got 0\.8: write beta1=0\.8"),
+        (lambda: scale_by_kourkoutas_beta(0.9, 0.999), r"takes nothing by position; got also 0\.9: write its name"),
+    ],
+)
+def test_what_users_of_optax_adam_type_is_refused_in_one_line_with_the_remedy(call, message):
+    with pytest.raises(TypeError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_other_unknown_arguments_get_pythons_own_error():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gamma'"):
+        kourkoutas_beta(1e-3, gamma=0.9)
+
+
+@pytest.mark.parametrize(
     ("solver", "option"),
     [
         (scale_by_kourkoutas_beta(adaptive_tiny=True), "`adaptive_tiny` is True"),
         (kourkoutas_beta(1e-3, adaptive_tiny=True), "`adaptive_tiny` is True"),
         (kourkoutas_beta(1e-3, weight_decay=0.1), "`weight_decay` is 0.1"),
+        (kourkoutas_beta(1e-3, weight_decay=optax.constant_schedule(0.1)), "`weight_decay` is a schedule"),
     ],
 )
 def test_an_option_that_reads_the_parameters_says_what_to_do_without_them(solver, option):

@@ -57,6 +57,44 @@ def test_moments_keep_the_parameters_dtype_and_norms_are_at_least_float32(dtype,
         assert new[0].ema.dtype == ("float64" if dtype == "float64" else "float32")
 
 
+@pytest.mark.parametrize("of_grads", ["bfloat16", "float16", "float32", "float64", "int32"])
+@pytest.mark.parametrize("of_params", ["bfloat16", "float16", "float32", "float64", "complex64"])
+def test_an_update_has_the_dtype_that_optax_adam_gives_it(of_params, of_grads):
+    with jax.enable_x64(True):
+        params = tree(of_params)
+        grads = jax.tree.map(lambda x: jnp.ones(x.shape, of_grads), params)
+        adam, ours = optax.adam(1e-2), kourkoutas_beta(1e-2)
+        want, _ = adam.update(grads, adam.init(params), params)
+        got, state = ours.update(grads, ours.init(params), params)
+        assert dtypes(got) == dtypes(want)
+        assert dtypes(state[0].mu) == dtypes(state[0].nu) == dtypes(params)
+        assert dtypes(optax.apply_updates(params, got)) == dtypes(params)
+
+
+@pytest.mark.parametrize("of_grads", ["bfloat16", "float16"])
+def test_a_sixteen_bit_gradient_of_a_float32_parameter_gives_the_bits_of_that_gradient_in_float32(of_grads):
+    params, solver = tree("float32"), kourkoutas_beta(1e-2)
+    grads = jax.tree.map(lambda x: x.astype(of_grads), tree("float32", seed=1))
+    got = solver.update(grads, solver.init(params), params)
+    want = solver.update(jax.tree.map(lambda x: x.astype("float32"), grads), solver.init(params), params)
+    assert bits(got) == bits(want)
+
+
+def test_a_real_gradient_of_a_complex_parameter_is_one_without_an_imaginary_part():
+    params, solver = tree("complex64"), kourkoutas_beta(1e-2)
+    got = solver.update(tree("float32", seed=1), solver.init(params), params)
+    want = solver.update(tree("complex64", seed=1), solver.init(params), params)
+    assert bits(got) == bits(want)
+
+
+@pytest.mark.parametrize(("of_params", "of_grads"), [("float8_e4m3fn", "float32"), ("float32", "float8_e4m3fn")])
+def test_where_one_of_gradient_and_parameter_has_eight_bits_the_update_has_the_other_dtype(of_params, of_grads):
+    params, solver = {"w": jnp.ones(4, of_params)}, kourkoutas_beta(0.5)
+    updates, state = solver.update({"w": jnp.ones(4, of_grads)}, solver.init(params), params)
+    assert updates["w"].dtype == "float32"
+    assert state[0].mu["w"].dtype == of_params
+
+
 def test_mixed_dtypes_live_in_one_tree():
     with jax.enable_x64(True):
         params = {"a": jnp.ones(3, "bfloat16"), "b": jnp.ones(3, "float32"), "c": jnp.ones(3, "float64")}
@@ -206,12 +244,22 @@ def test_skip_leaves_the_bucket_bitwise_as_it_was():
     assert new[0].skipped.tolist() == [1, 0]
 
 
-def test_propagate_lets_a_nan_through_as_adam_does():
+def test_propagate_loses_the_whole_bucket_to_one_nan_where_adam_loses_the_entry():
     params = tree("float32")
-    solver = kourkoutas_beta(1e-2)
-    updates, _ = solver.update({"w": params["w"], "b": params["b"] * jnp.nan}, solver.init(params), params)
-    assert np.all(np.isnan(updates["b"]))
-    assert np.all(np.isfinite(updates["w"]))
+    grads = {"w": params["w"], "b": params["b"].at[0].set(jnp.nan)}
+
+    def lost(solver):
+        """How many entries of the update are NaN after one more step, with gradients that are finite again."""
+        _, state = solver.update(grads, solver.init(params), params)
+        updates, _ = solver.update(params, state, params)
+        return {name: int(np.isnan(u).sum()) for name, u in updates.items()}
+
+    assert lost(optax.adam(1e-2)) == {"w": 0, "b": 1}
+    assert lost(kourkoutas_beta(1e-2)) == {"w": 0, "b": 4}
+    # What to use instead, or a fixed β2, which is Adam.
+    assert lost(kourkoutas_beta(1e-2, nonfinite="skip")) == {"w": 0, "b": 0}
+    assert lost(optax.chain(optax.zero_nans(), kourkoutas_beta(1e-2))) == {"w": 0, "b": 0}
+    assert lost(kourkoutas_beta(1e-2, beta2_min=0.999, beta2_max=0.999)) == {"w": 0, "b": 1}
 
 
 def test_raise_names_the_bucket_and_refuses_to_be_traced():

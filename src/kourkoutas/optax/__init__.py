@@ -17,7 +17,8 @@ parameter, its moments and its step count stay as they are. Its update is None f
 later parts of a chain leave it alone too, and zero from `kourkoutas_beta`.
 
 NOTE: dtypes. Norms, moving averages and bias corrections are float32, or float64 when a parameter is. Moments have the
-parameter's dtype and updates the gradient's; the arithmetic of 16-bit leaves is float32, rounded once.
+parameter's dtype. Updates have the dtype of gradient and parameter together, as `optax.adam`'s have: float32 where one
+is float32 and the other bfloat16. The arithmetic of 16-bit leaves is float32, rounded once.
 
 NOTE: complex leaves. A complex number is a pair of real ones, as in torch.optim.Adam: real and imaginary parts have
 their own second moments, and `max_ratio` bounds each part by itself. So a fixed β2 is Adam on the pairs, not

@@ -12,6 +12,7 @@ import optax
 from jax import lax
 
 from kourkoutas import rule
+from kourkoutas.adam_names import explain_adams_names
 from kourkoutas.optax.arithmetic import Leaf, Members, each_parameter, measure, precision, update_leaf
 from kourkoutas.optax.trees import AxisName, Layout, PyTree, align, layouts, name_of
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, check_learning_rate, warmup
@@ -22,6 +23,7 @@ Scalar = float | jax.Array
 _DEFAULT = Hyper()
 
 
+@explain_adams_names
 def kourkoutas_beta(
     learning_rate: optax.ScalarOrSchedule,
     *,
@@ -37,7 +39,7 @@ def kourkoutas_beta(
     adaptive_tiny: bool = _DEFAULT.adaptive_tiny,
     bias_correction: str = _DEFAULT.bias_correction,
     warmup_steps: int | jax.Array = _DEFAULT.warmup_steps,
-    weight_decay: Scalar = _DEFAULT.weight_decay,
+    weight_decay: optax.ScalarOrSchedule = _DEFAULT.weight_decay,
     mask: PyTree | Callable[[optax.Params], PyTree] | None = None,
     buckets: Buckets = "parameter",
     nonfinite: str = _DEFAULT.nonfinite,
@@ -48,15 +50,16 @@ def kourkoutas_beta(
     r"""Kourkoutas-β: Adam with a second-moment memory that shortens when gradients spike.
 
     .. math::
-        θ_t = (1 - ρ_t λ)\, θ_{t-1} - ρ_t\, u_t
+        θ_t = (1 - γ_t λ_t)\, θ_{t-1} - γ_t\, u_t
 
-    with :math:`u_t` from `scale_by_kourkoutas_beta`, learning rate :math:`ρ_t` and weight decay :math:`λ`. With
+    with :math:`u_t` from `scale_by_kourkoutas_beta`, learning rate :math:`γ_t` and weight decay :math:`λ_t`. With
     `beta2_min == beta2_max` and no extras this is `optax.adam`, but for complex leaves: these are pairs of real ones,
     as in torch.optim.Adam, where `optax.adam` averages |g|².
 
     Args:
-      learning_rate: a number or a schedule.
-      weight_decay: decoupled weight decay λ, multiplied with the learning rate as in `optax.adamw`.
+      learning_rate: γ, a number or a schedule.
+      weight_decay: decoupled weight decay λ, a number or a schedule, multiplied with the learning rate as in
+        `optax.adamw`.
       mask: a tree of booleans with the structure of the parameters, or a callable that makes one from them: where
         weight decay applies.
       nonfinite: as below; a bucket that is skipped is not decayed either.
@@ -83,12 +86,17 @@ def kourkoutas_beta(
     References:
       Kassinos, Kourkoutas-β: A Sunspike-Driven Adam Optimizer with Desert Flair, 2025.
     """
-    hyper = Hyper.pick(locals())
+    hyper = Hyper.pick({**locals(), "weight_decay": 0.0 if callable(weight_decay) else weight_decay})
     if not callable(learning_rate):
         check_learning_rate(learning_rate, "learning_rate")
     # NOTE: `identity` does not read the parameters, and keeps the state's structure the same as with an injected zero.
-    still = isinstance(weight_decay, (int, float)) and weight_decay == 0
-    decayed = optax.identity() if still else optax.add_decayed_weights(weight_decay)
+    no_decay = isinstance(weight_decay, (int, float)) and weight_decay == 0
+    if no_decay:
+        decayed = optax.identity()
+    elif callable(weight_decay):
+        decayed = _scheduled_decay(weight_decay)
+    else:
+        decayed = optax.add_decayed_weights(weight_decay)
     if mask is not None:
         decayed = optax.masked(decayed, mask)
     scale = _transformation(replace(hyper, lr_warmup=False), buckets, diagnostics, axis_name)
@@ -97,25 +105,47 @@ def kourkoutas_beta(
     def update_fn(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
     ) -> tuple[optax.Updates, Any]:
-        if not still:
-            _need_parameters(params, f"`weight_decay` is {weight_decay}")
+        if not no_decay:
+            _need_parameters(params, f"`weight_decay` is {'a schedule' if callable(weight_decay) else weight_decay}")
         updates, new_state = chain.update(updates, state, params, **extra_args)
         before, after = state[0], new_state[0]
         us, rebuild = align(updates, before.mu, "gradients")
         if hyper.lr_warmup:
+            # γ_t = γ·√(1 - β2_max^t)
             factors = warmup(beta2_max, _steps_taken(after)[1].astype(after.ema.dtype), jnp)
             us = [None if u is None else u * f.astype(jnp.real(u).dtype) for u, f in zip(us, factors, strict=True)]
         if hyper.nonfinite == "skip":
             skipped = after.missed > before.missed
             us = [None if u is None else jnp.where(s, jnp.zeros_like(u), u) for u, s in zip(us, skipped, strict=True)]
         # NOTE: zeros for a missing gradient, as `optax.apply_updates` cannot add None to an array.
-        ms = jax.tree.leaves(before.mu)
-        return rebuild([jnp.zeros_like(m) if u is None else u for u, m in zip(us, ms, strict=True)]), new_state
+        for i, m in enumerate(jax.tree.leaves(before.mu)):
+            if us[i] is None:
+                us[i] = jnp.zeros_like(m)
+        return rebuild(us), new_state
 
     return optax.GradientTransformationExtraArgs(chain.init, update_fn)
 
 
+def _scheduled_decay(schedule: optax.Schedule) -> optax.GradientTransformation:
+    """`optax.add_decayed_weights` with a schedule, which Optax has had only since 0.2.6."""
+
+    def init_fn(params: optax.Params) -> optax.ScaleByScheduleState:
+        return optax.ScaleByScheduleState(count=jnp.zeros((), jnp.int32))
+
+    def update_fn(
+        updates: optax.Updates, state: optax.ScaleByScheduleState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.ScaleByScheduleState]:
+        # u ← u + λ_t·θ
+        decay = optax.add_decayed_weights(schedule(state.count))
+        updates, _ = decay.update(updates, optax.EmptyState(), params)
+        return updates, optax.ScaleByScheduleState(count=optax.safe_increment(state.count))
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+@explain_adams_names
 def scale_by_kourkoutas_beta(
+    *,
     beta1: Scalar = _DEFAULT.beta1,
     beta2_min: Scalar = _DEFAULT.beta2_min,
     beta2_max: Scalar = _DEFAULT.beta2_max,
@@ -123,7 +153,6 @@ def scale_by_kourkoutas_beta(
     eps: Scalar = _DEFAULT.eps,
     tiny_spike: Scalar = _DEFAULT.tiny_spike,
     tiny_denom: Scalar = _DEFAULT.tiny_denom,
-    *,
     decay: Scalar | None = _DEFAULT.decay,
     max_ratio: Scalar | None = _DEFAULT.max_ratio,
     adaptive_tiny: bool = _DEFAULT.adaptive_tiny,
@@ -162,7 +191,8 @@ def scale_by_kourkoutas_beta(
       adaptive_tiny: add tiny_denom·max(⟨|θ|⟩, 1) to the denominator; `update` then needs `params`.
       buckets: "parameter", "module", "shape", "global", or a callable of a parameter's dotted name and of an object
         with its shape and dtype.
-      nonfinite: what a non-finite pooled norm does: "propagate", "skip" the bucket (zero update, state unchanged,
+      nonfinite: what happens to a bucket whose norm is not finite: "propagate" (NaN in all its parameters, where Adam
+        loses single entries; `optax.zero_nans` before this keeps the others), "skip" (zero update, state unchanged,
         counted in `skipped`) or "raise" (only outside of jit).
       diagnostics: record sun, β2 and n of every bucket and step; read them with `pull`.
       axis_name: inside `shard_map`, the mesh axes over which parameters are sharded: names or a PartitionSpec for all
@@ -226,7 +256,7 @@ def _transformation(
     layout_of = layouts(buckets, axis_name)
 
     def init_fn(params: optax.Params) -> KourkoutasBetaState:
-        return _first_state(params, hyper, len(layout_of(params).parts.names), diagnostics)
+        return _first_state(params, hyper, len(layout_of(params).parts.bucket_names), diagnostics)
 
     def update_fn(
         updates: optax.Updates, state: KourkoutasBetaState, params: optax.Params | None = None
@@ -252,13 +282,18 @@ def _transformation(
         real = state.ema.dtype
         norm, mean_abs = measure([gs[i] for i in here], thetas, members, [layout.axes[i] for i in here], real)
         if hyper.nonfinite == "raise":
-            _refuse_nonfinite(norm, [layout.parts.names[b] for b in columns])
+            _refuse_nonfinite(norm, members.bucket_names)
 
         count, t = _steps_taken(state)
         log_beta2 = state.log_beta2
         if log_beta2 is not None:  # a count and moments that were set, as from Adam's state, have no Σ log β2 with them
             log_beta2 = jnp.where(log_beta2 == 0, rule.adam_log_beta2(hyper.beta2_max, t, jnp), log_beta2).astype(real)
-        before = rule.State(_at(state.ema, columns), _at(t, rows), _at(log_beta2, rows), _at(state.skipped, columns))
+        before = rule.State(
+            ema=_at(state.ema, columns),
+            step=_at(t, rows),
+            log_beta2=_at(log_beta2, rows),
+            skipped=_at(state.skipped, columns),
+        )
         step = rule.step(hyper, 1.0, norm, before, jnp, members=members, mean_abs=mean_abs)
 
         ks = each_parameter(step.k, len(here), real)
@@ -267,7 +302,8 @@ def _transformation(
         for i, k, one in zip(here, ks, updated, strict=True):
             leaves[i] = update_leaf(hyper, k, one, gs[i], ms[i], vs[i], v_maxs[i])
 
-        taken = jnp.ones(len(here), bool) if step.updated_each is None else step.updated_each
+        took_one = jnp.ones(len(here), bool) if step.updated_each is None else step.updated_each
+        took_one = _put(jnp.zeros(len(gs), bool), rows, took_one)
         ring, recorded = _record(state, step, columns)
         new = KourkoutasBetaState(
             count=count + 1,
@@ -279,7 +315,7 @@ def _transformation(
             skipped=_put(state.skipped, columns, step.state.skipped),
             ring=ring,
             rows=recorded,
-            missed=jnp.where(_put(jnp.zeros(len(gs), bool), rows, taken), state.missed, state.missed + 1),
+            missed=jnp.where(took_one, state.missed, state.missed + 1),
         )
         return rebuild([leaf.u for leaf in leaves]), new
 
@@ -287,13 +323,19 @@ def _transformation(
 
 
 def _at(x: Any, places: np.ndarray) -> Any:
-    """The entries of one of the state's vectors at `places`, ascending."""
-    return x if x is None or len(places) == len(x) else x[places]
+    """Those of the state's scalars `x` at `places`, ascending."""
+    if x is None or len(places) == len(x):
+        return x
+    return x[places]
 
 
 def _put(x: Any, places: np.ndarray, new: Any) -> Any:
-    """One of the state's vectors with `new` at `places`, ascending."""
-    return x if x is None else new.astype(x.dtype) if len(places) == len(x) else x.at[places].set(new)
+    """The state's scalars `x` with `new` at `places`, ascending."""
+    if x is None:
+        return None
+    if len(places) == len(x):
+        return new.astype(x.dtype)
+    return x.at[places].set(new)
 
 
 def _first_state(params: optax.Params, hyper: Hyper, buckets: int, diagnostics: bool) -> KourkoutasBetaState:
@@ -337,9 +379,10 @@ def _check_gradients(gs: list[Any], mu: PyTree) -> None:
 
 def _check_layout(state: KourkoutasBetaState, layout: Layout) -> None:
     """Raise unless a step with these buckets and axes fits the state and what is traced."""
-    if state.ema.shape != (len(layout.parts.names),):
+    buckets = len(layout.parts.bucket_names)
+    if state.ema.shape != (buckets,):
         raise ValueError(
-            f"the state has {state.ema.size} buckets and the parameters have {len(layout.parts.names)}: call init() "
+            f"the state has {state.ema.size} buckets and the parameters have {buckets}: call init() "
             "with the same parameters and `buckets`; inside shard_map with `axis_name` as PartitionSpecs"
         )
     if layout.unbound:

@@ -20,14 +20,23 @@ from torch import Tensor
 
 from kourkoutas import _native
 from kourkoutas.rule import Hyper
+from kourkoutas.torch import options
 
 if TYPE_CHECKING:
-    from kourkoutas.torch.optimizer import Group
+    from kourkoutas.torch.group import Group
+    from kourkoutas.torch.recorder import Row
 
 extension: Any = None
 """The C extension, ready for torch's tensors, or None."""
 missing = "it was turned off"
 """Why `extension` is None."""
+
+FIELDS = (
+    "beta1", "beta2_min", "beta2_max", "alpha", "eps", "tiny_spike", "tiny_denom", "leak", "max_ratio", "warmup_steps",
+    "weight_decay", "adaptive_tiny", "exact", "corrected", "lr_warmup", "skip", "maximize", "noisy_states",
+    "noisy_params",
+)  # fmt: skip
+"""The fields of the kernel's struct `Hyper`, in its order: see _native/arithmetic.h, which says what they mean."""
 
 
 def connect(*, openmp: bool = True) -> None:
@@ -40,6 +49,8 @@ def connect(*, openmp: bool = True) -> None:
         missing = "KBETA_NATIVE=0 turned it off" if off else "it was not built, say for want of a C compiler"
     elif table is None:
         missing = "it needs torch 2.10 or later"
+    elif getattr(_native.step, "HYPER_FIELDS", None) != FIELDS:
+        missing = "it was built from the sources of another version: build it again with `pip install`"
     elif not _native.step.connect(table, (Tensor, torch.nn.Parameter), openmp):
         missing = "this torch does not let it ask tensors whether they are negated or conjugated lazily"
     else:
@@ -49,24 +60,31 @@ def connect(*, openmp: bool = True) -> None:
 connect()
 
 
-def pack(hyper: Hyper, maximize: bool, state_dtype: torch.dtype | None) -> bytes | None:
-    """The hyper-parameters as the kernel's struct, or None if one of them is a tensor."""
-    names = ("beta1", "beta2_min", "beta2_max", "alpha", "eps", "tiny_spike", "tiny_denom", "leak", "max_ratio")
-    values = [getattr(hyper, name) for name in (*names, "warmup_steps", "weight_decay", "adaptive_tiny")]
-    exact, corrected = hyper.bias_correction == "exact", hyper.bias_correction != "none"
-    values += [exact, corrected, hyper.nonfinite == "skip", maximize, state_dtype is torch.bfloat16]
-    values.append(hyper.lr_warmup)
-    if any(isinstance(x, Tensor) for x in values):
-        return None
-    return struct.pack(f"{len(values)}d", *(-1.0 if x is None else x for x in values))
+def pack(hyper: Hyper, group: dict[str, Any]) -> bytes | None:
+    """The hyper-parameters and options of a group as the kernel's struct, or None if one of them is a tensor."""
+    derived = {
+        "exact": hyper.bias_correction == "exact",
+        "corrected": hyper.bias_correction != "none",
+        "skip": hyper.nonfinite == "skip",
+        "maximize": group["maximize"],
+        "noisy_states": options.noisy_states(group),
+        "noisy_params": group["stochastic_rounding"],
+    }
+    numbers: list[float] = []
+    for name in FIELDS:
+        value = derived[name] if name in derived else getattr(hyper, name)
+        if isinstance(value, Tensor):
+            return None
+        numbers.append(-1.0 if value is None else float(value))
+    return struct.pack(f"{len(FIELDS)}d", *numbers)
 
 
 def gather(own: Group, state: Any) -> KernelStep | None:
     """A group's step with all tensors at hand; None if one of them is not for the kernel, or not in the state."""
     if not own.views:
         return None
-    lists = own.group["params"], own.bucket_index, len(own.bucket_names), own.vectors, own.views
-    plan = extension.gather(own.packed, *lists, state, own.first)
+    lists = own.group["params"], own.bucket_of, len(own.bucket_names), own.scalars, own.views
+    plan = extension.gather(own.packed, *lists, state)
     return None if plan is None else KernelStep(own, plan)
 
 
@@ -89,7 +107,8 @@ class KernelStep:
         each = zip(self.own.bucket_names, self.squares, strict=True)
         return next((name for name, x in each if not math.isfinite(x)), None)
 
-    def apply(self, ring: Tensor | None = None, rows: Tensor | None = None, first: int = 0) -> None:
-        """Move everything; write (sun, β2, n) of the buckets, which are `first` and on in the trace, into its row."""
+    def apply(self, row: Row | None = None) -> None:
+        """Move everything, and write (sun, β2, n) of the buckets into the row of the trace."""
+        ring, rows, first = (None, None, 0) if row is None else (row.ring, row.rows, row.first)
         written = extension.apply(self.plan, self.lr, self.threads, ring, rows, first)
         torch.autograd.graph.increment_version(written)

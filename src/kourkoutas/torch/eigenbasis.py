@@ -1,0 +1,231 @@
+"""The step of a group with `basis="eigen"`; `kourkoutas.eigenbasis` says what it computes.
+
+All parameters of one shape are worked on together, as a `Stack`. Vectors and scalars are stacks without factors, so one
+way of updating serves every parameter, and the number of operations depends on the number of shapes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kourkoutas import eigenbasis
+from kourkoutas.rule import Coefficients
+from kourkoutas.torch import rotation, rounding
+from kourkoutas.torch.dtypes import real, wide
+from kourkoutas.torch.group import Collected, Group
+from kourkoutas.torch.lists import ListStep, cannot_be_written, norms
+from kourkoutas.torch.sharding import is_fsdp1
+from kourkoutas.torch.stacks import Stack, Stacked
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_SAFE = 1e-15  # norms above this, and below its inverse, are sums of squares that float32 holds
+
+
+class EigenStep(ListStep):
+    """One group's step in the eigenbasis, in the stages that `kourkoutas.torch` lists.
+
+    Attributes:
+      stacks: what is kept of the parameters that have a gradient.
+      grads: their gradients, a tensor for each stack.
+      each: ||g|| of each parameter, a tensor for each stack.
+    """
+
+    def __init__(self, own: Group, collected: Collected, stacked: Stacked) -> None:
+        super().__init__(own, collected)
+        self.stacks, self.order, self.back = stacked
+        self.grads: list[Tensor] = []
+        self.each: list[Tensor] = []
+        in_float64 = any(stack.m.dtype is torch.float64 for stack in self.stacks)
+        self.wide = torch.float64 if in_float64 else torch.float32
+
+    @classmethod
+    def gathered(cls, own: Group, collected: Collected) -> EigenStep:
+        """The step of a group whose tensors were collected, after every check."""
+        step = cls(own, collected, own.stacks.of(collected.members.places, own.device))
+        step.check()
+        return step
+
+    def check(self) -> None:
+        """Raise if a gradient is not like its parameter, or a parameter is not a whole and plain tensor."""
+        for place, p, g in zip(self.members.places, self.tensors.params, self.tensors.grads, strict=True):
+            if type(p) not in _PLAIN or is_fsdp1(p):
+                raise TypeError(
+                    f'`basis` is "eigen", which needs whole and plain tensors; parameter {place} is a '
+                    f"{type(p).__name__} or a shard: put it into a group with basis=None"
+                )
+            if g.shape != p.shape or g.device != p.device or cannot_be_written(p):
+                raise RuntimeError(
+                    f"`grad` of parameter {place} has another shape or device than the parameter, or the parameter was "
+                    "made in inference mode: set it anew"
+                )
+
+    def measure(self) -> None:
+        for stack in self.stacks:
+            grads = wide(real(torch.stack([self.tensors.grads[i] for i in stack.numbers])))
+            self.grads.append(-grads if self.group["maximize"] else grads)
+        self.each = [self._norms(grads) for grads in self.grads]
+        self.norms = self._in_order(self.each)
+        if self.hyper.adaptive_tiny:
+            self.mean_abs = norms(self.tensors.params, 1, self.dtype, self.device) / self.members.sizes
+        self.starts = self._starts()
+
+    def _norms(self, grads: Tensor) -> Tensor:
+        """||g|| of each of a stack, which does not overflow before it must: see the note on norms in `rule`."""
+        flat = grads.flatten(1) if grads.ndim > 1 else grads.unsqueeze(1)
+        if self.device.type == "cpu" and not torch.compiler.is_compiling():
+            found = torch.linalg.vector_norm(flat, dim=1)
+            if float(found.min()) > _SAFE and float(found.max()) < 1 / _SAFE:
+                return found.to(self.dtype)
+        if self.dtype is torch.float64 or not flat.numel():
+            return torch.linalg.vector_norm(flat, dim=1, dtype=self.dtype)
+        largest = flat.abs().amax(1)
+        unit = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+        return torch.linalg.vector_norm(flat / unit.unsqueeze(1), dim=1) * unit
+
+    def _in_order(self, parts: list[Tensor]) -> Tensor:
+        """From an entry for each parameter of each stack to one for each of the step's parameters."""
+        if not parts:
+            return torch.zeros(0, dtype=self.dtype, device=self.device)
+        return torch.cat([part.to(self.device) for part in parts]).index_select(0, self.back)
+
+    def _by_stack(self, vectors: list[Any]) -> list[list[Any]]:
+        """The other way round: of several vectors, the entries of each stack; a number, or None, belongs to all.
+
+        All vectors go to the stacks' dtype, and into their order, in one piece: each operation takes its time.
+        """
+        places = [i for i, x in enumerate(vectors) if isinstance(x, Tensor) and x.ndim]
+        sizes = [len(stack.numbers) for stack in self.stacks]
+        found: list[list[Any]] = [list(vectors) for _ in self.stacks]
+        if places:
+            table = torch.stack([vectors[i] for i in places]).index_select(1, self.order).to(self.wide)
+            for of_stack, columns in zip(found, table.split(sizes, 1), strict=True):
+                for i, column in zip(places, columns.unbind(), strict=True):
+                    of_stack[i] = column
+        return found
+
+    def _starts(self) -> Any:
+        """Which parameters only make their basis now; None if no one does."""
+        first = [stack.seen == 0 for stack in self.stacks]
+        if not torch.compiler.is_compiling() and not any(part[0] for part in first):
+            return None
+        return self._in_order(first)
+
+    def update(self, k: Coefficients, updated: Tensor | None) -> None:
+        coefficients = self._by_stack(list(k))
+        taken: list[Any] = [None] * len(self.stacks)
+        if self.found.updated is not None:
+            each = self.members.spread(self.found.updated)
+            taken = list(each.index_select(0, self.order).split([len(stack.numbers) for stack in self.stacks]))
+        weights = self._factor_weights()
+        for number, stack in enumerate(self.stacks):
+            grads, took = self.grads[number], taken[number]
+            if took is not None:  # zeros for what is skipped
+                grads = torch.where(as_column(took, grads), grads, 0)
+            k_stack = Coefficients(*(as_column(x, grads) for x in coefficients[number]))
+            self._descend(stack, _update(stack, grads, k_stack), k_stack.fade)
+            if stack.axes:
+                _add_to_factors(stack, grads, weights[number], took)
+                _turn(stack, self.hyper.basis_every, took)
+            stack.seen.add_(1)
+
+    def _factor_weights(self) -> list[Sequence[Tensor]]:
+        """`eigenbasis.factor_weights` of each stack, worked out for all of them at once."""
+        if not self.stacks:
+            return []
+        scale = torch.cat([stack.scale for stack in self.stacks])
+        norm = torch.cat(self.each).to(scale)
+        weights = torch.stack(eigenbasis.factor_weights(self.hyper.basis_memory, norm, scale, torch))
+        each = weights.split([len(stack.numbers) for stack in self.stacks], 1)
+        return [part.unbind() for part in each]
+
+    def _descend(self, stack: Stack, change: Tensor, fade: Any) -> None:
+        """θ ← θ - (fade·θ + Δ)."""
+        params = [self.tensors.params[i] for i in stack.numbers]
+        if fade is not None:
+            change = change + fade * wide(real(torch.stack(params)))
+        if params[0].is_complex():
+            change = torch.view_as_complex(change)
+        if params[0].dtype is not torch.bfloat16 or not self.group["stochastic_rounding"]:
+            torch._foreach_sub_(params, list(change.unbind()))
+            return
+        for i, p, each in zip(stack.numbers, params, change.unbind(), strict=True):
+            bits = rounding.noise_of("param", self.noise_bits(self.members.places[i], p))
+            p.copy_(rounding.rounded(p.float() - each, bits))
+
+
+def as_column(x: Any, like: Tensor) -> Any:
+    """A vector with an entry per array of a stack, so that it goes with the stack `like`; numbers as they are."""
+    if not isinstance(x, Tensor):
+        return x
+    column = x.to(like.device) if x.dtype is torch.bool else x.to(like.device, like.dtype)
+    return column if x.ndim == 0 else column.view(-1, *[1] * (like.ndim - 1))
+
+
+def _update(stack: Stack, grads: Tensor, k: Coefficients) -> Tensor:
+    """Move m, v and v_max in the basis, as `rule.Coefficients` says; Δ in the coordinates of the parameters."""
+    m, v, v_hat = stack.m, stack.v, stack.v
+    g = rotation.rotated(grads, stack.axes, stack.bases)
+    # m ← m + c1·(g - m),  v ← β2·v + c2·g²
+    m.lerp_(g, k.c1)
+    v.mul_(1 - k.c2).addcmul_(g, g * k.c2)
+    if stack.v_max is not None:
+        # v̂ = v_max ← max(leak·v_max, v)
+        v_hat = stack.v_max.mul_(k.leak)
+        torch.maximum(v_hat, v, out=v_hat)
+    # Δ = rate·m / (√v̂ + floor), clipped to ±limit
+    delta = m / v_hat.sqrt().add_(k.floor)
+    delta.mul_(k.rate)
+    if k.limit is not None:
+        delta = delta.clamp(-k.limit, k.limit)
+    return rotation.rotated(delta, stack.axes, stack.bases, back=True)
+
+
+def _add_to_factors(stack: Stack, grads: Tensor, weights: Sequence[Tensor], took: Any) -> None:
+    """Factors are made of gradients as they are, in the coordinates of the parameter."""
+    keep, gain, scale = weights
+    if took is not None:
+        keep, gain = torch.where(took, keep, 1.0), torch.where(took, gain, 0.0)
+        scale = torch.where(took, scale, stack.scale)
+    stack.scale.copy_(scale)
+    rotation.add_moments(stack.axes, stack.factors, keep.to(grads), grads * as_column(gain, grads))
+
+
+def _turn(stack: Stack, every: int, took: Any) -> None:
+    """Make the basis or turn it, if it is time."""
+    first, due = stack.seen[0] == 0, eigenbasis.is_time_to_turn(stack.seen[0], every)
+    if torch.compiler.is_compiling():
+        new = torch.cond(first, lambda: _made(stack), lambda: _turned_if(due, stack))
+    elif first:
+        new = _made(stack)
+    elif due:
+        new = _turned(stack)
+    else:
+        return
+    for old, changed in zip(stack.turning(), new, strict=True):
+        old.copy_(changed if took is None else torch.where(as_column(took, old), changed, old))
+
+
+def _turned_if(due: Tensor, stack: Stack) -> list[Tensor]:
+    return torch.cond(due, lambda: _turned(stack), lambda: [x.clone() for x in stack.turning()])
+
+
+def _made(stack: Stack) -> list[Tensor]:
+    """What `turning` lists, with a basis made of the factors."""
+    moments = [x.clone() for x in stack.moments()]
+    return [*moments, *(rotation.eigenvectors(factor) for factor in stack.factors)]
+
+
+def _turned(stack: Stack) -> list[Tensor]:
+    """What `turning` lists, after one step of orthogonal iteration: m turns with the basis, v keeps its places."""
+    m, *others = stack.moments()
+    m = rotation.rotated(m, stack.axes, stack.bases, back=True)
+    bases = []
+    for axis, factor, basis in zip(stack.axes, stack.factors, stack.bases, strict=True):
+        turned, order = rotation.turned(factor, basis)
+        bases.append(turned)
+        others = [rotation.reordered(x, order, axis) for x in others]
+    return [rotation.rotated(m, stack.axes, bases), *others, *bases]
