@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from kourkoutas.lab.judging.comparing import Comparison, Contrast
-from kourkoutas.lab.judging.headline import effect_words, ends_of
+from kourkoutas.lab.judging.headline import effect_words, ends_of, intervals_words
 from kourkoutas.lab.showing.drawing import (
     CHARACTER,
     TYPICAL,
@@ -50,7 +50,13 @@ def in_percent(endpoint: Comparison) -> bool:
 def rows_of(endpoint: Comparison) -> list[Row]:
     """The contrasts of one endpoint."""
     percent = in_percent(endpoint)
-    return [Row(c, ends_of(c, percent), effect_words(c, percent) or "no finite effect") for c in endpoint.contrasts]
+    return [Row(c, ends_of(c, percent), _words(c, percent)) for c in endpoint.contrasts]
+
+
+def _words(c: Contrast, percent: bool) -> str:
+    if c.verdict == "unfinished":
+        return "no verdict: a run failed"
+    return effect_words(c, percent) or "no finite effect"
 
 
 def plot(endpoints: Sequence[Comparison]) -> Drawing | None:
@@ -74,7 +80,7 @@ def plot(endpoints: Sequence[Comparison]) -> Drawing | None:
         low, high = limits(rows)
         edge = 0.06 * ((high - low) or 1.0)
         scale = Scale(low - edge, high + edge, start, stop)
-        heading = f"{endpoint.title} {'(decides)' if endpoint.primary else '(secondary)'}"
+        heading = f"{endpoint.title} ({endpoint.standing})"
         for line in textwrap.wrap(heading, int(WIDTH / CHARACTER)):
             parts.append(label(line, 0, y + 18, class_="strong" if endpoint.primary else "soft"))
             y += 18
@@ -86,7 +92,8 @@ def plot(endpoints: Sequence[Comparison]) -> Drawing | None:
         parts += x_axis(scale, y, most=4, show=lambda tick: _tick(tick, percent))
         y += 22
     told = "; ".join(f"{row.contrast.name}: {row.words}" for _, rows in alike for row in rows)
-    return picture(parts, WIDTH, y + 2, "", f"Effect plot, {unit}, with 95 % intervals. {told}")
+    said = intervals_words(max(row.contrast.family for _, rows in alike for row in rows))
+    return picture(parts, WIDTH, y + 2, "", f"Effect plot, {unit}. {said} {told}")
 
 
 def limits(rows: Sequence[Row]) -> tuple[float, float]:
