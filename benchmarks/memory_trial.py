@@ -155,7 +155,8 @@ def shown(snapshot: Snapshot) -> Shown | None:
     whole = set(record.seeds) == set(values.get("kbeta", ()))
     rivals = dict.fromkeys((*RIVALS, best, *(["kbeta"] if whole else [])))
     pairs = [(arm, rival) for arm in mine for rival in rivals]
-    comparison = comparing.compare_pairs(values, pairs, lost=tuned.lost(record, tuned.tried(snapshot)), **scale)
+    lost = tuned.lost(record, tuned.tried(snapshot), endpoint)
+    comparison = comparing.compare_pairs(values, pairs, lost=lost, **scale)
     found = {(c.treatment, c.baseline): c for c in comparison.contrasts}
     return Shown({arm: _near(median[arm] / median[best], found[arm, best]) for arm in mine}, found)
 

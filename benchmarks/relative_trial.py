@@ -27,8 +27,8 @@ from memory_trial import FIXED, LEVEL, RIVALS, WINS, Half, unpack
 from kourkoutas.lab import testbeds
 from kourkoutas.lab.judging import comparing, endpoints, tuned
 from kourkoutas.lab.judging.comparing import Contrast
-from kourkoutas.lab.judging.deciding import lost_by_tuning
 from kourkoutas.lab.judging.hypothesis_tests import holm
+from kourkoutas.lab.judging.luck import lost_by_tuning
 from kourkoutas.lab.planning import search
 from kourkoutas.lab.planning.search import Tried
 from kourkoutas.lab.results.snapshot import Snapshot
@@ -126,7 +126,7 @@ def shown(testbed: str, rows: Rows) -> Shown | None:
     """What a testbed says; None while a run is missing that the claim is about."""
     first, endpoint = first_trial(testbed), endpoint_of(testbed)
     values = {} if first is None else endpoints.values(first.runs, endpoint)
-    lost = {} if first is None else tuned.lost(first.record, tuned.tried(first))
+    lost = {} if first is None else tuned.lost(first.record, tuned.tried(first), endpoint)
     mine = {RULE: OPTIONS[RULE], **(dict.fromkeys(FIXED, "") if first is None else {})}
     rates_of = {}
     for arm, options in mine.items():

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kourkoutas.lab import api
-from kourkoutas.lab.judging import planned
+from kourkoutas.lab.planning import contrasts as planned
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
 from kourkoutas.lab.results.snapshot import Snapshot

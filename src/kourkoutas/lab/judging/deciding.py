@@ -128,7 +128,7 @@ def _why_no_p(decision: Decision, pairs: int, ties: int) -> str:
     if pairs == 1:
         return "one seed is too few"
     if decision.test == T:
-        return "the differences have no variance" if decision.p is None else ""
+        return "the differences are all equal" if decision.p is None else ""
     if decision.p is None:
         return "no run gave a value"
     # Signed ranks leave ties out: where most pairs tie, they would speak of the few others only, while the

@@ -82,7 +82,7 @@ def _about(treatment: str, contrasts: Sequence[Contrast], margin: float | None) 
     if same := groups.get("identical"):
         lines.append(f"{who} ends exactly like {listed([label(c.baseline) for c in same])}.")
     if untested := groups.get("untested"):
-        others = listed([label(c.baseline) for c in untested])
+        others = listed([_with_lost(c) for c in untested])
         lines.append(f"{who} cannot be compared with {others}: {listed(list(dict.fromkeys(c.why for c in untested)))}.")
     if unfinished := groups.get("unfinished"):
         others = listed([f"{label(c.baseline)} ({c.why})" for c in unfinished])
@@ -247,7 +247,8 @@ def answer(c: Contrast, margin: float | None = None) -> str:
         return f"{who} and {other} end with the same value on all {c.n} seeds."
     if c.verdict in ("untested", "unfinished"):
         none = "no verdict yet" if c.verdict == "unfinished" else "no verdict"
-        return f"{who} against {other}: {none}, {c.why} ({record})."
+        facts = "; ".join(part for part in (record, lost_words(c)) if part)
+        return f"{who} against {other}: {none}, {c.why} ({facts})."
     effect = effect_words(c, percent=c.percent is not None)
     facts = "; ".join(part for part in (effect, record, lost_words(c), p_text(c)) if part)
     within = "the margin" if margin is None else f"{margin:g} %"
@@ -321,7 +322,7 @@ def p_text(c: Contrast) -> str:
     """The deciding test, with p before and after the adjustment."""
     if c.p is None or c.p_holm is None:
         return ""
-    adjusted = f", {c.p_holm:.3g} after Holm for {c.family}" if c.family > 1 else ""
+    adjusted = f", {c.p_holm:.3g} after Holm for {c.family} comparisons" if c.family > 1 else ""
     return f"{c.test_name}, p = {c.p:.3g}{adjusted}"
 
 
