@@ -38,6 +38,7 @@ References:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -60,8 +61,17 @@ def draws_of_s(differences: Array) -> Array:
     n = len(differences)
     if n < 2:
         return np.zeros(DRAWS)
-    chi2 = np.random.default_rng(1).chisquare(n - 1, DRAWS)
-    return np.asarray(differences.std(ddof=1) / np.sqrt(chi2 / (n - 1)))
+    return np.asarray(differences.std(ddof=1) / np.sqrt(_chi2(n - 1) / (n - 1)))
+
+
+@functools.lru_cache(maxsize=16)
+def _chi2(df: int) -> Array:
+    return np.random.default_rng(1).chisquare(df, DRAWS)
+
+
+@functools.lru_cache(maxsize=16)
+def _normal(rows: int, draws: int) -> Array:
+    return np.random.default_rng(0).standard_normal((rows, draws))
 
 
 def lost_by_tuning(scores: Sequence[Sequence[float]], chosen: int) -> Lost | None:
@@ -84,11 +94,11 @@ def lost_by_tuning(scores: Sequence[Sequence[float]], chosen: int) -> Lost | Non
             others.append((float(known.mean()), len(known)))
 
     def draw(s: Array) -> Array:
-        rng = np.random.default_rng(0)
-        own = s / math.sqrt(2 * seeds_of_chosen) * rng.standard_normal(len(s))
+        z = _normal(1 + len(others), len(s))
+        own = s / math.sqrt(2 * seeds_of_chosen) * z[0]
         best = own
-        for mean, seeds in others:
-            best = np.minimum(best, mean + s / math.sqrt(2 * seeds) * rng.standard_normal(len(s)))
-        return own - best
+        for k, (mean, seeds) in enumerate(others, start=1):
+            best = np.minimum(best, mean + s / math.sqrt(2 * seeds) * z[k])
+        return np.asarray(own - best)
 
     return draw
