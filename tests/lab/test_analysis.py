@@ -160,7 +160,7 @@ def test_the_answer_says_what_the_data_say() -> None:
     assert "better on 4 of 6 seeds" in sides
     fell = headline.answer(compared([1.0, 2.0, math.nan], [2.0, 1.5, 1.0]))
     assert "1 of 3 of a diverged" in fell
-    assert "all on one side would give p = 0.25, and 6 pairs are needed" in fell  # 2/2³
+    assert "3 pairs are too few for 1 comparison, 6 are needed" in fell
     gone = headline.answer(compared([math.nan] * 7, [1.0] * 7))
     assert gone.startswith("a is behind b (better on 0 of 7 seeds; 7 of 7 of a diverged; Wilcoxon, p = 0.0156")  # 2/2⁷
 
@@ -190,7 +190,7 @@ def test_a_contrast_with_a_failed_run_has_no_verdict_until_it_is_repeated(tmp_pa
     assert (adam.wins, adam.ties, adam.losses, adam.failed) == (0, 0, 3, (0, 7))
     assert (lion.verdict, lion.family) == ("better", 2)  # the others are judged, in the family as it was planned
     assert "No verdict yet on K-β against Adam 0.95 (7 of 10 of Adam 0.95 failed)." in found.headline
-    (note,) = found.notes
+    (note,) = found.failures
     assert note.startswith("7 failed (Adam 0.95, seeds 0, 1, 2, 3, 4, 5, 6): OSError: gone. To repeat: kbeta study ")
     assert note.endswith("--retry-failed")
     # medians are of the runs that did not fail

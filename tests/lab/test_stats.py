@@ -503,7 +503,7 @@ def test_a_verdict_needs_pairs_enough_that_their_signs_could_give_it(family: int
     assert few.p_holm < 1e-9  # however sure t is
     assert (few.verdict, enough.verdict) == ("untested", "better")
     assert f"{least - 1} pairs are too few" in few.why
-    assert f"{least} pairs are needed" in few.why
+    assert few.why.endswith(f", {least} are needed")
     assert any(note == few.why for note in few.notes)
     assert against(list(1 + spread), [1.0] * least, family=family).verdict == "worse"
 
@@ -546,7 +546,7 @@ def test_a_verdict_at_the_level_itself_is_unclear() -> None:
 
 def test_notes_of_few_of_equal_and_of_tied_pairs() -> None:
     five, six = ([1.0] * n for n in (5, 6))
-    assert any("all on one side would give p = 0.062" in n for n in against(five, [2, 3, 4, 5, 7]).notes)
+    assert "5 pairs are too few for 1 comparison, 6 are needed" in against(five, [2, 3, 4, 5, 7]).notes
     assert against(six, [2, 3, 4, 5, 7, 9]).notes == ()
     one, two = against([1, 1, 1], [1, 2, 4]), against([1, 1, 1, 1], [1, 1, 2, 4])
     assert any(note.startswith("1 pair is equal: set aside") for note in one.notes)
@@ -705,10 +705,9 @@ def test_adding_a_statistic_touches_its_function_and_the_list(monkeypatch: pytes
 
 def test_notes_name_whom_they_are_about_once() -> None:
     (note,) = comparing.compare(TWO, baseline="b", **QUICK).notes
-    few = "3 pairs are too few for {}: all on one side would give p = {}, and {} pairs are needed"
-    assert note == f"a vs b: {few.format('1 comparison', 0.25, 6)}"
+    assert note == "a vs b: 3 pairs are too few for 1 comparison, 6 are needed"
     three = comparing.compare({**TWO, "c": {0: 1.0, 1: 2.5, 2: 3.0}}, baseline="b", **QUICK)
-    assert three.notes == (f"every contrast: {few.format('2 comparisons', 0.5, 7)}",)
+    assert three.notes == ("every contrast: 3 pairs are too few for 2 comparisons, 7 are needed",)
 
 
 def test_pairs_without_a_seed_in_common_are_named() -> None:

@@ -15,7 +15,7 @@ from kourkoutas.lab.judging import headline as words
 from kourkoutas.lab.judging.attribution import summary
 from kourkoutas.lab.judging.comparing import Comparison, Question, compare_endpoints
 from kourkoutas.lab.judging.endpoints import Measure
-from kourkoutas.lab.judging.failures import failures
+from kourkoutas.lab.judging.failures import failures, repeat
 from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES
 from kourkoutas.lab.judging.statistics import Result
 from kourkoutas.lab.judging.targets import ToTarget, parse_target, to_target
@@ -28,7 +28,7 @@ from kourkoutas.lab.results.store import StoredRun, StudyRecord
 from kourkoutas.lab.specs import optimizers as recipes
 from kourkoutas.lab.specs.looks import label
 
-MOST_FAILURES, MOST_CHARACTERS = 2, 120  # of what is told about failed runs
+MOST_FAILURES = 2
 ENDS = ("ok", "diverged", "failed", "unfinished")
 
 
@@ -77,6 +77,7 @@ class Analysis:
       endpoints: the primary one first.
       sensitivity: of each arm to the tuned option, on the tuning seeds; empty unless one option was tuned.
       target: None unless a target was asked for.
+      failures: which runs failed, why, and how to repeat them; the most frequent errors.
       notes: about the study as a whole, missing pairs and unreadable runs among them.
       snapshot: what was analysed. Not part of its JSON.
     """
@@ -95,6 +96,7 @@ class Analysis:
     endpoints: tuple[Comparison, ...]
     sensitivity: tuple[Sensitivity, ...]
     target: ToTarget | None
+    failures: tuple[str, ...]
     notes: tuple[str, ...]
     snapshot: Snapshot = field(repr=False)
 
@@ -164,7 +166,8 @@ def analyse(
         endpoints=judged,
         sensitivity=tuned.sensitivity(record, tried),
         target=None if target is None else to_target(own, parse_target(target), whole, len(every)),
-        notes=(*snapshot.damage, *_missing(gone), *_repeat(snapshot, own)),
+        failures=tuple(f"{one.words}. To repeat: {repeat(record)}" for one in failures(own)[:MOST_FAILURES]),
+        notes=(*snapshot.damage, *_missing(gone)),
         snapshot=snapshot,
     )
 
@@ -229,17 +232,6 @@ def _headline(
     if to_come:
         return f"{total - to_come} of {total} runs have ended. The verdict comes when all have."
     return words.headline(judged)
-
-
-def _repeat(snapshot: Snapshot, runs: Sequence[StoredRun]) -> list[str]:
-    """Which runs failed, why, and how to repeat them."""
-    command = snapshot.record.command
-    if "--retry-failed" not in command:
-        command += " --retry-failed"
-    return [
-        f"{len(failure.runs)} failed ({failure.who}): {failure.summary[:MOST_CHARACTERS]}. To repeat: {command}"
-        for failure in failures(runs)[:MOST_FAILURES]
-    ]
 
 
 def _missing(gone: Mapping[str, Sequence[int]]) -> list[str]:

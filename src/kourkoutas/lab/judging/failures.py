@@ -7,8 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kourkoutas.lab.judging.values import of_seeds
-from kourkoutas.lab.results.store import StoredRun
+from kourkoutas.lab.results.store import StoredRun, StudyRecord
 from kourkoutas.lab.specs.looks import label
+
+MOST_CHARACTERS = 120  # of an error
+
+
+def repeat(record: StudyRecord) -> str:
+    """The command that makes the failed runs of a study again."""
+    asked = "--retry-failed" in record.command
+    return record.command if asked else f"{record.command} --retry-failed"
 
 
 def last_line(error: str | None) -> str:
@@ -27,6 +35,11 @@ class Failure:
     @property
     def summary(self) -> str:
         return last_line(self.error)
+
+    @property
+    def words(self) -> str:
+        """ "2 failed (Lion, seeds 4, 5): OSError: gone"."""
+        return f"{len(self.runs)} failed ({self.who}): {self.summary[:MOST_CHARACTERS].rstrip('.')}"
 
     @property
     def who(self) -> str:

@@ -82,7 +82,7 @@ def _about(treatment: str, contrasts: Sequence[Contrast], margin: float | None) 
     if same := groups.get("identical"):
         lines.append(f"{who} ends exactly like {listed([label(c.baseline) for c in same])}.")
     if untested := groups.get("untested"):
-        others = listed([_with_lost(c) for c in untested])
+        others = listed([label(c.baseline) for c in untested])
         lines.append(f"{who} cannot be compared with {others}: {listed(list(dict.fromkeys(c.why for c in untested)))}.")
     if unfinished := groups.get("unfinished"):
         others = listed([f"{label(c.baseline)} ({c.why})" for c in unfinished])

@@ -108,10 +108,7 @@ def _why_none(one: Paired, family: Family, any_n: bool) -> str:
     if decision.why or any_n or family.can_judge(decision.pairs):
         return decision.why
     differ = " that differ" if decision.test != T and decision.pairs < len(one.d) else ""
-    return (
-        f"{decision.pairs} pairs{differ} are too few for {family.words()}: all on one side would give "
-        f"p = {family.smallest_p(decision.pairs):.2g}, and {family.least_pairs} pairs are needed"
-    )
+    return f"{decision.pairs} pairs{differ} are too few for {family.words()}, {family.least_pairs} are needed"
 
 
 def _by_numbers(one: Paired, p_holm: float, inside: bool) -> Verdict:

@@ -55,7 +55,7 @@ class Answer:
             parts.append(Text(f"{headline.listed([one.title for one in plots[endpoints:]])}: kbeta stats {where}"))
         parts.append(optimizers(analysis, most=rows))
         parts.extend(target(analysis, most=rows))
-        parts.extend(Text(line) for line in (*analysis.fairness, *analysis.notes))
+        parts.extend(Text(line) for line in (*analysis.failures, *analysis.fairness, *analysis.notes))
         more = [*([] if self.report is None else [f"Report: {self.report}"]), f"tables: kbeta stats {where}"]
         line = " · ".join(more)
         parts.append(Text(line if len(line) <= COLUMNS else "\n".join(more)))
@@ -133,7 +133,7 @@ def statistics(analysis: Analysis) -> RenderableType:
         title = f"Sensitivity to {analysis.sensitivity[0].option}, on the tuning seeds"
         parts.append(Fitting(title, *sensitivity.table(analysis.sensitivity)))
     parts.extend(target(analysis))
-    parts.extend(Text(f"Note: {note}") for note in analysis.notes)
+    parts.extend(Text(f"Note: {note}") for note in (*analysis.failures, *analysis.notes))
     return Group(*parts)
 
 

@@ -33,7 +33,7 @@ from kourkoutas.lab.judging import headline
 from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, analyse
 from kourkoutas.lab.judging.comparing import Comparison
 from kourkoutas.lab.judging.deciding import RANKS
-from kourkoutas.lab.judging.failures import failures
+from kourkoutas.lab.judging.failures import failures, repeat
 from kourkoutas.lab.judging.statistics import show
 from kourkoutas.lab.judging.values import Seed, seed_ranges
 from kourkoutas.lab.results import export, files
@@ -127,6 +127,7 @@ def render(analysis: Analysis, *, live: bool = False) -> str:
         ranked=_ranked(analysis),
         looks=arms,
         failures=failures(snapshot.runs),
+        repeat=repeat(snapshot.record),
         runs_csv=_csv(export.rows(snapshot)),
         sections=_sections(analysis, arms),
         status=status_of(snapshot),
