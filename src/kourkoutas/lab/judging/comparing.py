@@ -241,7 +241,7 @@ def compare_endpoints(
       margin: percent of the baseline within which a difference does not matter.
       how: the other arguments of `judge`.
     """
-    return tuple(_comparison(one, margin) for one in judge(questions, pairs, margin=margin, **how))
+    return tuple(comparison(one, margin) for one in judge(questions, pairs, margin=margin, **how))
 
 
 def judge(
@@ -391,7 +391,8 @@ def _statistics(of: Judged) -> dict[tuple[str, str], dict[str, Result]]:
     return found
 
 
-def _comparison(of: Judged, margin: float | None) -> Comparison:
+def comparison(of: Judged, margin: float | None = None) -> Comparison:
+    """What was judged, with its statistics and in words."""
     question = of.question
     contrasts = tuple(_contrast(of, pair, statistics) for pair, statistics in _statistics(of).items())
     arms = {}

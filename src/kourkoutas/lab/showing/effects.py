@@ -50,13 +50,18 @@ def in_percent(endpoint: Comparison) -> bool:
 def rows_of(endpoint: Comparison) -> list[Row]:
     """The contrasts of one endpoint."""
     percent = in_percent(endpoint)
-    return [Row(c, ends_of(c, percent), _words(c, percent)) for c in endpoint.contrasts]
+    return [_row(c, percent) for c in endpoint.contrasts]
 
 
-def _words(c: Contrast, percent: bool) -> str:
+def _row(c: Contrast, percent: bool) -> Row:
+    """Without a verdict there is no interval to look at."""
     if c.verdict == "unfinished":
-        return "no verdict: a run failed"
-    return effect_words(c, percent) or "no finite effect"
+        return Row(c, None, "no verdict: a run failed")
+    ends, words = ends_of(c, percent), effect_words(c, percent) or "no finite effect"
+    if c.verdict == "untested" and ends is not None:
+        estimate = ends[1]
+        return Row(c, (estimate, estimate, estimate), f"{words.partition(' [')[0]}, no verdict")
+    return Row(c, ends, words)
 
 
 def plot(endpoints: Sequence[Comparison]) -> Drawing | None:
