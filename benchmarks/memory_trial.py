@@ -158,7 +158,11 @@ def shown(snapshot: Snapshot) -> Shown | None:
     lost = tuned.lost(record, tuned.tried(snapshot), endpoint)
     comparison = comparing.compare_pairs(values, pairs, lost=lost, **scale)
     found = {(c.treatment, c.baseline): c for c in comparison.contrasts}
-    return Shown({arm: _near(median[arm] / median[best], found[arm, best]) for arm in mine}, found)
+    near = {}
+    for arm in mine:  # each alone: the protocol's interval is one of 95 %
+        (alone,) = comparing.compare_pairs(values, [(arm, best)], lost=lost, **scale).contrasts
+        near[arm] = _near(median[arm] / median[best], alone)
+    return Shown(near, found)
 
 
 def _near(ratio: float, c: Contrast) -> Half:

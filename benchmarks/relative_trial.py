@@ -143,7 +143,8 @@ def shown(testbed: str, rows: Rows) -> Shown | None:
     best = min(FIXED, key=medians.__getitem__)
     pairs = [(RULE, rival) for rival in dict.fromkeys((*RIVALS, best))]
     contrasts = {c.baseline: c for c in comparing.compare_pairs(values, pairs, lost=lost, **scale).contrasts}
-    near = _near(medians[RULE] / medians[best], contrasts[best], MARGIN[testbed])
+    (alone,) = comparing.compare_pairs(values, [(RULE, best)], lost=lost, **scale).contrasts  # at 95 %, as the protocol
+    near = _near(medians[RULE] / medians[best], alone, MARGIN[testbed])
     return Shown(rates_of[RULE], near, contrasts)
 
 
