@@ -71,7 +71,7 @@ def stats(
     if as_json:
         print_json(to_json(found))
     else:
-        out.print(console.comparison(found))
+        out.print(console.of_table(found))
 
 
 @app.command()

@@ -52,7 +52,7 @@ class Ruling:
     """What may be said of one contrast.
 
     Attributes:
-      p_holm: adjusted for the family; None where there is no p.
+      p_holm: adjusted for the family; None where there is no verdict by p.
       small: a clear difference is smaller than the margin.
       why: why there is no verdict.
       carried_by: (seed, the verdict without it) of every seed without which the verdict would be another.
@@ -83,17 +83,20 @@ def judge(
 
 
 def _rule(contrasts: Sequence[Paired], family: Family, margin: float | None, *, any_n: bool = False) -> list[Ruling]:
-    """The rulings; `any_n` lets fewer pairs than the family needs decide."""
-    adjusted = holm([None if one.unfinished else one.decision.p for one in contrasts], family.size)
+    """The rulings; `any_n` lets fewer pairs than the family needs decide.
+
+    A contrast without a verdict counts in the family with the largest p: it makes no other one surer.
+    """
+    reasons = [_why_none(one, family, any_n) for one in contrasts]
+    p_values = [None if why else one.decision.p for one, why in zip(contrasts, reasons, strict=True)]
     rulings = []
-    for one, p_holm in zip(contrasts, adjusted, strict=True):
-        why = _why_none(one, family, any_n)
+    for one, why, p_holm in zip(contrasts, reasons, holm(p_values, family.size), strict=True):
         if one.unfinished:
             rulings.append(Ruling("unfinished", why=why))
         elif one.wins == one.losses == 0 and one.whole.any():
             rulings.append(Ruling("identical"))
-        elif p_holm is None or why:
-            rulings.append(Ruling("untested", p_holm, why=why))
+        elif p_holm is None:
+            rulings.append(Ruling("untested", why=why))
         else:
             inside = margin is not None and is_inside(one, margin, family)
             rulings.append(Ruling(_by_numbers(one, p_holm, inside), p_holm, small=inside and p_holm < LEVEL))

@@ -156,6 +156,14 @@ def reached(found: Mapping[str, Reached]) -> tuple[tuple[str, ...], list[tuple[s
     ]
 
 
+def of_table(found: Comparison) -> RenderableType:
+    """A table of results that is no study: the answers, and all of its one endpoint."""
+    parts: list[RenderableType] = [Text(headline.answer(c, found.margin)) for c in found.contrasts[:MOST_ROWS]]
+    if found.contrasts:
+        parts.append(Text(headline.intervals_words(found.contrasts[0].family), style="dim"))
+    return Group(*parts, comparison(found))
+
+
 def comparison(found: Comparison) -> RenderableType:
     """One endpoint in full: every seed, each optimizer, every statistic of each contrast, and notes.
 
@@ -197,7 +205,7 @@ def statistics_title(found: Comparison) -> str:
     family = found.contrasts[0].family
     luck = " All but the first row ignore tuning luck." if any(c.tuned for c in found.contrasts) else ""
     across = f" Holm's adjustment is for {family}." if family > 1 else ""
-    return f"{what} speak for the first named.{luck}{across} {headline.intervals_words(family)}"
+    return f"{what} speak for the first named.{luck}{across}"
 
 
 def _every_seed(found: Comparison) -> RenderableType:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from kourkoutas.lab.judging.comparing import Comparison, Contrast
+from kourkoutas.lab.judging.deciding import RANKS
 from kourkoutas.lab.judging.headline import effect_words, ends_of, intervals_words
 from kourkoutas.lab.showing.drawing import (
     CHARACTER,
@@ -124,7 +125,7 @@ def _marks(row: Row, primary: bool, scale: Scale, y: float) -> list[Markup]:
     """Name and numbers above, the interval below."""
     middle, zero = y + 25, scale.at(0.0)
     kind = {"better": "good", "worse": "bad"}.get(row.contrast.verdict, "open")
-    words = row.words + (", by ranks" if row.contrast.lost else "")
+    words = row.words + (", by ranks" if row.contrast.test == RANKS else "")
     room = WIDTH - TYPICAL * (len(words) + 1)
     name = row.contrast.name if TYPICAL * len(row.contrast.name) <= room else f"vs {name_of(row.contrast.baseline)}"
     fits = TYPICAL * len(name) <= room
