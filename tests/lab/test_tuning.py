@@ -181,6 +181,15 @@ def test_a_value_with_a_failed_run_cannot_be_chosen_unless_failures_count() -> N
         search.best([failed])
 
 
+def test_an_arm_of_which_every_value_has_a_failed_run_stops_the_study() -> None:
+    tried = [Tried({"lr": 1}, (0.1, NAN), failed=1), Tried({"lr": 2}, (NAN, NAN), failed=2)]
+    with pytest.raises(
+        ValueError, match=r"every value that K-β tried has a tuning run that failed \(3 of 4\).*OSError"
+    ):
+        api._check_some_value("kbeta", tried, ["OSError: no data"])
+    api._check_some_value("kbeta", [*tried, Tried({"lr": 3}, (9.0, NAN))], ["OSError: no data"])
+
+
 @pytest.mark.parametrize("worse", [1e-3, 1e9])
 def test_on_a_logarithmic_endpoint_nothing_is_better_than_nought(worse: float) -> None:
     perfect, far = Tried({"lr": 1}, (0.0, 0.0, 0.0)), Tried({"lr": 2}, (worse, worse, worse))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats as scipy_stats
 
 from kourkoutas.lab import api
@@ -19,10 +21,10 @@ from kourkoutas.lab.judging.comparing import Question
 from kourkoutas.lab.judging.values import to_json
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.planning.contrasts import Family
-from kourkoutas.lab.results import store
+from kourkoutas.lab.results import export, store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import train
-from kourkoutas.lab.showing import effects
+from kourkoutas.lab.showing import effects, progress
 from kourkoutas.lab.specs import search_space
 from kourkoutas.lab.specs.spec import Arm, RunResult, RunSpec
 from tests.lab import made_study
@@ -334,6 +336,27 @@ def test_the_endpoint_that_was_asked_for_is_that_of_the_result() -> None:
     assert first.endpoint == first.metrics["last_batch_bce"]
     assert asked.endpoint == asked.metrics["heldout_bce"]
     assert asked.endpoint != asked.metrics["last_batch_bce"]
+
+
+def test_the_endpoint_that_was_asked_for_is_in_progress_lines_results_and_export(tmp_path: Path) -> None:
+    plan = planning.plan_study(
+        "rare_trigger",
+        engine="mlx",
+        optimizers=["kbeta"],
+        seeds=[0],
+        options={"steps": "20"},
+        endpoint="heldout_bce",
+    )
+    lines = io.StringIO()
+    with progress.showing(Console(file=lines, width=200), plan) as observer:
+        done = api.execute(plan, tmp_path / "o", command="kbeta study", workers=1, observer=observer)
+    (run,) = done.runs
+    assert run.result is not None
+    assert run.result.endpoint == run.result.metrics["heldout_bce"]
+    assert f"K-β seed 0: {run.result.metrics['heldout_bce']:.6g} (" in lines.getvalue()
+    (row,) = export.rows(done)
+    assert row["endpoint"] == row["heldout_bce"]
+    assert [call.runs for call in done.record.calls] == [1]
 
 
 # Pictures
