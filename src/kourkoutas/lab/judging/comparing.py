@@ -315,7 +315,7 @@ def compare(values: Values, *, baseline: str, **how: Any) -> Comparison:
       >>> adam, kbeta = {0: 4.0, 1: 2.0, 2: 8.0}, {0: 2.0, 1: 1.5, 2: 4.0}
       >>> found = compare({"adam": adam, "kbeta": kbeta}, baseline="adam", log=True).contrasts[0]
       >>> round(found.effect.value, 3), found.wins, found.verdict
-      (1.747, 3, 'unclear')
+      (1.747, 3, 'untested')
     """
     if baseline not in values:
         raise unknown("baseline", baseline, list(values))
