@@ -155,9 +155,14 @@ def shown(snapshot: Snapshot) -> Shown | None:
     whole = set(record.seeds) == set(values.get("kbeta", ()))
     rivals = dict.fromkeys((*RIVALS, best, *(["kbeta"] if whole else [])))
     pairs = [(arm, rival) for arm in mine for rival in rivals]
-    comparison = comparing.compare_pairs(values, pairs, lost=tuned.lost(record, tuned.tried(snapshot)), **scale)
+    lost = tuned.lost(record, tuned.tried(snapshot), endpoint)
+    comparison = comparing.compare_pairs(values, pairs, lost=lost, **scale)
     found = {(c.treatment, c.baseline): c for c in comparison.contrasts}
-    return Shown({arm: _near(median[arm] / median[best], found[arm, best]) for arm in mine}, found)
+    near = {}
+    for arm in mine:  # each alone: the protocol's interval is one of 95 %
+        (alone,) = comparing.compare_pairs(values, [(arm, best)], lost=lost, **scale).contrasts
+        near[arm] = _near(median[arm] / median[best], alone)
+    return Shown(near, found)
 
 
 def _near(ratio: float, c: Contrast) -> Half:

@@ -27,8 +27,8 @@ from memory_trial import FIXED, LEVEL, RIVALS, WINS, Half, unpack
 from kourkoutas.lab import testbeds
 from kourkoutas.lab.judging import comparing, endpoints, tuned
 from kourkoutas.lab.judging.comparing import Contrast
-from kourkoutas.lab.judging.deciding import lost_by_tuning
 from kourkoutas.lab.judging.hypothesis_tests import holm
+from kourkoutas.lab.judging.luck import lost_by_tuning
 from kourkoutas.lab.planning import search
 from kourkoutas.lab.planning.search import Tried
 from kourkoutas.lab.results.snapshot import Snapshot
@@ -126,7 +126,7 @@ def shown(testbed: str, rows: Rows) -> Shown | None:
     """What a testbed says; None while a run is missing that the claim is about."""
     first, endpoint = first_trial(testbed), endpoint_of(testbed)
     values = {} if first is None else endpoints.values(first.runs, endpoint)
-    lost = {} if first is None else tuned.lost(first.record, tuned.tried(first))
+    lost = {} if first is None else tuned.lost(first.record, tuned.tried(first), endpoint)
     mine = {RULE: OPTIONS[RULE], **(dict.fromkeys(FIXED, "") if first is None else {})}
     rates_of = {}
     for arm, options in mine.items():
@@ -143,7 +143,8 @@ def shown(testbed: str, rows: Rows) -> Shown | None:
     best = min(FIXED, key=medians.__getitem__)
     pairs = [(RULE, rival) for rival in dict.fromkeys((*RIVALS, best))]
     contrasts = {c.baseline: c for c in comparing.compare_pairs(values, pairs, lost=lost, **scale).contrasts}
-    near = _near(medians[RULE] / medians[best], contrasts[best], MARGIN[testbed])
+    (alone,) = comparing.compare_pairs(values, [(RULE, best)], lost=lost, **scale).contrasts  # at 95 %, as the protocol
+    near = _near(medians[RULE] / medians[best], alone, MARGIN[testbed])
     return Shown(rates_of[RULE], near, contrasts)
 
 

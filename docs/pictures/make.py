@@ -86,7 +86,7 @@ def clear_differences(testbed: str) -> frozenset[str]:
         [("kbeta", arm) for arm in LABELS if arm != "kbeta"],
         log=endpoint.log,
         higher_is_better=endpoint.maximize,
-        lost=tuned.lost(study.record, tuned.tried(study)),
+        lost=tuned.lost(study.record, tuned.tried(study), endpoint),
         resamples=0,
     )
     for one in found.contrasts:

@@ -36,7 +36,9 @@ def failed(error: str | None = ERROR) -> RunResult:
     return RunResult(status="failed", error=error, seconds=1.0)
 
 
-def own(out: Path, ends: Ends, *, title: str = "loss", log: bool = False, higher_is_better: bool = False) -> Snapshot:
+def own(
+    out: Path, ends: Ends, *, title: str = "loss", log: bool = False, higher_is_better: bool = False, **record: Any
+) -> Snapshot:
     """A study of a user's function, with one endpoint; None is a run that has not finished, NaN one that diverged."""
     setup: dict[str, Any] = {"testbed": "task.train", "preset": "own", "engine": "own", "settings": {}}
     arms = [store.Arm(label=name, optimizer=name) for name in ends]
@@ -45,7 +47,7 @@ def own(out: Path, ends: Ends, *, title: str = "loss", log: bool = False, higher
     )
     seeds = sorted({seed for by_seed in ends.values() for seed in by_seed})
     command = "kbeta study task.py:train --seeds 0-2"
-    with store.writing(out, **setup, arms=arms, seeds=seeds, command=command, code=code) as writer:
+    with store.writing(out, **setup, arms=arms, seeds=seeds, command=command, code=code, **record) as writer:
         for arm, by_seed in ends.items():
             for seed, end in by_seed.items():
                 spec = RunSpec(**setup, optimizer=arm, seed=seed)

@@ -15,10 +15,11 @@ import pytest
 from scipy import stats as scipy_stats
 from statsmodels.stats.power import TTestPower
 
-from kourkoutas.lab.judging import analysis, attribution, comparing, endpoints, headline, intervals, planned
+from kourkoutas.lab.judging import analysis, attribution, comparing, endpoints, headline, intervals
 from kourkoutas.lab.judging.headline import digits
 from kourkoutas.lab.judging.hypothesis_tests import detectable_ratio, power_of_t
 from kourkoutas.lab.planning import plan as planning
+from kourkoutas.lab.planning.contrasts import contrasts
 from kourkoutas.lab.results import store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.showing import console
@@ -128,16 +129,16 @@ def test_the_detectable_difference_is_found_with_the_stated_probability(n: int, 
 
 
 def test_unclear_says_what_the_seeds_could_have_found_and_stops_there(tmp_path: Path) -> None:
-    shift = [1.0, -0.8, 0.9, -0.5, 0.6]
+    shift = [1.0, -0.8, 0.9, -0.5, 0.6, 0.2]
     new, old = shifted(shift, base=10.0)
     found = analysed(folder(tmp_path / "o", {"kbeta": new, "adam95": old}))
     (c,) = found.primary.contrasts
-    wanted = TTestPower().solve_power(nobs=5, alpha=0.05, power=0.8) * np.std(shift, ddof=1)
+    wanted = TTestPower().solve_power(nobs=6, alpha=0.05, power=0.8) * np.std(shift, ddof=1)
     assert c.detectable == pytest.approx(wanted, rel=1e-3)
     assert c.detectable_percent == pytest.approx(100 * wanted / np.mean(list(old.values())), rel=1e-3)  # type: ignore[arg-type]
     (said,) = found.answers
     assert said.endswith(
-        f"These 5 seeds would have found a difference of {digits(c.detectable_percent)} % four times out of five."
+        f"These 6 seeds would have found a difference of {digits(c.detectable_percent)} % four times out of five."
     )
     assert "need" not in said
 
@@ -149,24 +150,25 @@ def compared(treatment: Sequence[float], baseline: Sequence[float], **how: Any) 
 
 def test_the_answer_says_what_the_data_say() -> None:
     assert headline.answer(compared([1.0, 2.0], [1.0, 2.0])) == "a and b end with the same value on all 2 seeds."
-    assert "one finite pair" in headline.answer(compared([1.0], [2.0]))
+    assert "one seed is too few" in headline.answer(compared([1.0], [2.0]))
     # both signs: no percentages, so the difference itself
-    sides = headline.answer(compared([0.0, 0.1, -0.1, 0.0], [1.0, -2.0, 2.1, 0.4]))
-    half = scipy_stats.t.ppf(0.975, 3) * np.std([1.0, -2.1, 2.2, 0.4], ddof=1) / 2
-    ends = f"[{0.375 - half:+.2g}, {0.375 + half:+.2g}]".replace("-", "−")
-    assert sides.startswith(f"No clear difference between a and b (+0.38 {ends}; ")
-    assert "better on 3 of 4 seeds" in sides
+    sides = headline.answer(compared([0.0, 0.1, -0.1, 0.0, 0.0, 0.0], [1.0, -2.0, 2.1, 0.4, -0.2, 0.8]))
+    d = np.array([1.0, -2.1, 2.2, 0.4, -0.2, 0.8])
+    half = scipy_stats.t.ppf(0.975, 5) * np.std(d, ddof=1) / math.sqrt(6)
+    ends = f"[{d.mean() - half:+.2g}, {d.mean() + half:+.2g}]".replace("-", "−")
+    assert sides.startswith(f"No clear difference between a and b (+0.35 {ends}; ")
+    assert "better on 4 of 6 seeds" in sides
     fell = headline.answer(compared([1.0, 2.0, math.nan], [2.0, 1.5, 1.0]))
     assert "1 of 3 of a diverged" in fell
-    assert fell.endswith("Ranks of 3 pairs cannot give p below 0.25.")  # 2/2³
+    assert "3 pairs are too few for 1 comparison, 6 are needed" in fell
     gone = headline.answer(compared([math.nan] * 7, [1.0] * 7))
     assert gone.startswith("a is behind b (better on 0 of 7 seeds; 7 of 7 of a diverged; Wilcoxon, p = 0.0156")  # 2/2⁷
 
 
-def test_a_failed_run_ranks_as_the_worst_and_is_told(tmp_path: Path) -> None:
+def test_a_failed_run_that_counts_ranks_as_the_worst_and_is_told(tmp_path: Path) -> None:
     ends = {"kbeta": {i: 1.0 + 0.01 * i for i in range(8)}, "adam95": {i: 2.0 + 0.02 * i for i in range(8)}}
     ends["kbeta"] |= dict.fromkeys((0, 1), made_study.failed())
-    found = analysed(made_study.own(tmp_path / "o", ends))
+    found = analysed(made_study.own(tmp_path / "o", ends, count_failed=True))
     (c,) = found.primary.contrasts
     assert (c.n, c.failed, c.diverged, c.test, c.losses) == (8, (2, 0), (0, 0), "Wilcoxon", 2)
     # six wins of ranks 1 to 6 against two losses that share rank 7.5: W⁻ = 15
@@ -177,11 +179,32 @@ def test_a_failed_run_ranks_as_the_worst_and_is_told(tmp_path: Path) -> None:
     assert [arm.failed for arm in found.arms] == [2, 0]
 
 
-def test_an_arm_of_which_every_run_failed_is_not_compared(tmp_path: Path) -> None:
-    ends = {"kbeta": {0: 1.0, 1: 1.1}, "adam95": {0: 2.0, 1: 2.3}, "lion": dict.fromkeys((0, 1), made_study.failed())}
+def test_a_contrast_with_a_failed_run_has_no_verdict_until_it_is_repeated(tmp_path: Path) -> None:
+    """K-β is worse on every seed that both finished, and crashes of Adam do not make it better."""
+    ends: dict[str, Any] = {"kbeta": {i: 2.0 + 0.01 * i for i in range(10)}}
+    ends["adam95"] = {i: made_study.failed("Traceback\nOSError: gone") if i < 7 else 1.0 + 0.02 * i for i in range(10)}
+    ends["lion"] = {i: 3.0 + 0.05 * (i % 3) for i in range(10)}
     found = analysed(made_study.own(tmp_path / "o", ends))
-    assert [c.baseline for c in found.primary.contrasts] == ["adam95"]
-    assert "Lion has no finished seed to compare." in found.headline
+    adam, lion = found.primary.contrasts
+    assert (adam.verdict, adam.p, adam.p_holm, adam.effect, adam.statistics) == ("unfinished", None, None, None, {})
+    assert (adam.wins, adam.ties, adam.losses, adam.failed) == (0, 0, 3, (0, 7))
+    assert (lion.verdict, lion.family) == ("better", 2)  # the others are judged, in the family as it was planned
+    assert "No verdict yet on K-β against Adam 0.95 (7 of 10 of Adam 0.95 failed)." in found.headline
+    (note,) = found.failures
+    assert note.startswith("7 failed (Adam 0.95, seeds 0, 1, 2, 3, 4, 5, 6): OSError: gone. To repeat: kbeta study ")
+    assert note.endswith("--retry-failed")
+    # medians are of the runs that did not fail
+    assert [arm.median for arm in found.arms][1] == pytest.approx(1.16)
+
+
+def test_an_arm_of_which_every_run_failed_is_not_compared(tmp_path: Path) -> None:
+    ends: dict[str, Any] = {"kbeta": {0: 1.0, 1: 1.1}, "adam95": {0: 2.0, 1: 2.3}}
+    ends["lion"] = dict.fromkeys((0, 1), made_study.failed())
+    found = analysed(made_study.own(tmp_path / "o", ends))
+    assert [c.verdict for c in found.primary.contrasts] == ["untested", "unfinished"]
+    assert "No verdict yet on K-β against Lion (2 of 2 of Lion failed)." in found.headline
+    counted = analysed(made_study.own(tmp_path / "counted", ends, count_failed=True))
+    assert (counted.primary.contrasts[1].failed, counted.primary.contrasts[1].wins) == ((0, 2), 2)
 
 
 def endpoint(name: str, a: Sequence[float], b: Sequence[float], *, primary: bool = False) -> comparing.Comparison:
@@ -197,13 +220,13 @@ def test_a_secondary_endpoint_that_leans_the_other_way_is_in_the_headline() -> N
     worse = endpoint("mean training loss", base * 1.031, base)
     text = headline.headline([first, worse])
     assert text.startswith("No clear difference between K-β and Adam 0.999. ")
-    assert text.endswith("On mean training loss K-β is 3.1 % behind Adam 0.999, on all 10 seeds.")
+    assert text.endswith("On mean training loss (secondary) K-β is 3.1 % behind Adam 0.999, on all 10 seeds.")
     # where the deciding endpoint is as clear and on the same side, it says enough
     clear = endpoint("BCE", base * 1.05 + 0.01 * rng.normal(size=10), base, primary=True)
     assert "training" not in headline.headline([clear, worse])
     # where it is on the other side, both are said
     other = endpoint("BCE", base * 0.9 + 0.01 * rng.normal(size=10), base, primary=True)
-    assert "On mean training loss K-β is 3.1 % behind" in headline.headline([other, worse])
+    assert "On mean training loss (secondary) K-β is 3.1 % behind" in headline.headline([other, worse])
 
 
 def test_an_unfinished_study_has_no_verdict(tmp_path: Path) -> None:
@@ -230,7 +253,7 @@ def test_any_logged_metric_can_be_asked_for_afterwards(tmp_path: Path) -> None:
         losses = [level + x for x in (9.0, 1.0, 5.0, *[3.0] * 15, 2.0, 4.0)]
         return {"loss": losses, "acc": [1 - x / 100 for x in losses]}
 
-    values = {"kbeta": {s: course(s) for s in range(3)}, "adam95": {s: course(s + 1 + 0.1 * s) for s in range(3)}}
+    values = {"kbeta": {s: course(s) for s in range(9)}, "adam95": {s: course(s + 1 + 0.1 * s) for s in range(9)}}
     study = folder(tmp_path / "o", values)
     asked = ["loss:best", "loss:tail", "acc:max", "acc:best:max", "loss:log"]
     found = analysed(study, endpoints=asked)
@@ -239,8 +262,8 @@ def test_any_logged_metric_can_be_asked_for_afterwards(tmp_path: Path) -> None:
         *((name, False, False) for name in asked),
     ]
     by_name = {j.name: j for j in found.endpoints}
-    assert by_name["loss:best"].values["kbeta"] == {0: 1.0, 1: 2.0, 2: 3.0}
-    assert by_name["loss:tail"].values["kbeta"] == {0: 3.0, 1: 4.0, 2: 5.0}  # mean of the last 2 of 20: 2 and 4
+    assert by_name["loss:best"].values["kbeta"] == {s: 1.0 + s for s in range(9)}
+    assert by_name["loss:tail"].values["kbeta"] == {s: 3.0 + s for s in range(9)}  # mean of the last 2 of 20: 2 and 4
     assert by_name["acc:max"].values["kbeta"][0] == pytest.approx(0.96)
     assert by_name["acc:best:max"].values["kbeta"][0] == pytest.approx(0.99)
     assert by_name["acc:max"].contrasts[0].verdict == by_name["loss:best"].contrasts[0].verdict == "better"
@@ -335,7 +358,7 @@ def test_an_absent_control_leaves_its_step_with_the_next() -> None:
 
 def pairs_of(optimizers: list[str], grids: dict[str, str]) -> list[tuple[str, str]]:
     _, arms = planning.arms_of(optimizers, {}, grids)
-    return planned.contrasts(arms)
+    return contrasts(arms)
 
 
 def test_a_grid_over_a_setting_compares_like_with_like() -> None:

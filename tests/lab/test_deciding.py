@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 
 from kourkoutas.lab.judging import comparing
-from kourkoutas.lab.judging.deciding import DRAWS, Lost, lost_by_tuning, nothing_lost
+from kourkoutas.lab.judging.luck import DRAWS, Lost, lost_by_tuning, nothing_lost
 
 POINTS = 80  # of the quadrature in each of three directions; 200 move p by less than 0.001
 
@@ -112,7 +112,8 @@ def test_the_luck_of_the_tuning_counts_where_a_run_was_lost_too(how: str) -> Non
     b[4] = math.nan
     flat = dict.fromkeys("ab", lost_by_tuning([[0.0] * 3, *[[0.1, 0.0, 0.0]] * 4], 0))
     failed = {"b": {4}} if how == "failed" else None
-    without, with_luck = compared(a, b, failed=failed), compared(a, b, flat, failed=failed)
+    counted = {"failed": failed, "count_failed": True}
+    without, with_luck = compared(a, b, **counted), compared(a, b, flat, **counted)
     assert (without.test, with_luck.test) == ("Wilcoxon", "Wilcoxon")
     assert (without.verdict, with_luck.verdict) == ("better", "unclear")
     assert with_luck.p > without.p

@@ -146,7 +146,8 @@ def test_pair_lines_join_the_two_values_of_a_seed_and_tell_the_better(tmp_path: 
 
 
 def test_the_effect_plot_puts_estimates_and_ends_at_their_percentages(tmp_path: Path) -> None:
-    found = judged(tmp_path, {"new": {0: 1.0, 1: 1.2, 2: 1.1}, "old": {0: 2.0, 1: 2.5, 2: 2.3}})
+    new, old = [1.0, 1.2, 1.1] * 2, [2.0, 2.5, 2.3] * 2
+    found = judged(tmp_path, {"new": dict(enumerate(new)), "old": dict(enumerate(old))})
     (c,) = found.contrasts
     assert c.percent is not None
     assert c.percent.interval is not None
@@ -165,10 +166,18 @@ def test_the_effect_plot_puts_estimates_and_ends_at_their_percentages(tmp_path: 
 
 
 def test_an_interval_far_beyond_the_estimates_is_cut_with_an_arrow(tmp_path: Path) -> None:
-    ends = {"new": {0: 1.0, 1: 40.0, 2: 0.02}, "old": {0: 1.0, 1: 0.1, 2: 0.5}}
-    drawn = effects.plot([judged(tmp_path, ends, log=True)])
+    new, old = [1.0, 40.0, 0.02] * 2, [1.0, 0.1, 0.5] * 2
+    drawn = effects.plot([judged(tmp_path, {"new": dict(enumerate(new)), "old": dict(enumerate(old))}, log=True)])
     assert drawn is not None
     assert 'class="arrow"' in drawn.svg
+
+
+def test_what_has_no_verdict_is_drawn_without_an_interval(tmp_path: Path) -> None:
+    found = judged(tmp_path, {"new": {0: 1.0, 1: 1.2, 2: 1.1}, "old": {0: 2.0, 1: 2.5, 2: 2.3}})
+    (row,) = effects.rows_of(found)
+    assert row.ends is not None
+    assert row.ends[0] == row.ends[1] == row.ends[2]
+    assert row.words == "2.1× lower, no verdict"
 
 
 def traces(runs: int = 2) -> list[maps.TraceData]:

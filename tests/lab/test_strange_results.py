@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from kourkoutas.cli.command import app
 from kourkoutas.lab import api
-from kourkoutas.lab.judging import comparing, deciding, headline, table_file, targets
+from kourkoutas.lab.judging import comparing, headline, luck, table_file, targets
 from kourkoutas.lab.judging.targets import Target
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.planning import search
@@ -130,12 +130,13 @@ def test_an_arm_without_results_makes_no_other_contrast_surer(tmp_path: Path) ->
     assert 0.025 < ALONE < 0.05
     crashed = {seed: made_study.failed() for seed in range(8)}
     found = analysed(made_study.own(tmp_path / "out", {**shifted(), "lion": crashed}))
-    (only,) = found.primary.contrasts
+    only, lion = found.primary.contrasts
     assert only.p == pytest.approx(ALONE)
+    assert (lion.p, lion.verdict, lion.why) == (None, "unfinished", "8 of 8 of Lion failed")
     # lion has no p, which counts as the largest
     assert only.p_holm == pytest.approx(multipletests([ALONE, 1.0], method="holm")[1][0])
     assert (only.family, only.verdict) == (2, "unclear")
-    assert "Holm for 2 contrasts" in found.answers[0]
+    assert "Holm for 2 comparisons" in found.answers[0]
 
 
 def test_an_arm_that_is_no_other_makes_no_other_contrast_surer(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_an_arm_that_is_no_other_makes_no_other_contrast_surer(tmp_path: Path) -
 
 def test_holm_counts_what_could_not_be_compared_also_with_the_luck_of_a_tuning() -> None:
     values = {arm: dict(by_seed) for arm, by_seed in shifted().items()}
-    once = dict.fromkeys(values, deciding.lost_by_tuning([[0.0]], 0))
+    once = dict.fromkeys(values, luck.lost_by_tuning([[0.0]], 0))
     (found,) = comparing.compare_pairs(values, [("kbeta", "adam95")], resamples=0, family=3, lost=once).contrasts
     assert found.p is not None
     assert found.p_holm == pytest.approx(3 * found.p)
@@ -258,7 +259,7 @@ def test_shares_follow_the_headline_also_where_holm_alone_decides(tmp_path: Path
 
 def test_p_is_never_nought_and_the_luck_of_a_tuning_makes_nothing_surer() -> None:
     rng = np.random.default_rng(5)
-    once = dict.fromkeys("ab", deciding.lost_by_tuning([[0.0]], 0))
+    once = dict.fromkeys("ab", luck.lost_by_tuning([[0.0]], 0))
     for gap in (0.5, 1.0, 1.5, 2.0, 50.0):
         a, b = rng.normal(size=6), gap + rng.normal(size=6)
         values = {"a": dict(enumerate(a)), "b": dict(enumerate(b))}
@@ -433,7 +434,7 @@ def test_an_undefined_t_says_why_and_not_something_else() -> None:
     ranks, flat = comparing.compare_pairs(values, [("a", "b"), ("a", "c")], resamples=0).contrasts
     assert any(note.startswith("no pair of finite runs:") for note in ranks.notes)
     flat = dataclasses.replace(flat, notes=(*flat.notes, "something else"))
-    assert "the differences are all equal: t, its p-value" in headline.answer(flat)
+    assert "no verdict, the differences are all equal" in headline.answer(flat)
 
 
 def test_a_threshold_of_nought_is_one_and_one_that_is_no_number_is_none(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kourkoutas.lab import api
-from kourkoutas.lab.judging import planned
+from kourkoutas.lab.planning import contrasts as planned
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
 from kourkoutas.lab.results.snapshot import Snapshot
@@ -174,7 +174,7 @@ def test_a_full_disk_ends_a_study_in_one_line_and_it_goes_on_when_there_is_room(
     done = subprocess.run(call, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     doubt, planned, *errors = done.stderr.strip().splitlines()
-    assert doubt.startswith("2 pairs of seeds")
+    assert doubt.startswith("2 seeds are too few")
     assert planned.startswith("task.train · seeds 0-1 · 4 runs, ")
     assert len(errors) == 1, done.stderr
     assert "kbeta: no room left on the disk" in errors[0]
@@ -389,10 +389,10 @@ def test_code_that_changes_while_the_study_runs_makes_no_result(task: Path, tmp_
     assert "changed while the study was running" in (run.result.error or "")
 
 
-@pytest.mark.parametrize(("seeds", "least"), [("0", "1"), ("0-2", "0.25"), ("0-4", "0.0625"), ("0-5", None)])
+@pytest.mark.parametrize(("seeds", "least"), [("0", "1"), ("0-2", "0.25"), ("0-4", "0.062"), ("0-5", None)])
 def test_what_few_seeds_cannot_show_is_said_before_they_are_paid_for(task: Path, seeds: str, least: str | None) -> None:
     told = plan(task, seeds=seeds, optimizers=["kbeta", "adam95"]).doubts()
-    assert [f"cannot give p below {least};" in line for line in told] == ([True] if least else [])
+    assert [f"would give p = {least}. 6 seeds can: --seeds 0-5" in line for line in told] == ([True] if least else [])
     assert plan(task, seeds=seeds, optimizers=["kbeta"]).doubts() == []  # nothing is compared
 
 

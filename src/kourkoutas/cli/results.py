@@ -29,6 +29,10 @@ def stats(
     endpoint: Asked = None,
     log: Annotated[bool, typer.Option("--log", help="On log10: geometric-mean ratios.")] = False,
     higher_is_better: Annotated[bool, typer.Option("--higher-is-better", help="For accuracies and the like.")] = False,
+    margin: Annotated[
+        str | None,
+        typer.Option(metavar="PERCENT", help="Differences within it do not matter: 1%.", show_default="as declared"),
+    ] = None,
     threshold: Annotated[
         float | None, typer.Option(help="A run that reaches it is a success: adds rates and McNemar's test.")
     ] = None,
@@ -37,14 +41,16 @@ def stats(
     """Paired statistics of a results folder, or of anybody's table of results."""
     from kourkoutas.lab.judging import comparing, table_file
     from kourkoutas.lab.judging.values import to_json
+    from kourkoutas.lab.planning.plan import parse_margin
     from kourkoutas.lab.showing import console
 
+    within = None if margin is None else parse_margin(margin)
     if (source / "study.json").exists():
         given = {"--log": log, "--higher-is-better": higher_is_better, "--threshold": threshold is not None}
         for name, asked in given.items():
             if asked:
                 raise ValueError(f"{name} is for a table; of a folder write --endpoint METRIC:max:log, for example")
-        judged = analyse_folder(source, endpoint, baseline=baseline)
+        judged = analyse_folder(source, endpoint, baseline=baseline, margin=within)
         if as_json:
             print_json(to_json(judged))
         else:
@@ -60,11 +66,12 @@ def stats(
         log=log,
         higher_is_better=higher_is_better,
         threshold=threshold,
+        margin=within,
     )
     if as_json:
         print_json(to_json(found))
     else:
-        out.print(console.comparison(found))
+        out.print(console.of_table(found))
 
 
 @app.command()

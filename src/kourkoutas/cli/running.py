@@ -125,6 +125,16 @@ def study(
     higher_is_better: Annotated[
         bool, of_runs("--higher-is-better", help="Your own function: for accuracies and the like.")
     ] = False,
+    margin: Annotated[
+        str | None,
+        of_runs(
+            metavar="PERCENT", help="Differences within it do not matter: 1%. What lies within it is called equal."
+        ),
+    ] = None,
+    count_failed: Annotated[
+        bool,
+        of_runs("--count-failed", help="Rank a failed run as the worst, for example with --timeout as a budget."),
+    ] = False,
     tune: Annotated[
         list[str] | None,
         of_tuning(
@@ -143,7 +153,7 @@ def study(
         int | None, of_place(min=1, help="Processes; they share the cores.", show_default="one per core")
     ] = None,
     timeout: Annotated[
-        float | None, of_place(metavar="SECONDS", help="End a run after this time; it has failed.")
+        float | None, of_place(metavar="SECONDS", help="End a run after this time; it has failed (--count-failed).")
     ] = None,
     memory: Annotated[
         float | None, of_place(metavar="GIB", help="End a run that holds more memory; it has failed.")
@@ -200,6 +210,8 @@ def study(
         log=log,
         higher_is_better=higher_is_better,
         tuning=make_tuning(tune, trials, tune_seeds, tune_budget, chosen),
+        margin=margin,
+        count_failed=count_failed,
     )
     start, attempts = choose_executor(
         ray=ray,

@@ -23,7 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from kourkoutas.lab.judging import endpoints
+from kourkoutas.lab.judging import endpoints, tuned
+from kourkoutas.lab.judging.failures import failures
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.planning import search, shipping
 from kourkoutas.lab.planning.plan import Plan
@@ -35,7 +36,7 @@ from kourkoutas.lab.running import pool
 from kourkoutas.lab.running.executor import ExecutorFactory, Observer
 from kourkoutas.lab.specs import looks, search_space
 from kourkoutas.lab.specs.search_space import SearchSpace, Value
-from kourkoutas.lab.specs.spec import Endpoint, RunResult, RunSpec
+from kourkoutas.lab.specs.spec import RunSpec
 
 if TYPE_CHECKING:  # scipy takes a second, which the workers need not wait for
     import pandas as pd
@@ -109,6 +110,8 @@ def study(
     endpoint: str | None = None,
     log: bool = False,
     higher_is_better: bool = False,
+    margin: str | None = None,
+    count_failed: bool = False,
     out: str | Path | None = None,
     workers: int | None = None,
     retry_failed: bool = False,
@@ -128,6 +131,8 @@ def study(
       preset, engine: of a testbed.
       endpoint: the logged metric that decides, instead of what the function returns or the testbed's first endpoint.
       log, higher_is_better: how the endpoint of a function of your own is compared.
+      margin: "1%": differences within it do not matter, and what is shown to lie within it is called equal.
+      count_failed: rank a run that fails as the worst, as one that diverges; otherwise its comparisons wait for it.
       out: results folder; by default results/TESTBED, or results/FILE for the function `train` of FILE.py.
       workers: processes; one per core by default.
       retry_failed: make failed runs again.
@@ -157,6 +162,8 @@ def study(
         log=log,
         higher_is_better=higher_is_better,
         tuning=question,
+        margin=margin,
+        count_failed=count_failed,
     )
     folder = results_folder(plan) if out is None else Path(out)
     command = f"kourkoutas.lab.study({plan.testbed!r}, ...)"
@@ -211,7 +218,7 @@ def execute(
             observer=observer,
         )
         if plan.tuning is not None:
-            chosen = tune(plan, plan.tuning, study, make, endpoint=endpoints.declared(study.record)[0])
+            chosen = tune(plan, plan.tuning, study, make)
             study.choose(chosen)
             plan = plan.chosen(chosen)
         make(plan.specs())
@@ -227,20 +234,20 @@ def _with_tuned_arms(plan: Plan, out: Path) -> Plan:
     return replace(plan, arms=[*plan.arms, *(arm.model_copy(update={"resolved": None}) for arm in kept)])
 
 
-def tune(
-    plan: Plan, space: SearchSpace, study: store.Writer, make: Make, *, endpoint: Endpoint
-) -> dict[str, dict[str, Value]]:
+def tune(plan: Plan, space: SearchSpace, study: store.Writer, make: Make) -> dict[str, dict[str, Value]]:
     """{arm: its best values}; `make` makes those of the runs that are not there yet.
 
     NOTE: nothing but runs is kept. After a kill the decisions are taken again from the runs that have finished; they
     are the same, so that only what is missing is made.
 
     Raises:
-      ValueError: every tuning run of an arm failed.
+      ValueError: every value that an arm tried has a failed run, and failures do not count.
     """
+    primary = endpoints.measures(study.record)[0]
+    by = {"maximize": primary.endpoint.maximize, "log": primary.endpoint.log}
     arms = {arm.label: arm for arm in plan.arms}
     tried: dict[str, list[Tried]] = {label: [] for label in arms}
-    ended: dict[str, list[RunResult | None]] = {label: [] for label in arms}
+    errors: dict[str, list[str]] = {label: [] for label in arms}
 
     def takes(label: str, values: Values) -> bool:
         try:
@@ -249,28 +256,28 @@ def tune(
             return False
         return True
 
-    while requests := search.next_requests(
-        space, plan.axes(), tried, takes, maximize=endpoint.maximize, log=endpoint.log
-    ):
+    while requests := search.next_requests(space, plan.axes(), tried, takes, **by):
         valued = [plan.valued(arms[label], values) for label, values in requests]
         make([plan.spec(arm, seed) for seed in space.seeds for arm in valued])
         for (label, values), arm in zip(requests, valued, strict=True):
             runs = [study.run(plan.spec(arm, seed)) for seed in space.seeds]
-            tried[label].append(Tried(values, tuple(endpoints.score(run, endpoint) for run in runs)))
-            ended[label] += [run.result for run in runs]
-        for label, results in ended.items():  # before more is tried, and other arms' ranges are widened for nothing
-            _check_some_value(label, results)
-    return {label: dict(search.best(own, endpoint.maximize, endpoint.log).values) for label, own in tried.items()}
+            tried[label].append(tuned.of_runs(values, runs, primary, count_failed=plan.count_failed))
+            errors[label] += [failure.summary for failure in failures(runs)]
+        for label, own in tried.items():  # before more is tried, and other arms' ranges are widened for nothing
+            _check_some_value(label, own, errors[label])
+    return {label: dict(one.values) for label, one in search.choose(tried, **by).items()}
 
 
-def _check_some_value(label: str, results: Sequence[RunResult | None]) -> None:
+def _check_some_value(label: str, tried: Sequence[Tried], errors: Sequence[str]) -> None:
     """Divergence everywhere is a result; an error everywhere is not."""
-    errors = [result.error for result in results if result is not None and result.status == "failed"]
-    if results and len(errors) == len(results):
-        lines = (errors[0] or "no reason recorded").strip().splitlines()
+    if tried and all(one.failed for one in tried):
+        runs, failed = sum(len(one.scores) for one in tried), sum(one.failed for one in tried)
+        which = f"all {runs} tuning runs of {looks.label(label)} failed"
+        if failed < runs:
+            which = f"every value that {looks.label(label)} tried has a tuning run that failed ({failed} of {runs})"
         raise ValueError(
-            f"all {len(results)} tuning runs of {looks.label(label)} failed, so that nothing can be chosen for it; the "
-            f"first one: {lines[-1].strip()}. Correct that and use --retry-failed"
+            f"{which}, so that nothing can be chosen for it; the first one: {errors[0]}. Correct that and use "
+            "--retry-failed"
         )
 
 
@@ -388,7 +395,10 @@ def _table(rows: Iterable[Any], **how: Any) -> pd.DataFrame:
 def _contrast_row(endpoint: Comparison, c: Contrast) -> dict[str, Any]:
     """What decides, then every statistic of the list: its value, its interval and its p."""
     row: dict[str, Any] = {"endpoint": endpoint.title, "decides": endpoint.primary}
-    row |= {name: getattr(c, name) for name in ("treatment", "baseline", "verdict", "n", "wins", "ties", "losses")}
+    row["standing"] = endpoint.standing
+    names = ("treatment", "baseline", "verdict", "small", "why", "n", "wins", "ties", "losses", "family")
+    row |= {name: getattr(c, name) for name in names}
+    row["carried_by"] = ", ".join(str(seed) for seed, _ in c.carried_by)
     deciding = {} if c.effect is None else {"effect": replace(c.effect, p=c.p, p_holm=c.p_holm)}
     for name, found in {**({"percent": c.percent} if c.percent else {}), **deciding, **c.statistics}.items():
         row[name] = found.value

@@ -5,31 +5,37 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kourkoutas.lab.errors import unknown
+from kourkoutas.lab.judging import afterwards, planned, tuned
 from kourkoutas.lab.judging import endpoints as judged_by
 from kourkoutas.lab.judging import headline as words
-from kourkoutas.lab.judging import planned, tuned
 from kourkoutas.lab.judging.attribution import summary
-from kourkoutas.lab.judging.comparing import Comparison, compare_pairs
+from kourkoutas.lab.judging.comparing import Comparison, Question, compare_endpoints
+from kourkoutas.lab.judging.endpoints import Measure
+from kourkoutas.lab.judging.failures import failures, repeat
 from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES
 from kourkoutas.lab.judging.statistics import Result
 from kourkoutas.lab.judging.targets import ToTarget, parse_target, to_target
 from kourkoutas.lab.judging.tuned import Sensitivity
-from kourkoutas.lab.judging.values import Seed, of_seeds, to_json
+from kourkoutas.lab.judging.values import Seed, of_seeds, to_json, without_logarithm
+from kourkoutas.lab.planning import search
+from kourkoutas.lab.planning.contrasts import Family, contrasts
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
 from kourkoutas.lab.specs import optimizers as recipes
 from kourkoutas.lab.specs.looks import label
 
+MOST_FAILURES = 2
 ENDS = ("ok", "diverged", "failed", "unfinished")
 
 
 @dataclass(frozen=True)
 class ArmSummary:
-    """One arm's runs. Median and quartiles are of the primary endpoint with lost runs as the worst (infinite).
+    """One arm's runs. Median and quartiles are of the primary endpoint, with diverged runs as the worst (infinite)
+    and without failed ones, unless the study counts them.
 
     Attributes:
       role: "treatment", "baseline" or "control".
@@ -64,12 +70,14 @@ class Analysis:
       rule: the one rule that the headline follows.
       fairness: how the arms came by their learning rates, and which of them are no comparison at all.
       headline: the answer in a sentence or a few.
+      afterwards: what came after the first results: seeds, optimizers, versions, a baseline, a margin.
       answers: one sentence per contrast of the primary endpoint, with its numbers.
       causes: what the controls say about where a difference comes from; empty without controls.
       arms: in the order of the study.
       endpoints: the primary one first.
       sensitivity: of each arm to the tuned option, on the tuning seeds; empty unless one option was tuned.
       target: None unless a target was asked for.
+      failures: which runs failed, why, and how to repeat them; the most frequent errors.
       notes: about the study as a whole, missing pairs and unreadable runs among them.
       snapshot: what was analysed. Not part of its JSON.
     """
@@ -81,12 +89,14 @@ class Analysis:
     rule: str
     fairness: tuple[str, ...]
     headline: str
+    afterwards: tuple[str, ...]
     answers: tuple[str, ...]
     causes: tuple[str, ...]
     arms: tuple[ArmSummary, ...]
     endpoints: tuple[Comparison, ...]
     sensitivity: tuple[Sensitivity, ...]
     target: ToTarget | None
+    failures: tuple[str, ...]
     notes: tuple[str, ...]
     snapshot: Snapshot = field(repr=False)
 
@@ -100,6 +110,7 @@ def analyse(
     *,
     endpoints: Sequence[str] = (),
     baseline: str | None = None,
+    margin: float | None = None,
     target: str | None = None,
     resamples: int = RESAMPLES,
 ) -> Analysis:
@@ -107,8 +118,9 @@ def analyse(
 
     Args:
       snapshot: a results folder, as it was read.
-      endpoints: metrics to judge by besides the primary endpoint, METRIC[:last|best|tail][:min|max][:log|linear].
+      endpoints: metrics to judge by besides the declared ones, METRIC[:last|best|tail][:min|max][:log|linear].
       baseline: compare every other arm with this one instead of the planned pairs.
+      margin: percent of the baseline within which a difference does not matter, instead of the declared one.
       target: METRIC<=VALUE or METRIC>=VALUE: adds how soon each arm reached it.
       resamples: of each bootstrap.
     """
@@ -116,62 +128,91 @@ def analyse(
     labels, seeds = [arm.label for arm in record.arms], set(record.seeds)
     own = [run for run in snapshot.runs if run.spec.optimizer in labels and run.spec.seed in seeds]
     tried = tuned.tried(snapshot)
-    if baseline is None:
-        pairs = planned.contrasts(record.arms)
-    elif baseline in labels:
-        pairs = [(label, baseline) for label in labels if label != baseline]
-    else:
-        raise unknown("baseline", baseline, labels)
-    family = len(pairs)
-    pairs, suspected = planned.comparable(snapshot, own, pairs)
+    every = _pairs(record, baseline)
+    pairs, suspected = planned.comparable(snapshot, own, every)
     gone = planned.missing_seeds(record, own)
     to_come = sum(run.result is None for run in own) + sum(map(len, gone.values()))
     waiting = [arm for arm in labels if record.tuning is not None and arm not in record.chosen]
     finished = not to_come and not waiting
     if not finished:
         pairs = []
-    failed: dict[str, set[Seed]] = {}
-    for run in own:
-        if run.result is not None and run.result.status == "failed":
-            failed.setdefault(run.spec.optimizer, set()).add(run.spec.seed)
-    judged = []
-    for measure in judged_by.measures(record, endpoints):
-        endpoint = measure.endpoint
-        values = judged_by.values(own, endpoint, measure.reduction)
-        found = compare_pairs(
-            values,
-            pairs,
-            log=endpoint.log,
-            higher_is_better=endpoint.maximize,
-            threshold=endpoint.threshold,
-            resamples=resamples,
-            family=family,
-            lost=tuned.lost(record, tried) if measure.primary else {},
-            failed=failed,
-            notes=judged_by.without_value(measure, values, own),
-            name=measure.name,
-            title=endpoint.title,
-            primary=measure.primary,
-            declared=measure.declared,
-        )
-        judged.append(found)
+    margin_used = record.margin if margin is None else margin
+    failed = _failed(own)
+    measures = judged_by.measures(record, endpoints)
+    judged = compare_endpoints(
+        [_question(snapshot, own, measure) for measure in measures],
+        pairs,
+        planned=len(every),
+        margin=margin_used,
+        failed=failed,
+        count_failed=record.count_failed,
+        resamples=resamples,
+    )
+    late = afterwards.told(record, baseline=baseline, margin=margin)
+    declared = sum(measure.declared for measure in measures)
+    whole = pairs if record.count_failed else [pair for pair in pairs if failed.keys().isdisjoint(pair)]
     return Analysis(
         testbed=record.testbed,
         confidence=CONFIDENCE,
         seeds=tuple(record.seeds),
         finished=finished,
-        rule=words.rule(tuned=bool(tried)),
+        rule=words.rule(Family(len(every), declared), tuned=bool(tried), margin=margin_used),
         fairness=(*tuned.fairness(snapshot, tried), *suspected),
-        headline=_headline(snapshot, own, judged, to_come, waiting),
-        answers=tuple(words.answer(c) for c in judged[0].contrasts),
+        headline=" ".join([_headline(snapshot, own, judged, to_come, waiting), *late]),
+        afterwards=late,
+        answers=tuple(words.answer(c, margin_used) for c in judged[0].contrasts),
         causes=tuple(summary(judged[0].attribution)),
         arms=tuple(_arms(record, own, gone, judged[0])),
-        endpoints=tuple(judged),
+        endpoints=judged,
         sensitivity=tuned.sensitivity(record, tried),
-        target=None if target is None else to_target(own, parse_target(target), pairs, family),
+        target=None if target is None else to_target(own, parse_target(target), whole, len(every)),
+        failures=tuple(f"{one.words}. To repeat: {repeat(record)}" for one in failures(own)[:MOST_FAILURES]),
         notes=(*snapshot.damage, *_missing(gone)),
         snapshot=snapshot,
     )
+
+
+def _pairs(record: StudyRecord, baseline: str | None) -> list[tuple[str, str]]:
+    """The contrasts: as planned, or every other arm with a baseline."""
+    if baseline is None:
+        return contrasts(record.arms)
+    labels = [arm.label for arm in record.arms]
+    if baseline not in labels:
+        raise unknown("baseline", baseline, labels)
+    return [(label, baseline) for label in labels if label != baseline]
+
+
+def _question(snapshot: Snapshot, runs: Sequence[StoredRun], measure: Measure) -> Question:
+    """One endpoint with the values of all runs, and with what each tuning may have lost on the same scale."""
+    values = judged_by.values(runs, measure.endpoint, measure.reduction)
+    tried = tuned.tried(snapshot, measure)
+    every = [one for own in tried.values() for one in own]
+    log = search.as_ratios(every, measure.endpoint.log) and not without_logarithm(values)
+    notes = judged_by.without_value(measure, values, runs)
+    if measure.endpoint.log and not log:
+        notes.append("values at or below 0 have no logarithm: compared as differences instead of ratios")
+    endpoint = replace(measure.endpoint, log=log)
+    return Question(
+        values,
+        log=log,
+        higher_is_better=endpoint.maximize,
+        threshold=endpoint.threshold,
+        lost=tuned.lost(snapshot.record, tried, endpoint),
+        notes=notes,
+        name=measure.name,
+        title=endpoint.title,
+        primary=measure.primary,
+        declared=measure.declared,
+    )
+
+
+def _failed(runs: Sequence[StoredRun]) -> dict[str, set[Seed]]:
+    """{arm: seeds whose runs failed}."""
+    failed: dict[str, set[Seed]] = {}
+    for run in runs:
+        if run.result is not None and run.result.status == "failed":
+            failed.setdefault(run.spec.optimizer, set()).add(run.spec.seed)
+    return failed
 
 
 def _headline(

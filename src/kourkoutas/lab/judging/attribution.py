@@ -84,7 +84,9 @@ def attribute(
         other_way = verdicts.get((baseline, TREATMENT), "")
         verdict = verdicts.get((TREATMENT, baseline), turned.get(other_way, other_way))
         parts: tuple[Part, ...] = ()
-        if verdict not in ("better", "worse"):
+        if verdict == "unfinished":
+            told = "a run failed, so the difference is not taken apart"
+        elif verdict not in ("better", "worse"):
             told = "no clear difference, so there is nothing to explain"
         elif (whole.mean() > 0) != (verdict == "better"):
             told = "the mean over the seeds that all controls finished is on the other side, so it is not taken apart"

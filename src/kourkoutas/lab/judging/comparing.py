@@ -6,51 +6,50 @@ All tests are two-sided. With y = log10(value) (`log=True`) or y = value, the di
 
 Where higher values are better, d changes sign, so d > 0 and a ratio above 1 always speak for the treatment.
 
-NOTE: three rules hold everywhere.
+NOTE: four rules hold everywhere.
 
-* A value that is no number, or beyond 1e100, is a run that was lost: it diverged or failed. It is counted, ranks as the
-  worst (two of one seed tie), and has no place in means, t and bootstrap. Ranks decide then.
+* A value that is no number, or beyond 1e100, is a run that diverged. It is counted, ranks as the worst (two of one seed
+  tie), and has no place in means, t and bootstrap. Ranks decide then.
+* A run that failed is no outcome of an optimizer: its contrasts are unfinished, unless failures were declared to count.
+  Then it ranks as the worst, too.
 * A seed that only one of two optimizers has cannot be paired: the contrast uses the seeds of both and lists the rest.
 * What the data cannot support (one pair, differences without variance) is None, not a number.
+
+`compare_endpoints` judges all endpoints of a study as one family, `compare_pairs` one endpoint, `compare` one table.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from kourkoutas.lab.errors import unknown
+from kourkoutas.lab.judging import sizes, verdicts
 from kourkoutas.lab.judging.attribution import Attribution, attribute
-from kourkoutas.lab.judging.deciding import RANKS, Lost, T, nothing_lost
-from kourkoutas.lab.judging.hypothesis_tests import detectable_ratio, holm
-from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES, Interval, antilog, fieller, t_interval
-from kourkoutas.lab.judging.statistics import (
-    OF_ARMS,
-    OF_CONTRASTS,
-    UNDEFINED,
-    OneArm,
-    Paired,
-    Result,
-    between,
-    scaled,
-    show,
-)
+from kourkoutas.lab.judging.hypothesis_tests import holm
+from kourkoutas.lab.judging.intervals import RESAMPLES
+from kourkoutas.lab.judging.luck import Lost, nothing_lost
+from kourkoutas.lab.judging.statistics import OF_ARMS, OF_CONTRASTS, UNDEFINED, OneArm, Paired, Result, between, show
 from kourkoutas.lab.judging.values import Array, Seed, Values, in_order, is_number, listed, of_seeds, without_logarithm
+from kourkoutas.lab.judging.verdicts import Ruling, Verdict
+from kourkoutas.lab.planning.contrasts import Family
 from kourkoutas.lab.specs.looks import label, versus
 
 BOOTSTRAPPED = 200  # contrasts of one comparison; with more, bootstrap intervals would take minutes
 
-Verdict = Literal["better", "worse", "unclear", "identical", "untested"]
+Failed = Mapping[str, Collection[Seed]]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One seed's two values, NaN for a lost run; `difference` is d, infinite when one of the runs was lost."""
+    """One seed's two values, NaN for a lost run; `difference` is d: infinite when one of the runs diverged, NaN when
+    one failed and failures do not count."""
 
     seed: Seed
     treatment: float
@@ -63,23 +62,27 @@ class Contrast:
     """Treatment against baseline.
 
     Attributes:
-      verdict: by the one rule: where p_holm is below 0.05, the effect's side says "better" or "worse".
+      verdict: as `kourkoutas.lab.judging.verdicts` rules.
+      why: why there is no verdict; empty where there is one.
+      small: the difference is clear, and smaller than the margin.
+      carried_by: (seed, the verdict without it) of every seed without which the verdict would be another.
       diverged, failed: how many runs of (treatment, baseline) were lost in which way.
       test: what decides: "paired t", or "Wilcoxon" where a run was lost.
       tuned: whether p and intervals count the luck of a tuning.
-      p, p_holm: the p that decides, and the same adjusted for the `family` of planned contrasts.
-      effect: mean difference, on logarithms ratio of geometric means; for ranks the pseudo-median. Its interval goes
-        with p_holm: it leaves out no difference exactly where p_holm is below 0.05.
+      p, p_holm: the p that decides, and the same adjusted for the `family` of that many statements.
+      effect: mean difference, on logarithms ratio of geometric means; for ranks the pseudo-median. Its interval is one
+        of `family` simultaneous ones.
       percent: how much better the treatment is in percent of the baseline, with the same interval; None where the
         baseline has no one sign.
       detectable, detectable_percent: the difference that these seeds would have found four times out of five; None
         where ranks decide.
       statistics: {name: its value}, as `statistics.OF_CONTRASTS` lists them; they leave the luck of a tuning out.
+        Empty while the contrast is unfinished.
     """
 
     treatment: str
     baseline: str
-    verdict: Verdict = field(init=False)
+    verdict: Verdict
     pairs: tuple[Pair, ...]
     n: int
     wins: int
@@ -87,32 +90,23 @@ class Contrast:
     losses: int
     diverged: tuple[int, int]
     failed: tuple[int, int]
-    test: str
-    tuned: bool
-    p: float | None
-    p_holm: float | None
     family: int
-    effect: Result | None
-    percent: Result | None
-    detectable: float | None
-    detectable_percent: float | None
     statistics: Mapping[str, Result]
     notes: tuple[str, ...]
     log: bool
     higher_is_better: bool
-    side: float = field(repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "verdict", self._verdict())
-
-    def _verdict(self) -> Verdict:
-        if self.ties == self.n:
-            return "identical" if any(math.isfinite(pair.treatment) for pair in self.pairs) else "untested"
-        if self.p_holm is None or self.n < 2:
-            return "untested"
-        if self.p_holm >= 1 - CONFIDENCE:
-            return "unclear"
-        return "better" if self.side > 0 else "worse"
+    why: str = ""
+    small: bool = False
+    carried_by: tuple[tuple[Seed, Verdict], ...] = ()
+    test: str = ""
+    tuned: bool = False
+    p: float | None = None
+    p_holm: float | None = None
+    effect: Result | None = None
+    percent: Result | None = None
+    detectable: float | None = None
+    detectable_percent: float | None = None
+    side: float = dataclasses.field(default=0.0, repr=False)
 
     @property
     def name(self) -> str:
@@ -126,12 +120,14 @@ class Contrast:
     def test_name(self) -> str:
         return f"{self.test} with the luck of the tuning" if self.tuned else self.test
 
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        """(statistic, value, p, adjusted p) for a table, the one that decides first."""
+    def rows(self, standing: str = "decides") -> list[tuple[str, str, str, str]]:
+        """(statistic, value, p, adjusted p) for a table, first the one that decides, or that would decide."""
+        if self.verdict == "unfinished":
+            return [("unfinished", self.why, "–", "–")]
         effect = "–" if self.effect is None else show(self.effect.value)
         if self.effect is not None and (ends := self.effect.interval) is not None:
             effect += f" [{between(ends.low, ends.high, show)}]"
-        test = f"decides: {self.test}{', with luck' if self.tuned else ''}"
+        test = f"{standing}: {self.test}{', with luck' if self.tuned else ''}"
         rows = [(test, effect, show(self.p, 3), show(self.p_holm, 3))]
         for one in OF_CONTRASTS:
             if (found := self.statistics.get(one.name)) is not None:
@@ -149,8 +145,10 @@ class Comparison:
       primary: whether it decides the study. All others are secondary.
       declared: whether it was named before the runs were made.
       log: compared as ratios, on log10.
+      confidence: of each interval; those of all statements hold together at 95 %.
+      margin: percent of the baseline within which a difference does not matter; None where none was declared.
       values: optimizer → seed → value; NaN for a lost run.
-      arms: optimizer → {name: value} of `statistics.OF_ARMS`.
+      arms: optimizer → {name: value} of `statistics.OF_ARMS`. Failed runs are left out unless they count.
       missing: planned pairs that could not be compared.
       failed: optimizer → seeds whose runs failed; other lost runs diverged.
     """
@@ -158,6 +156,8 @@ class Comparison:
     log: bool
     higher_is_better: bool
     threshold: float | None
+    confidence: float
+    margin: float | None
     seeds: tuple[Seed, ...]
     values: Values
     arms: Mapping[str, Mapping[str, Result]]
@@ -179,86 +179,133 @@ class Comparison:
         return "secondary" if self.declared else "secondary, asked for after the runs"
 
 
-def compare_pairs(
-    values: Values,
+@dataclass(frozen=True)
+class Question:
+    """One endpoint to be judged.
+
+    Attributes:
+      values: optimizer → seed → value; NaN for a run that diverged or failed.
+      log: analyse log10 of the values, and report ratios of geometric means.
+      higher_is_better: for accuracies and the like.
+      threshold: a run that reaches it is a success; adds success rates and McNemar's test.
+      lost: {optimizer: what its tuning may have lost}, None where that is not known; untuned ones are left out.
+      notes: that stand before those of the contrasts.
+      name, title, primary, declared: of the comparison.
+    """
+
+    values: Values
+    log: bool = False
+    higher_is_better: bool = False
+    threshold: float | None = None
+    lost: Mapping[str, Lost | None] = dataclasses.field(default_factory=dict)
+    notes: Sequence[str] = ()
+    name: str = "value"
+    title: str = "value"
+    primary: bool = True
+    declared: bool = True
+
+    @property
+    def scale(self) -> dict[str, Any]:
+        return {"log": self.log, "higher_is_better": self.higher_is_better, "threshold": self.threshold}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One endpoint, its values paired by seed, and the rulings on its contrasts.
+
+    Attributes:
+      values: NaN for every lost run.
+      counted: the same without the failed runs that do not count.
+      missing: contrasts without a seed in common.
+    """
+
+    question: Question
+    family: Family
+    values: Values
+    counted: Values
+    paired: Mapping[tuple[str, str], Paired]
+    missing: tuple[tuple[str, str], ...]
+    failed: Failed
+    notes: tuple[str, ...]
+    rulings: Mapping[tuple[str, str], Ruling] = dataclasses.field(default_factory=dict)
+
+
+def compare_endpoints(
+    questions: Sequence[Question], pairs: Sequence[tuple[str, str]], *, margin: float | None = None, **how: Any
+) -> tuple[Comparison, ...]:
+    """Every endpoint of a study by the same contrasts (treatment, baseline).
+
+    Args:
+      questions: one per endpoint.
+      pairs: which treatment against which baseline.
+      margin: percent of the baseline within which a difference does not matter.
+      how: the other arguments of `judge`.
+    """
+    return tuple(comparison(one, margin) for one in judge(questions, pairs, margin=margin, **how))
+
+
+def judge(
+    questions: Sequence[Question],
     pairs: Sequence[tuple[str, str]],
     *,
-    log: bool = False,
-    higher_is_better: bool = False,
-    threshold: float | None = None,
+    planned: int = 0,
+    margin: float | None = None,
+    failed: Failed | None = None,
+    count_failed: bool = False,
     resamples: int = RESAMPLES,
-    family: int = 0,
-    lost: Mapping[str, Lost | None] | None = None,
-    failed: Mapping[str, Collection[Seed]] | None = None,
-    notes: Sequence[str] = (),
-    **about: Any,
+    leave_one_out: bool = True,
+) -> list[Judged]:
+    """The rulings on every endpoint by the same contrasts, without their statistics.
+
+    The declared endpoints are one family. Those asked for after the runs are adjusted for themselves and for it, and
+    change nothing about it.
+
+    Args:
+      questions: one per endpoint.
+      pairs: which treatment against which baseline.
+      planned: contrasts to adjust for, where more were planned than `pairs`.
+      margin: percent of the baseline within which a difference does not matter.
+      failed: {optimizer: seeds whose runs failed}; other lost runs diverged.
+      count_failed: whether a failed run ranks as the worst, as a diverged one does.
+      resamples: of each bootstrap; none are made for more than `BOOTSTRAPPED` contrasts.
+      leave_one_out: whether to look for seeds that carry a verdict, which takes as many judgements as there are seeds.
+    """
+    contrasts, declared = max(planned, len(pairs)), sum(one.declared for one in questions)
+    families = {True: Family(contrasts, declared), False: Family(contrasts, len(questions))}
+    judged: dict[str, Judged] = {}
+    for is_declared, family in families.items():
+        group = []
+        for question in questions:
+            if question.declared == is_declared:
+                group.append(_side_by_side(question, family, pairs, failed or {}, count_failed, resamples))
+        paired = list(itertools.chain.from_iterable(one.paired.values() for one in group))
+        rulings = iter(verdicts.judge(paired, family, margin, leave_one_out=leave_one_out))
+        for one in group:
+            own = {pair: next(rulings) for pair in one.paired}
+            judged[one.question.name] = dataclasses.replace(one, rulings=own)
+    return [judged[one.name] for one in questions]
+
+
+def compare_pairs(
+    values: Values, pairs: Sequence[tuple[str, str]], *, family: int = 0, margin: float | None = None, **how: Any
 ) -> Comparison:
-    """The planned contrasts (treatment, baseline), adjusted by Holm's rule.
+    """The contrasts (treatment, baseline) of one endpoint, a family of their own.
 
     Args:
       values: optimizer → seed → value; NaN for a run that diverged or failed.
       pairs: which treatment against which baseline.
-      log: analyse log10 of the values, and report ratios of geometric means.
-      higher_is_better: for accuracies and the like.
-      threshold: a run that reaches it is a success; adds success rates and McNemar's test.
-      resamples: of each bootstrap; none are made for more than `BOOTSTRAPPED` contrasts.
       family: contrasts to adjust for, where more were planned than `pairs`.
-      lost: {optimizer: what its tuning may have lost}, None where that is not known; untuned ones are left out.
-      failed: {optimizer: seeds whose runs failed}; other lost runs diverged.
-      notes: that stand before those of the contrasts.
-      about: name, title, primary and declared of the comparison.
+      margin: percent of the baseline within which a difference does not matter.
+      how: the attributes of a `Question`, and the other arguments of `compare_endpoints`.
     """
     empty = [name for name, seeds in values.items() if not seeds]
     if empty:
         raise ValueError(f"`values` holds no value for {listed([repr(name) for name in empty])}: leave it out")
-    told = list(notes)
-    if log and without_logarithm(values):
-        log = False
-        told.append("values at or below 0 have no logarithm: compared as differences instead of ratios")
-    clean = {arm: {s: x if is_number(x) else math.nan for s, x in own.items()} for arm, own in values.items()}
-    shared = {(a, b): in_order(clean.get(a, {}).keys() & clean.get(b, {}).keys()) for a, b in pairs}
-    common = {pair: seeds for pair, seeds in shared.items() if seeds}
-    if missing := [pair for pair in pairs if pair not in common]:
-        told.append(f"no finished seed in common, so not compared: {listed([versus(*pair) for pair in missing])}")
-    if len(common) > BOOTSTRAPPED:
-        resamples = 0
-        told.append(f"{len(common)} contrasts: no bootstrap intervals, which are for few")
-    scale: dict[str, Any] = {"log": log, "higher_is_better": higher_is_better, "threshold": threshold}
-    paired = [
-        _paired(
-            *(np.array([clean[arm][seed] for seed in seeds]) for arm in pair),
-            **scale,
-            resamples=resamples,
-            lost=tuple((lost or {}).get(arm, nothing_lost) for arm in pair),
-        )
-        for pair, seeds in common.items()
-    ]
-    family = max(family, len(pairs))
-    adjusted = holm([one.decision.p for one in paired], family)
-    results = [{one.name: r for one in OF_CONTRASTS if (r := one.compute(of))} for of in paired]
-    for one in OF_CONTRASTS:
-        p_holm = holm([own[one.name].p if one.name in own else None for own in results], family)
-        for own, p in zip(results, p_holm, strict=True):
-            if one.name in own:
-                own[one.name] = dataclasses.replace(own[one.name], p_holm=p)
-    contrasts = tuple(
-        _contrast(a, b, seeds, of, p, family, found, clean, failed or {})
-        for ((a, b), seeds), of, p, found in zip(common.items(), paired, adjusted, results, strict=True)
-    )
-    verdicts = {(c.treatment, c.baseline): c.verdict for c in contrasts}
-    shares = attribute(clean, log=log, higher_is_better=higher_is_better, verdicts=verdicts) if pairs else ()
-    return Comparison(
-        **scale,
-        seeds=tuple(in_order({seed for seeds in clean.values() for seed in seeds})),
-        values=clean,
-        arms={arm: _of_arm(own, scale) for arm, own in clean.items()},
-        contrasts=contrasts,
-        attribution=shares,
-        missing=tuple(missing),
-        failed={arm: in_order(seeds) for arm, seeds in (failed or {}).items()},
-        notes=(*told, *_notes(contrasts)),
-        **about,
-    )
+    attributes = {field.name for field in dataclasses.fields(Question)}
+    about = {name: value for name, value in how.items() if name in attributes and value is not None}
+    rest = {name: value for name, value in how.items() if name not in attributes}
+    (found,) = compare_endpoints([Question(values, **about)], pairs, planned=family, margin=margin, **rest)
+    return found
 
 
 def compare(values: Values, *, baseline: str, **how: Any) -> Comparison:
@@ -268,7 +315,7 @@ def compare(values: Values, *, baseline: str, **how: Any) -> Comparison:
       >>> adam, kbeta = {0: 4.0, 1: 2.0, 2: 8.0}, {0: 2.0, 1: 1.5, 2: 4.0}
       >>> found = compare({"adam": adam, "kbeta": kbeta}, baseline="adam", log=True).contrasts[0]
       >>> round(found.effect.value, 3), found.wins, found.verdict
-      (1.747, 3, 'unclear')
+      (1.747, 3, 'untested')
     """
     if baseline not in values:
         raise unknown("baseline", baseline, list(values))
@@ -281,122 +328,152 @@ def compare(values: Values, *, baseline: str, **how: Any) -> Comparison:
     return compare_pairs(values, [(name, baseline) for name in others], **how)
 
 
-def _paired(x: Array, y: Array, *, log: bool, higher_is_better: bool, **more: Any) -> Paired:
+def _side_by_side(
+    question: Question,
+    family: Family,
+    pairs: Sequence[tuple[str, str]],
+    failed: Failed,
+    count_failed: bool,
+    resamples: int,
+) -> Judged:
+    """One endpoint with its values paired and nothing ruled yet."""
+    notes = list(question.notes)
+    if question.log and without_logarithm(question.values):
+        question = dataclasses.replace(question, log=False)
+        notes.append("values at or below 0 have no logarithm: compared as differences instead of ratios")
+    values: dict[str, dict[Seed, float]] = {}
+    counted: dict[str, dict[Seed, float]] = {}
+    for arm, own in question.values.items():
+        values[arm] = {seed: x if is_number(x) else math.nan for seed, x in own.items()}
+        left_out = () if count_failed else failed.get(arm, ())
+        counted[arm] = {seed: x for seed, x in values[arm].items() if seed not in left_out}
+    common = {(a, b): in_order(values.get(a, {}).keys() & values.get(b, {}).keys()) for a, b in pairs}
+    missing = tuple(pair for pair, seeds in common.items() if not seeds)
+    if missing:
+        notes.append(f"no finished seed in common, so not compared: {listed([versus(*pair) for pair in missing])}")
+    if len(common) - len(missing) > BOOTSTRAPPED:
+        resamples = 0
+        notes.append(f"{len(common) - len(missing)} contrasts: no bootstrap intervals, which are for few")
+    paired = {}
+    for (a, b), seeds in common.items():
+        if seeds:
+            lost = (question.lost.get(a, nothing_lost), question.lost.get(b, nothing_lost))
+            unfinished = np.array([seed not in counted[a] or seed not in counted[b] for seed in seeds])
+            x, y = (np.array([values[arm][seed] for seed in seeds]) for arm in (a, b))
+            paired[a, b] = _paired(
+                x, y, unfinished, seeds=tuple(seeds), resamples=resamples, lost=lost, **question.scale
+            )
+    return Judged(question, family, values, counted, paired, missing, failed, tuple(notes))
+
+
+def _paired(x: Array, y: Array, unfinished: Array, *, log: bool, higher_is_better: bool, **more: Any) -> Paired:
     fine_x, fine_y = np.isfinite(x), np.isfinite(y)
     fine = fine_x & fine_y
     with np.errstate(all="ignore"):
         u, v = (np.log10(x), np.log10(y)) if log else (x, y)
         d = np.where(x == y, 0.0, u - v if higher_is_better else v - u)
     d = np.where(fine, d, np.where(fine_x, np.inf, np.where(fine_y, -np.inf, 0.0)))
+    d = np.where(unfinished, np.nan, d)
     size = np.maximum(np.abs(u), np.abs(v))
     rounding = 4 * np.finfo(float).eps * np.where(fine, np.maximum(size, 1.0) if log else size, 0.0)
-    return Paired(x, y, d, rounding, log=log, higher_is_better=higher_is_better, **more)
+    return Paired(x=x, y=y, d=d, rounding=rounding, log=log, higher_is_better=higher_is_better, **more)
 
 
-def _of_arm(own: Mapping[Seed, float], scale: Mapping[str, Any]) -> dict[str, Result]:
-    arm = OneArm(np.array([own[seed] for seed in in_order(own)]), **scale)
-    return {one.name: found for one in OF_ARMS if (found := one.compute(arm))}
-
-
-def _contrast(
-    treatment: str,
-    baseline: str,
-    seeds: Sequence[Seed],
-    paired: Paired,
-    p_holm: float | None,
-    family: int,
-    statistics: Mapping[str, Result],
-    values: Values,
-    failed: Mapping[str, Collection[Seed]],
-) -> Contrast:
-    decision = paired.decision
-    lost = [[s for s, v in zip(seeds, x, strict=True) if not math.isfinite(v)] for x in (paired.x, paired.y)]
-    crashed = [sum(s in failed.get(arm, ()) for s in own) for arm, own in zip((treatment, baseline), lost, strict=True)]
-    # The interval that goes with the adjusted p: at 95 % for one contrast, wider by as much as p was raised.
-    level = 1 - (1 - CONFIDENCE) * decision.p / p_holm if decision.p and p_holm else CONFIDENCE
-    size = None if paired.log else _one_sign(paired.y[paired.whole])
-    detectable = _detectable(paired, family)
-    side = (paired.wilcoxon.rank_biserial if decision.test == RANKS else decision.estimate) or 0.0
-    return Contrast(
-        treatment=treatment,
-        baseline=baseline,
-        pairs=tuple(
-            Pair(s, float(x), float(y), float(d))
-            for s, x, y, d in zip(seeds, paired.x, paired.y, paired.d, strict=True)
-        ),
-        n=len(seeds),
-        wins=paired.wins,
-        ties=len(seeds) - paired.wins - paired.losses,
-        losses=paired.losses,
-        diverged=(len(lost[0]) - crashed[0], len(lost[1]) - crashed[1]),
-        failed=(crashed[0], crashed[1]),
-        test=decision.test,
-        tuned=decision.tuned,
-        p=decision.p,
-        p_holm=p_holm,
-        family=family,
-        effect=None if decision.estimate is None else scaled(decision.estimate, decision.interval(level), paired.log),
-        percent=_percent(paired, size, level),
-        detectable=detectable,
-        detectable_percent=None if detectable is None else _percent_of(detectable, size, paired),
-        statistics=statistics,
-        notes=(*unpaired(values, treatment, baseline), *_limits(paired)),
-        log=paired.log,
-        higher_is_better=paired.higher_is_better,
-        side=side,
-    )
-
-
-def _percent_of(d: float, size: float | None, scale: Paired) -> float | None:
-    """A difference d in percent of the baseline, of its geometric mean on logarithms, else of its mean `size`:
-
-    100·(1 - treatment/baseline) where lower is better, 100·(treatment/baseline - 1) where higher is.
-    """
-    if scale.log:
-        return 100 * (antilog(d) - 1) if scale.higher_is_better else 100 * (1 - antilog(-d))
-    return None if size is None else 100 * (d / size)
-
-
-def _percent(paired: Paired, size: float | None, level: float) -> Result | None:
-    """The effect in percent. A ratio of two means has Fieller's interval; what the luck of a tuning adds to the
-    interval of the difference is added to it."""
-    d, interval = paired.decision.estimate, paired.decision.interval(level)
-    value = None if d is None or not math.isfinite(d) else _percent_of(d, size, paired)
-    if value is None or interval is None:
-        return None if value is None else Result(value)
-    low, high = (_percent_of(end, size, paired) for end in (interval.low, interval.high))
-    if low is None or high is None:
-        return Result(value)
-    if size is not None and paired.decision.test == T:
-        ratio, plain = fieller(paired.both, np.abs(paired.y), level), t_interval(paired.both, level)
-        if ratio is None:
-            return None
-        low += 100 * (ratio.low - plain.low / size)
-        high += 100 * (ratio.high - plain.high / size)
-        if interval.holds(0.0):
-            low, high = min(low, 0.0), max(high, 0.0)
-    return Result(value, Interval(low, high, interval.method))
-
-
-def _detectable(paired: Paired, family: int) -> float | None:
-    """The difference that these seeds would have found with probability 0.8; None where ranks decide."""
-    if paired.decision.test != T or paired.t.t is None:
-        return None
-    alpha = (1 - CONFIDENCE) / family
-    found = detectable_ratio(len(paired.both), alpha) * float(paired.both.std(ddof=1))
-    if paired.decision.tuned:
-        with_luck, without = paired.decision.interval(1 - alpha), t_interval(paired.both, 1 - alpha)
-        if with_luck is None:
-            return None
-        found += max(without.low - with_luck.low, with_luck.high - without.high)
+def _statistics(of: Judged) -> dict[tuple[str, str], dict[str, Result]]:
+    """Every statistic of every contrast, each one's p adjusted for the family."""
+    found: dict[tuple[str, str], dict[str, Result]] = {pair: {} for pair in of.paired}
+    for statistic in OF_CONTRASTS:
+        results = [None if one.unfinished else statistic.compute(one) for one in of.paired.values()]
+        adjusted = holm([None if result is None else result.p for result in results], of.family.size)
+        for own, result, p_holm in zip(found.values(), results, adjusted, strict=True):
+            if result is not None:
+                own[statistic.name] = dataclasses.replace(result, p_holm=p_holm)
     return found
 
 
-def _one_sign(baseline: Array) -> float | None:
-    """|mean| of the baseline's values, for percentages; None where they have no one sign."""
-    if not len(baseline) or not (np.all(baseline > 0) or np.all(baseline < 0)):
-        return None
-    return abs(float(baseline.mean()))
+def comparison(of: Judged, margin: float | None = None) -> Comparison:
+    """What was judged, with its statistics and in words."""
+    question = of.question
+    contrasts = tuple(_contrast(of, pair, statistics) for pair, statistics in _statistics(of).items())
+    arms = {}
+    for arm, own in of.counted.items():
+        if own:
+            one = OneArm(np.array([own[seed] for seed in in_order(own)]), **question.scale)
+            arms[arm] = {each.name: found for each in OF_ARMS if (found := each.compute(one))}
+    ruled = {pair: ruling.verdict for pair, ruling in of.rulings.items()}
+    scale = {"log": question.log, "higher_is_better": question.higher_is_better}
+    shares = attribute(of.values, verdicts=ruled, **scale) if of.paired or of.missing else ()
+    notes = [*of.notes, *_notes(contrasts)]
+    if margin is not None and any(c.verdict in verdicts.JUDGED and c.percent is None for c in contrasts):
+        notes.append(f"without percentages nothing can be called equal within {margin:g} %")
+    return Comparison(
+        **question.scale,
+        confidence=of.family.confidence,
+        margin=margin,
+        seeds=tuple(in_order({seed for own in of.values.values() for seed in own})),
+        values=of.values,
+        arms=arms,
+        contrasts=contrasts,
+        attribution=shares,
+        missing=of.missing,
+        failed={arm: in_order(seeds) for arm, seeds in of.failed.items()},
+        notes=tuple(notes),
+        name=question.name,
+        title=question.title,
+        primary=question.primary,
+        declared=question.declared,
+    )
+
+
+def _contrast(of: Judged, pair: tuple[str, str], statistics: Mapping[str, Result]) -> Contrast:
+    paired, ruling, family, (treatment, baseline) = of.paired[pair], of.rulings[pair], of.family, pair
+    ends = (_ends(paired, paired.x, of, treatment), _ends(paired, paired.y, of, baseline))
+    diverged, failed = zip(*ends, strict=True)
+    rows = zip(paired.seeds, paired.x.tolist(), paired.y.tolist(), paired.d.tolist(), strict=True)
+    always: dict[str, Any] = {
+        "treatment": treatment,
+        "baseline": baseline,
+        "verdict": ruling.verdict,
+        "pairs": tuple(Pair(*row) for row in rows),
+        "n": len(paired.seeds),
+        "wins": paired.wins,
+        "ties": paired.ties,
+        "losses": paired.losses,
+        "diverged": diverged,
+        "failed": failed,
+        "family": family.size,
+        "statistics": statistics,
+        "log": paired.log,
+        "higher_is_better": paired.higher_is_better,
+    }
+    alone = unpaired(of.values, treatment, baseline)
+    if paired.unfinished:
+        parts = [f"{k} of {len(paired.seeds)} of {label(arm)}" for arm, k in zip(pair, failed, strict=True) if k]
+        return Contrast(**always, why=f"{' and '.join(parts)} failed", notes=tuple(alone))
+    decision, detectable = paired.decision, sizes.detectable(paired, family.confidence)
+    return Contrast(
+        **always,
+        why=ruling.why,
+        small=ruling.small,
+        carried_by=ruling.carried_by,
+        test=decision.test,
+        tuned=decision.tuned,
+        p=decision.p,
+        p_holm=ruling.p_holm,
+        effect=sizes.effect(paired, family.confidence),
+        percent=sizes.percent(paired, family.confidence),
+        detectable=detectable,
+        detectable_percent=None if detectable is None else sizes.percent_of(detectable, paired),
+        notes=(*alone, *_limits(paired, ruling)),
+        side=decision.side,
+    )
+
+
+def _ends(paired: Paired, values: Array, of: Judged, arm: str) -> tuple[int, int]:
+    """(how many runs of an arm diverged, how many failed), of those in the contrast."""
+    lost = [seed for seed, value in zip(paired.seeds, values, strict=True) if not math.isfinite(value)]
+    failed = sum(seed in of.failed.get(arm, ()) for seed in lost)
+    return len(lost) - failed, failed
 
 
 def unpaired(values: Values, treatment: str, baseline: str) -> list[str]:
@@ -408,17 +485,17 @@ def unpaired(values: Values, treatment: str, baseline: str) -> list[str]:
     ]
 
 
-def _limits(paired: Paired) -> list[str]:
+def _limits(paired: Paired, ruling: Ruling) -> list[str]:
     """What so few, or such, pairs cannot say."""
     notes, n, w = [], len(paired.both), paired.wilcoxon
     if n < len(paired.d):
-        of = f"{len(paired.d) - n} of {len(paired.d)} pairs hold a run that diverged or failed"
+        of = f"{len(paired.d) - n} of {len(paired.d)} pairs hold a lost run"
         notes.append(f"{of}: ranked as the worst, left out of mean, t and bootstrap")
     if paired.t.t is None:
         why = "no pair of finite runs" if not n else "one finite pair" if n == 1 else "the differences are all equal"
         notes.append(f"{why}: {UNDEFINED}")
-    elif (floor := 2.0 ** (1 - n)) > 1 - CONFIDENCE:
-        notes.append(f"{n} finite pairs: no exact two-sided p-value can be below {floor:.3g}")
+    if ruling.why and (paired.t.t is not None or w.n > 1):
+        notes.append(ruling.why)
     if w.zeros:
         notes.append(f"{w.zeros} pair{'s are' if w.zeros > 1 else ' is'} equal: set aside by Wilcoxon and sign test")
     return notes

@@ -1,16 +1,11 @@
-"""The one p and the one interval that decide a comparison, with the luck of the tuning counted.
+"""The one p and the one interval of a contrast, with the luck of the tuning counted.
 
 d are the paired differences of the test seeds, positive for the treatment. Where every run gave a number, the paired t
-test decides; where one diverged or failed, its d is infinite and Wilcoxon's signed ranks decide.
+test decides; where one diverged, its d is infinite and Wilcoxon's signed ranks decide.
 
-The winners of a tuning are compared on fresh seeds, so the choice does not flatter them. But a choice on a few tuning
-seeds may miss an optimizer's best value, and then two equal optimizers differ because one was tuned with less luck. So
-the one behind gets the benefit of the doubt. With n pairs, s the standard deviation of the finite ones, k tuning seeds
-and m(v) the mean over them of y(v) - y(chosen), less being better:
+An optimizer that was tuned may have lost r by the luck of its choice (`kourkoutas.lab.judging.luck`), and the one
+behind gets the benefit of the doubt. With n pairs and s* a draw of what the standard deviation of d may be:
 
-    s* ~ s·√((n-1)/χ²)               what the standard deviation may be
-    μ(v) ~ m(v) + s*/√(2k)·z         each value of an optimizer; a pair's variance is that of two runs
-    r = μ(chosen) - min μ            what the optimizer may have lost by its choice, which is by means too
     p = 2·E[P(d - r has no advantage)]   r of the optimizer behind
 
 P is Φ((r - |mean d|)/(s*/√n)) for means, and for ranks the exact tail of the signed ranks of d - r. The interval is
@@ -20,9 +15,10 @@ holds 0 exactly where p ≥ 1 - level. Without a tuning r = 0, and both are thos
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,63 +27,40 @@ from scipy import special
 
 from kourkoutas.lab.judging.hypothesis_tests import EXACT_UP_TO, PairedT, Wilcoxon, signed_rank_chances
 from kourkoutas.lab.judging.intervals import Interval, bisect, t_interval
+from kourkoutas.lab.judging.luck import Lost, draws_of_s, nothing_lost
 from kourkoutas.lab.judging.values import Array
 
-DRAWS = 4_000
 T, RANKS = "paired t", "Wilcoxon"
 
-Lost = Callable[[Array], Array]  # draws of s → as many draws of r
 
-
-def nothing_lost(s: Array) -> Array:
-    """r of an optimizer that was not tuned."""
-    return np.zeros(len(s))
-
-
-def lost_by_tuning(scores: Sequence[Sequence[float]], chosen: int) -> Lost | None:
-    """r of an optimizer that was tuned; None where no run of its chosen value gave a score.
-
-    Args:
-      scores: one row per value with the score of each tuning seed, less being better; NaN where a run diverged or
-        failed. A value is compared with the chosen one on the seeds on which both have a score.
-      chosen: the row that was chosen.
-    """
-    y = np.array(scores, float)
-    if not np.isfinite(y[chosen]).any():
-        return None
-    behind = [row[np.isfinite(row)] for row in np.delete(y - y[chosen], chosen, axis=0)]
-    others = [(float(row.mean()), len(row)) for row in behind if len(row)]
-    k = int(np.isfinite(y[chosen]).sum())
-
-    def draw(s: Array) -> Array:
-        rng = np.random.default_rng(0)
-        own = s / math.sqrt(2 * k) * rng.standard_normal(len(s))
-        best = own
-        for mean, seeds in others:
-            best = np.minimum(best, mean + s / math.sqrt(2 * seeds) * rng.standard_normal(len(s)))
-        return own - best
-
-    return draw
+def _no_interval(level: float) -> Interval | None:
+    return None
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What decides a comparison.
+    """What decides a contrast.
 
     Attributes:
-      test: "paired t", or "Wilcoxon" where a run diverged or failed.
+      test: "paired t", or "Wilcoxon" where a run diverged.
       tuned: whether the luck of a tuning is counted.
       estimate: of d: its mean, or for ranks its pseudo-median (Hodges and Lehmann); infinite where most runs of one
         side diverged, None without a pair.
+      pairs: how many decide: all for t, for ranks those that differ.
+      side: positive where the treatment is ahead.
       p: two-sided; None where the data have none.
+      why: why there is no p.
       interval: of the estimate at a level, the one that goes with p; None where there is none.
     """
 
     test: str
     tuned: bool
     estimate: float | None
+    pairs: int
+    side: float
     p: float | None
-    interval: Callable[[float], Interval | None]
+    why: str = ""
+    interval: Callable[[float], Interval | None] = _no_interval
 
 
 def decide(
@@ -105,19 +78,19 @@ def decide(
     finite = d[whole]
     ranks = len(finite) < len(d)
     tuned = not lost_treatment is lost_baseline is nothing_lost
-    estimate = _pseudo_median(d) if ranks else float(d.mean()) if len(d) else None
-    plain_p = w.p if ranks else t.p
-    if plain_p is None:
-        return Decision(RANKS if ranks else T, tuned, estimate, None, lambda level: None)
-    if not tuned and not ranks:
-        return Decision(T, False, estimate, plain_p, lambda level: t_interval(d, level))
-
-    n = len(finite)
-    if n > 1:
-        s = finite.std(ddof=1) / np.sqrt(np.random.default_rng(1).chisquare(n - 1, DRAWS) / (n - 1))
+    if ranks:
+        decision = Decision(RANKS, tuned, _pseudo_median(d), w.n, w.rank_biserial or 0.0, w.p)
     else:
-        s = np.zeros(DRAWS)
-    r_treatment, r_baseline = (None if lost is None else lost(s) for lost in (lost_treatment, lost_baseline))
+        mean = float(d.mean()) if len(d) else None
+        decision = Decision(T, tuned, mean, len(d), mean or 0.0, t.p)
+    if why := _why_no_p(decision, len(d), w.zeros):
+        return dataclasses.replace(decision, p=None, why=why)
+    if not tuned and not ranks:
+        return dataclasses.replace(decision, interval=lambda level: t_interval(d, level))
+
+    s = draws_of_s(finite)
+    r_treatment = None if lost_treatment is None else lost_treatment(s)
+    r_baseline = None if lost_baseline is None else lost_baseline(s)
     tail = _rank_tail(d) if ranks else _mean_tail(d, s)
 
     def below(x: float) -> float:
@@ -127,10 +100,11 @@ def decide(
     def above(x: float) -> float:
         return math.nan if r_treatment is None else float(np.mean(tail(-x + r_treatment, -1)))
 
-    ahead = (w.rank_biserial or 0.0) if ranks else float(d.mean())
-    counted = 2 * (below(0.0) if ahead > 0 else above(0.0))
-    # The luck of a tuning makes nothing surer.
-    p = 1.0 if math.isnan(counted) else min(1.0, max(plain_p, counted if tuned else 0.0))
+    p = decision.p or 0.0
+    if tuned:
+        counted = 2 * (below(0.0) if decision.side > 0 else above(0.0))
+        # What is not known may be anything; and the luck of a tuning makes nothing surer.
+        p = 1.0 if math.isnan(counted) else min(1.0, max(p, counted))
 
     @functools.cache
     def interval(level: float) -> Interval | None:
@@ -144,7 +118,22 @@ def decide(
         how = "Hodges–Lehmann" if ranks else "t"
         return Interval(low, high, f"{how} with the luck of the tuning" if tuned else how)
 
-    return Decision(RANKS if ranks else T, tuned, estimate, p, interval)
+    return dataclasses.replace(decision, p=p, interval=interval)
+
+
+def _why_no_p(decision: Decision, pairs: int, ties: int) -> str:
+    """Why so few, or such, pairs have no p; empty where they have one."""
+    if pairs == 0:
+        return "no seed in common"
+    if pairs == 1:
+        return "one seed is too few"
+    if decision.test == T:
+        return "the differences are all equal" if decision.p is None else ""
+    if decision.p is None:
+        return "no run gave a value"
+    # Signed ranks leave ties out: where most pairs tie, they would speak of the few others only, while the
+    # pseudo-median of all pairs is 0.
+    return f"{ties} of {pairs} pairs tie, more than half" if 2 * ties > pairs else ""
 
 
 def _mean_tail(d: Array, s: Array) -> Callable[[Array, int], Array]:

@@ -63,16 +63,13 @@ def declared(record: store.StudyRecord) -> list[Endpoint]:
 
 
 def measures(record: store.StudyRecord, asked: Sequence[str] = ()) -> list[Measure]:
-    """The primary endpoint, then those asked for, or without any the testbed's others."""
-    first, *others = declared(record)
-    found = [Measure(first.metric, first, primary=True, declared=True)]
-    if not asked:
-        return found + [Measure(one.metric, one, declared=True) for one in others]
+    """The declared endpoints, the primary one first, then those asked for after the runs."""
+    known = declared(record)
+    found = {one.metric: Measure(one.metric, one, primary=one is known[0], declared=True) for one in known}
     for text in asked:
-        one = parse(text, [first, *others])
-        if one.name not in {known.name for known in found}:
-            found.append(one)
-    return found
+        one = parse(text, known)
+        found.setdefault(one.name, one)
+    return list(found.values())
 
 
 def parse(text: str, known: Sequence[Endpoint] = ()) -> Measure:
@@ -105,21 +102,15 @@ def parse(text: str, known: Sequence[Endpoint] = ()) -> Measure:
 
 
 def values(runs: Iterable[store.StoredRun], endpoint: Endpoint, reduction: Reduction = "last") -> Numbers:
-    """{arm: {seed: value}} of the runs that have ended: NaN for one that diverged or failed.
-
-    An arm of which every run failed has none: an error everywhere says nothing about an optimizer.
-    """
+    """{arm: {seed: value}} of the runs that have ended: NaN for one that diverged or failed."""
     found: Numbers = {}
-    gave: set[str] = set()
     for run in runs:
         if run.result is None:
             continue
         value = value_of(run, endpoint, reduction) if run.result.status == "ok" else math.nan
         if value is not None:
             found.setdefault(run.spec.optimizer, {})[run.spec.seed] = value if is_number(value) else math.nan
-        if run.result.status != "failed":
-            gave.add(run.spec.optimizer)
-    return {arm: by_seed for arm, by_seed in found.items() if arm in gave}
+    return found
 
 
 def as_loss(value: float, endpoint: Endpoint) -> float:
@@ -152,12 +143,12 @@ def value_of(run: store.StoredRun, endpoint: Endpoint, reduction: Reduction = "l
     return sum(x / len(last) for x in last)
 
 
-def score(run: store.StoredRun, endpoint: Endpoint) -> float:
+def score(run: store.StoredRun, endpoint: Endpoint, reduction: Reduction = "last") -> float:
     """What a tuning run counts for, NaN when it diverged, failed or has not ended."""
     if run.result is None or run.result.status != "ok":
         return math.nan
-    value = value_of(run, endpoint)
-    return math.nan if value is None else value
+    value = value_of(run, endpoint, reduction)
+    return value if value is not None and is_number(value) else math.nan
 
 
 def logged(run: store.StoredRun, metric: str) -> list[tuple[float, float]]:

@@ -10,24 +10,45 @@ import math
 from collections.abc import Sequence
 
 from kourkoutas.lab.judging.comparing import Comparison, Contrast
-from kourkoutas.lab.judging.intervals import CONFIDENCE
-from kourkoutas.lab.judging.statistics import UNDEFINED, between
+from kourkoutas.lab.judging.statistics import between
+from kourkoutas.lab.judging.values import Seed
+from kourkoutas.lab.planning.contrasts import LEVEL, Family
 from kourkoutas.lab.specs.looks import label
 
 MOST_TREATMENTS = 2  # with more, as in a grid, the headline counts
 MOST_SECONDARY = 3
+MOST_SEEDS = 3  # named in a sentence
 NOTHING = "There is nothing to compare: no two optimizers have a finished seed in common."
 
 RULE = (
     "The primary endpoint decides. A difference is clear where the two-sided p of the paired t test over the seeds, or "
-    "of Wilcoxon's signed ranks where a run diverged or failed, is below {level:.2g} after Holm's adjustment for all "
-    "planned contrasts{counted}. Intervals are adjusted like p."
+    "of Wilcoxon's signed ranks where a run diverged, is below {level:.2g} after Holm's adjustment for {family}"
+    "{counted}. {intervals}{margin}"
 )
 COUNTED = ", with what an optimizer may have lost by the luck of its tuning counted"
 
 
-def rule(*, tuned: bool) -> str:
-    return RULE.format(level=1 - CONFIDENCE, counted=COUNTED if tuned else "")
+def rule(family: Family, *, tuned: bool, margin: float | None = None) -> str:
+    """The one rule that a headline follows."""
+    return RULE.format(
+        level=LEVEL,
+        family=family.words(),
+        counted=COUNTED if tuned else "",
+        intervals=intervals_words(family.size),
+        margin="" if margin is None else f" Equal within {margin:g} %: the interval lies inside ±{margin:g} %.",
+    )
+
+
+def intervals_words(family: int) -> str:
+    """How sure the intervals are.
+
+    >>> intervals_words(1)
+    'Intervals are at 95 %.'
+    """
+    if family <= 1:
+        return "Intervals are at 95 %."
+    each = 100 * Family(family).confidence
+    return f"Intervals hold together at 95 %, each of {family} at {each:.4g} %; Holm's p may be clear before they are."
 
 
 def headline(endpoints: Sequence[Comparison]) -> str:
@@ -40,33 +61,67 @@ def headline(endpoints: Sequence[Comparison]) -> str:
         by_treatment.setdefault(c.treatment, []).append(c)
     if len(by_treatment) > MOST_TREATMENTS:
         return _counts(first.contrasts)
-    lines = [_about(treatment, own) for treatment, own in by_treatment.items()]
+    lines = [_about(treatment, own, first.margin) for treatment, own in by_treatment.items()]
     lines += _lacking(first.missing)
     lines += _secondary(first, endpoints[1:])
     return " ".join(lines)
 
 
-def _about(treatment: str, contrasts: Sequence[Contrast]) -> str:
+def _about(treatment: str, contrasts: Sequence[Contrast], margin: float | None) -> str:
     who, groups = label(treatment), dict[str, list[Contrast]]()
     for c in contrasts:
         groups.setdefault(c.verdict, []).append(c)
-    clear = [size(c) for verdict in ("better", "worse") for c in groups.get(verdict, ())]
-    lines = [f"{who} is {listed(clear)} on the deciding endpoint."] if clear else []
+    lines = []
+    if clear := [*groups.get("better", ()), *groups.get("worse", ())]:
+        sizes = [f"{size(c)}{f' (clear, and smaller than {margin:g} %)' if c.small else ''}" for c in clear]
+        lines.append(f"{who} is {listed(sizes)} on the deciding endpoint.")
+    if equal := groups.get("equal"):
+        lines.append(f"{who} is equal to {listed([label(c.baseline) for c in equal])} within {margin:g} %.")
     if unclear := groups.get("unclear"):
-        if len(unclear) == len(contrasts) > 1 and not any(c.lost for c in unclear):
-            lines.append("No clear winner on the deciding endpoint.")
-        else:
-            named = ", nor from ".join(_with_lost(c) for c in unclear)
-            if len(unclear) == 1:
-                lines.append(f"No clear difference between {who} and {_with_lost(unclear[0])}.")
-            else:
-                lines.append(f"{who} is not clearly different from {named}.")
+        lines.append(_unclear(who, unclear, len(contrasts)))
     if same := groups.get("identical"):
         lines.append(f"{who} ends exactly like {listed([label(c.baseline) for c in same])}.")
     if untested := groups.get("untested"):
         others = listed([label(c.baseline) for c in untested])
-        lines.append(f"{who} cannot be compared with {others}: {_why_untested(untested)}.")
-    return " ".join(lines)
+        lines.append(f"{who} cannot be compared with {others}: {listed(list(dict.fromkeys(c.why for c in untested)))}.")
+    if unfinished := groups.get("unfinished"):
+        others = listed([f"{label(c.baseline)} ({c.why})" for c in unfinished])
+        lines.append(f"No verdict yet on {who} against {others}.")
+    return " ".join([*lines, *(line for c in contrasts if (line := carried_words(c)))])
+
+
+def _unclear(who: str, unclear: Sequence[Contrast], contrasts: int) -> str:
+    if len(unclear) == contrasts > 1 and not any(c.lost for c in unclear):
+        return "No clear winner on the deciding endpoint."
+    if len(unclear) == 1:
+        return f"No clear difference between {who} and {_with_lost(unclear[0])}."
+    named = ", nor from ".join(_with_lost(c) for c in unclear)
+    return f"{who} is not clearly different from {named}."
+
+
+def carried_words(c: Contrast) -> str:
+    """The seeds without which the verdict would be another; of many how many."""
+    by_verdict: dict[str, list[Seed]] = {}
+    for seed, verdict in c.carried_by:
+        by_verdict.setdefault(verdict, []).append(seed)
+    who, other = label(c.treatment), label(c.baseline)
+    would = {
+        "better": f"{who} would be clearly ahead of {other}",
+        "worse": f"{who} would be clearly behind {other}",
+        "equal": f"{who} and {other} would be equal within the margin",
+        "unclear": f"{who} and {other} would not clearly differ",
+    }
+    parts = []
+    for changed, seeds in by_verdict.items():
+        if len(seeds) == 1:
+            without = f"without seed {seeds[0]}"
+        elif len(seeds) <= MOST_SEEDS:
+            without = f"without one of seeds {', '.join(map(str, seeds))}"
+        else:
+            without = f"without any one of {len(seeds)} of the {c.n} seeds"
+        parts.append(f"{without} {would[changed]}")
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def _lacking(missing: Sequence[tuple[str, str]]) -> list[str]:
@@ -87,7 +142,8 @@ def _secondary(first: Comparison, others: Sequence[Comparison]) -> list[str]:
         for treatment, own in clear.items():
             alike = len({won(c) for c in own}) == 1
             sizes = listed([size(c) if alike else f"{size(c)} {won(c)}" for c in own])
-            lines.append(f"On {endpoint.title} {label(treatment)} is {sizes}{f', {won(own[0])}' if alike else ''}.")
+            on = f"On {endpoint.title} (secondary)"
+            lines.append(f"{on} {label(treatment)} is {sizes}{f', {won(own[0])}' if alike else ''}.")
     rest = len(lines) - MOST_SECONDARY
     return [*lines[:MOST_SECONDARY], f"{rest} more secondary results are clear."] if rest > 0 else lines
 
@@ -169,48 +225,47 @@ def _with_lost(c: Contrast) -> str:
     return f"{label(c.baseline)} ({lost})" if lost else label(c.baseline)
 
 
-def _why_untested(contrasts: Sequence[Contrast]) -> str:
-    if max(c.n for c in contrasts) == 1:
-        return "one seed is too few"
-    if all(c.ties == c.n for c in contrasts):
-        return "no run gave a value"
-    return "too few pairs of finished runs, or differences without variance"
-
-
 def _counts(contrasts: Sequence[Contrast]) -> str:
     words = {
         "better": "the first named is ahead",
         "worse": "it is behind",
+        "equal": "they are equal within the margin",
         "unclear": "there is no clear difference",
         "identical": "both end alike",
         "untested": "nothing can be said",
+        "unfinished": "a run failed",
     }
     counts = [f"in {k} {text}" for v, text in words.items() if (k := sum(c.verdict == v for c in contrasts))]
     return f"Of {len(contrasts)} comparisons, {listed(counts)}."
 
 
-def answer(c: Contrast) -> str:
+def answer(c: Contrast, margin: float | None = None) -> str:
     """One contrast in full: what is clear, with the numbers that decide."""
     who, other = label(c.treatment), label(c.baseline)
     record = f"better on {c.wins} of {c.n} seeds" + (f", equal on {c.ties}" if c.ties else "")
     if c.verdict == "identical":
         return f"{who} and {other} end with the same value on all {c.n} seeds."
-    if c.verdict == "untested":
-        why = next((note for note in c.notes if note.endswith(UNDEFINED)), "too few pairs")
-        return f"{who} against {other}: {why} ({record})."
+    if c.verdict in ("untested", "unfinished"):
+        none = "no verdict yet" if c.verdict == "unfinished" else "no verdict"
+        facts = "; ".join(part for part in (record, lost_words(c)) if part)
+        return f"{who} against {other}: {none}, {c.why} ({facts})."
     effect = effect_words(c, percent=c.percent is not None)
     facts = "; ".join(part for part in (effect, record, lost_words(c), p_text(c)) if part)
-    if c.verdict in ("better", "worse"):
-        return f"{who} is {'ahead of' if c.verdict == 'better' else 'behind'} {other} ({facts})."
-    return f"No clear difference between {who} and {other} ({facts}).{detectable_text(c)}"
+    within = "the margin" if margin is None else f"{margin:g} %"
+    small = f", a clear difference smaller than {within}" if c.small else ""
+    said = {
+        "better": f"{who} is ahead of {other}{small}",
+        "worse": f"{who} is behind {other}{small}",
+        "equal": f"{who} and {other} are equal within {within}",
+        "unclear": f"No clear difference between {who} and {other}",
+    }[c.verdict]
+    text = f"{said} ({facts}).{detectable_text(c) if c.verdict == 'unclear' else ''}"
+    return " ".join(part for part in (text, carried_words(c)) if part)
 
 
 def detectable_text(c: Contrast) -> str:
     """What these seeds could have found."""
     if c.detectable is None:
-        floor = 2.0 ** (1 - (c.wins + c.losses))
-        if c.lost and c.family * floor > 1 - CONFIDENCE:
-            return f" Ranks of {c.wins + c.losses} pairs cannot give p below {min(1.0, c.family * floor):.3g}."
         return ""
     size = f"{c.detectable:.3g}" if c.detectable_percent is None else f"{digits(c.detectable_percent)} %"
     return f" These {c.n} seeds would have found a difference of {size} four times out of five."
@@ -267,7 +322,7 @@ def p_text(c: Contrast) -> str:
     """The deciding test, with p before and after the adjustment."""
     if c.p is None or c.p_holm is None:
         return ""
-    adjusted = f", {c.p_holm:.3g} after Holm for {c.family} contrasts" if c.family > 1 else ""
+    adjusted = f", {c.p_holm:.3g} after Holm for {c.family} comparisons" if c.family > 1 else ""
     return f"{c.test_name}, p = {c.p:.3g}{adjusted}"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, TypeVar
 
@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kourkoutas.lab.judging import hypothesis_tests as tests
-from kourkoutas.lab.judging.deciding import Decision, Lost, decide, nothing_lost
+from kourkoutas.lab.judging.deciding import Decision, decide
 from kourkoutas.lab.judging.intervals import Interval, antilog, bootstrap_mean, clopper_pearson, quantile, t_interval
-from kourkoutas.lab.judging.values import Array
+from kourkoutas.lab.judging.luck import Lost, nothing_lost
+from kourkoutas.lab.judging.values import Array, Seed
 
 UNDEFINED = "t, its p-value, d_z, r and intervals are undefined"
 
@@ -27,14 +28,16 @@ class Paired:
     """What the statistics of a contrast are made of.
 
     Attributes:
-      x, y: values of treatment and baseline, NaN for a run that diverged or failed.
+      seeds: one for each pair.
+      x, y: values of treatment and baseline, NaN for a lost run: one that diverged, or that failed.
       d: y - x on the scale of the comparison, positive where the treatment is better; infinite where one run was lost,
-        0 where both were.
+        0 where both were, NaN where one failed and failures do not count.
       rounding: bounds on the rounding errors of d.
       resamples: of each bootstrap; 0 for none.
       lost: what treatment and baseline may have lost by their tuning; None where that is not known.
     """
 
+    seeds: tuple[Seed, ...]
     x: Array
     y: Array
     d: Array
@@ -66,9 +69,25 @@ class Paired:
     def decision(self) -> Decision:
         return decide(self.d, self.whole, self.t, self.wilcoxon, *self.lost)
 
+    @cached_property
+    def unfinished(self) -> bool:
+        """Whether a run failed that does not count: nothing can be decided."""
+        return bool(np.isnan(self.d).any())
+
+    def without(self, seed: Seed) -> Paired:
+        """The same without a seed."""
+        left = np.array([own != seed for own in self.seeds])
+        seeds = tuple(own for own in self.seeds if own != seed)
+        arrays = {"x": self.x[left], "y": self.y[left], "d": self.d[left], "rounding": self.rounding[left]}
+        return replace(self, seeds=seeds, **arrays)
+
     @property
     def wins(self) -> int:
         return int(np.sum(self.d > 0))
+
+    @property
+    def ties(self) -> int:
+        return int(np.sum(self.d == 0))
 
     @property
     def losses(self) -> int:
@@ -77,7 +96,7 @@ class Paired:
 
 @dataclass(frozen=True)
 class OneArm:
-    """What the statistics of one optimizer are made of: its values, NaN for a run that diverged or failed."""
+    """What the statistics of one optimizer are made of: its values, NaN for a run that was lost."""
 
     x: Array
     log: bool

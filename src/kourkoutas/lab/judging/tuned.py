@@ -14,17 +14,20 @@ spaced in ratio for a tuning on a log scale; compare only arms that tried the sa
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kourkoutas.lab.judging import endpoints
-from kourkoutas.lab.judging.deciding import Lost, lost_by_tuning
-from kourkoutas.lab.planning.search import Tried, edge
+from kourkoutas.lab.judging.endpoints import Measure
+from kourkoutas.lab.judging.luck import Lost, lost_by_tuning
+from kourkoutas.lab.planning.search import Tried, as_ratios, edge
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.results.store import StudyRecord
+from kourkoutas.lab.results.store import StoredRun, StudyRecord
 from kourkoutas.lab.specs.looks import label
 from kourkoutas.lab.specs.search_space import Value
+from kourkoutas.lab.specs.spec import Endpoint
 
 SHORT = 2000  # steps below which the hidden warmup of K-β's default takes much of a run
 
@@ -74,44 +77,57 @@ class Sensitivity:
     sensitivity: float | None
 
 
-def tried(snapshot: Snapshot) -> dict[str, list[Tried]]:
+def tried(snapshot: Snapshot, measure: Measure | None = None) -> dict[str, list[Tried]]:
     """{arm: what its tuning runs gave}, by rising values; a study that was not tuned has none.
 
-    A value whose runs have not all ended has the scores of those that have, and says how many are missing.
+    A value whose runs have not all ended has the scores of those that have, and says how many are missing. Scores are
+    by the primary endpoint, unless another measure is given.
     """
-    question = snapshot.record.tuning
+    record = snapshot.record
+    question = record.tuning
     if question is None:
         return {}
-    primary = endpoints.declared(snapshot.record)[0]
-    found: dict[str, dict[tuple[tuple[str, Value], ...], dict[int, float]]] = {}
+    measure = measure or endpoints.measures(record)[0]
+    ended: dict[str, dict[tuple[tuple[str, Value], ...], dict[int, StoredRun]]] = {}
     for run in snapshot.tuning_runs:
         values = tuple(question.values(run.spec).items())
-        scores = found.setdefault(run.spec.optimizer, {}).setdefault(values, {})
+        runs = ended.setdefault(run.spec.optimizer, {}).setdefault(values, {})
         if run.result is not None:
-            scores[run.spec.seed] = endpoints.score(run, primary)
-    return {
-        label: [
-            Tried(
-                dict(values),
-                tuple(scores[seed] for seed in question.seeds if seed in scores),
-                len(set(question.seeds) - scores.keys()),
-            )
-            for values, scores in sorted(own.items())
-        ]
-        for label, own in found.items()
-    }
+            runs[run.spec.seed] = run
+    found: dict[str, list[Tried]] = {}
+    for arm, by_value in ended.items():
+        found[arm] = []
+        for values, runs in sorted(by_value.items()):
+            known = [runs[seed] for seed in question.seeds if seed in runs]
+            one = of_runs(dict(values), known, measure, count_failed=record.count_failed)
+            found[arm].append(replace(one, missing=len(question.seeds) - len(known)))
+    return found
 
 
-def lost(record: StudyRecord, found: AllTried) -> dict[str, Lost | None]:
-    """{arm: what its tuning may have lost}, None where a tuning run is missing; empty for a study without a tuning."""
+def of_runs(values: Mapping[str, Value], runs: Sequence[StoredRun], measure: Measure, *, count_failed: bool) -> Tried:
+    """What the tuning runs of one set of values gave."""
+    scores = tuple(endpoints.score(run, measure.endpoint, measure.reduction) for run in runs)
+    failed = sum(run.result is not None and run.result.status == "failed" for run in runs)
+    return Tried(values, scores, failed=0 if count_failed else failed)
+
+
+def lost(record: StudyRecord, found: AllTried, endpoint: Endpoint) -> dict[str, Lost | None]:
+    """{arm: what its tuning may have lost on an endpoint}, None where a tuning run is missing; empty without a tuning.
+
+    Args:
+      found: what was tried, with the scores of the endpoint.
+      endpoint: its `log` says on which scale the arms are compared, so that both have one unit.
+    """
     if record.tuning is None:
         return {}
-    primary, luck = endpoints.declared(record)[0], dict[str, Lost | None]()
+    luck = dict[str, Lost | None]()
     for arm, chosen in record.chosen.items():
         own = found.get(arm, ())
         at = next((k for k, one in enumerate(own) if dict(one.values) == dict(chosen)), None)
-        scores = [[endpoints.as_loss(x, primary) for x in one.scores] for one in own]
-        luck[arm] = None if at is None or any(one.missing for one in own) else lost_by_tuning(scores, at)
+        if at is None or any(one.missing for one in own):
+            luck[arm] = None
+        else:
+            luck[arm] = lost_by_tuning([[endpoints.as_loss(x, endpoint) for x in one.scores] for one in own], at)
     return luck
 
 
@@ -132,6 +148,7 @@ def sensitivities(tried: AllTried, option: str, *, maximize: bool = False, log: 
         arm: sorted((one for one in own if set(one.values) == {option}), key=lambda one: one.values[option])
         for arm, own in tried.items()
     }
+    log = as_ratios(itertools.chain.from_iterable(tried.values()), log)
     losses = {arm: [one.loss(maximize, log) for one in own] for arm, own in rising.items() if own}
     worst = max((loss for own in losses.values() for loss in own if math.isfinite(loss)), default=math.nan)
     return {arm: _of(arm, option, rising[arm], own, worst, maximize) for arm, own in losses.items()}
@@ -185,13 +202,12 @@ def fairness(snapshot: Snapshot, found: AllTried) -> list[str]:
     most = max((len(own) for own in found.values()), default=0)
     wider = f", {most} after widening the range" if most > question.trials else ""
     lines = [f"Tuned alike on {len(question.seeds)} other seeds: {ranges}, {question.trials} trials each{wider}."]
-    edges = [
-        f"{label(arm)} ({side} {name} tried, {value:g})"
-        for arm, values in record.chosen.items()
-        for side in [edge(question, found.get(arm, ()), values)]
-        for name, value in list(values.items())[:1]
-        if side is not None
-    ]
+    edges = []
+    for arm, values in record.chosen.items():
+        side = edge(question, found.get(arm, ()), values)
+        if side is not None:
+            name, value = next(iter(values.items()))
+            edges.append(f"{label(arm)} ({side} {name} tried, {value:g})")
     if edges:
         lines.append(f"May do better beyond: {', '.join(edges)}. Widen --tune or raise --tune-budget.")
     missing = sum(one.missing for own in found.values() for one in own)
@@ -202,9 +218,9 @@ def fairness(snapshot: Snapshot, found: AllTried) -> list[str]:
         )
     failed = sum(run.result is not None and run.result.status == "failed" for run in snapshot.tuning_runs)
     if failed:
+        what = "they rank as the worst" if record.count_failed else "no value with a failed run can be chosen"
         lines.append(
-            f"{failed} of {len(snapshot.tuning_runs)} tuning runs failed; they rank as the worst. --retry-failed "
-            "repeats them."
+            f"{failed} of {len(snapshot.tuning_runs)} tuning runs failed: {what}. --retry-failed repeats them."
         )
     return [*lines, *short_runs(snapshot)]
 

@@ -19,13 +19,13 @@ import numpy as np
 
 from kourkoutas.lab import engines, testbeds
 from kourkoutas.lab.errors import unknown
+from kourkoutas.lab.planning.contrasts import Family, contrasts
 from kourkoutas.lab.specs import optimizers as recipes
 from kourkoutas.lab.specs.search_space import Axis, SearchSpace, Value, check_distinct
 from kourkoutas.lab.specs.spec import OWN_SETTINGS, Arm, Code, RunSpec, digest_of, guess
 from kourkoutas.rule import Hyper
 
 MOST_RUNS = 1_000_000
-LEVEL = 0.05  # a verdict needs p below it
 OWN = "own"  # engine and preset of a study of a user's function, which brings both
 
 
@@ -45,6 +45,8 @@ class Plan:
     code: Code | None = None
     tuning: SearchSpace | None = None
     primary: str | None = None  # the endpoint of a testbed that decides, if not its first
+    margin: float | None = None  # percent of the baseline within which a difference does not matter
+    count_failed: bool = False  # whether a run that fails ranks as the worst, as one that diverges does
 
     def __post_init__(self) -> None:
         check_size(len(self.arms), len(self.seeds))
@@ -97,16 +99,21 @@ class Plan:
         of_arms = [self.spec(arm, 0) for arm in self.arms]
         return [spec.model_copy(update={"seed": seed}) for seed in self.seeds for spec in of_arms]
 
+    @property
+    def family(self) -> Family:
+        """The statements that the study may make."""
+        endpoints = 1 if self.code is not None else len(testbeds.get(self.testbed).endpoints)
+        return Family(len(contrasts(self.arms)), endpoints)
+
     def doubts(self) -> list[str]:
         """What these seeds cannot show, to be said before they are paid for."""
-        pairs = len(set(self.seeds))
-        least = 2.0 ** (1 - pairs)  # all pairs on one side, two-sided
-        if len(self.arms) < 2 or least <= LEVEL:
+        pairs, family = len(set(self.seeds)), self.family
+        if not family.contrasts or family.can_judge(pairs):
             return []
-        many = "1 pair" if pairs == 1 else f"{pairs} pairs"
+        seeds = "1 seed is" if pairs == 1 else f"{pairs} seeds are"
         return [
-            f"{many} of seeds: ranks, which decide once a run diverges, cannot give p below {least:g}; "
-            "--seeds 0-9 gives ten"
+            f"{seeds} too few for a verdict on {family.words()}: all on one side would give "
+            f"p = {family.smallest_p(pairs):.2g}. {family.least_pairs} seeds can: --seeds 0-{family.least_pairs - 1}"
         ]
 
     def axes(self) -> dict[str, list[Axis]]:
@@ -179,6 +186,22 @@ def whole_seeds(seeds: Iterable[Any], option: str = "--seeds") -> list[int]:
     if not found:
         raise ValueError(f"{option} names no seed; give at least one, for example range(10)")
     return list(found)
+
+
+def parse_margin(text: str) -> float:
+    """Percent of the baseline.
+
+    >>> parse_margin("1%"), parse_margin("0.5 %")
+    (1.0, 0.5)
+    """
+    number, percent, rest = str(text).partition("%")
+    try:
+        margin = float(number)
+    except ValueError:
+        margin = math.nan
+    if not percent or rest.strip() or not 0 < margin < 100:
+        raise ValueError(f"--margin must be a percentage between 0% and 100%, for example 1%; got {text!r}")
+    return margin
 
 
 def parse_assignments(option: str, texts: Sequence[str]) -> dict[str, str]:
@@ -303,10 +326,16 @@ def plan_study(
     log: bool = False,
     higher_is_better: bool = False,
     tuning: SearchSpace | None = None,
+    margin: str | None = None,
+    count_failed: bool = False,
 ) -> Plan:
     """A study of a testbed, or of a function FILE.py:FUNC, with every name and value checked before anything is run or
     written; what is only for the other of the two is an error."""
     seeds = whole_seeds(seeds)
+    judged: dict[str, Any] = {
+        "margin": None if margin is None else parse_margin(margin),
+        "count_failed": count_failed,
+    }
     if ".py" in target:
         for name, value in (("--engine", engine), ("--preset", preset)):
             if value is not None:
@@ -316,7 +345,7 @@ def plan_study(
         names = [*settings, *(name for arm in arms for name in arm.settings)]
         if taken := set(OWN_SETTINGS) & {*names, *(axis.name for axis in (tuning.axes if tuning else ()))}:
             raise ValueError(f"--set, --grid or --tune {min(taken)}: kbeta itself uses that name; take another")
-        plan = Plan(f"{Path(code.file).stem}.{code.function}", OWN, OWN, settings, arms, seeds, code)
+        plan = Plan(f"{Path(code.file).stem}.{code.function}", OWN, OWN, settings, arms, seeds, code, **judged)
         plan = replace(plan, arms=_distinct([plan.checked(arm) for arm in arms]))
         return plan if tuning is None else _tuned(plan, tuning)
     for name, given in (("--log", log), ("--higher-is-better", higher_is_better)):
@@ -329,7 +358,7 @@ def plan_study(
     settings, arms = arms_of(optimizers or testbed.arms, options or {}, grids or {})
     shared = testbeds.settings_of(testbed, preset, settings)
     settings = _canonical({name: getattr(shared, name) for name in settings})
-    plan = Plan(testbed.name, preset, engine, settings, arms, seeds, primary=endpoint)
+    plan = Plan(testbed.name, preset, engine, settings, arms, seeds, primary=endpoint, **judged)
     plan = replace(plan, arms=_distinct([plan.checked(arm) for arm in arms]))
     # A text or other data that cannot be used is an error here too.
     each = (testbeds.settings_of(testbed, preset, {**settings, **arm.settings}) for arm in plan.arms)

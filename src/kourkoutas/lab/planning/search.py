@@ -3,9 +3,10 @@
 They are pure functions of the scores so far; `kourkoutas.lab.api` makes the runs that they ask for.
 
 One option: a grid. Every arm tries the same values, evenly spaced over the range. An arm's choice is the value with the
-fewest runs that diverged or failed, and of those the best mean endpoint over the tuning seeds, geometric where the
-endpoint is compared as ratios. While the best value of *any* arm is the outermost on a side, *every* arm tries `STEPS`
-more values there, `budget` times at most, and no further than `MOST_RATIO` times beyond the range that was asked for.
+fewest runs that diverged, and of those the best mean endpoint over the tuning seeds, geometric where the endpoint is
+compared as ratios. A value with a run that failed cannot be chosen: nobody knows what that run would have given. While
+the best value of *any* arm is the outermost on a side, *every* arm tries `STEPS` more values there, `budget` times at
+most, and no further than `MOST_RATIO` times beyond the range that was asked for.
 
 Several options: the first points of a Halton sequence, which fill the ranges evenly however many they are. Every arm
 tries the same values of the options that it has.
@@ -13,8 +14,9 @@ tries the same values of the options that it has.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kourkoutas.lab.specs.search_space import Axis, SearchSpace, Value
@@ -33,11 +35,17 @@ class Tried:
       values: {axis: value}.
       scores: the endpoint of each tuning seed, in order; NaN for a run that diverged or failed.
       missing: tuning seeds whose runs have not ended or are lost, and have no score.
+      failed: tuning seeds whose runs failed; 0 where failures count as divergence does.
     """
 
     values: Values
     scores: tuple[float, ...]
     missing: int = 0
+    failed: int = 0
+
+    @property
+    def finite(self) -> list[float]:
+        return [x for x in self.scores if math.isfinite(x)]
 
     def standing(self, maximize: bool, log: bool = False) -> tuple[int, float]:
         """(runs without a score, mean of the others with the sign that makes less better): less is better.
@@ -45,7 +53,7 @@ class Tried:
         NOTE: the mean is that of the comparison on the test seeds, geometric where `log`. Seeds that are hard for every
         value move all means alike, and so do not blur the choice as they would blur one by medians.
         """
-        fine = [x for x in self.scores if math.isfinite(x) and not (log and x <= 0)]
+        fine = self.finite
         if not fine:
             return len(self.scores), math.inf
         mean = 10 ** (sum(map(math.log10, fine)) / len(fine)) if log else sum(x / len(fine) for x in fine)
@@ -57,15 +65,29 @@ class Tried:
         return math.inf if lost else mean
 
 
+def as_ratios(tried: Iterable[Tried], log: bool) -> bool:
+    """Whether scores are compared as ratios: one at or below 0 has no logarithm, and makes all of them differences."""
+    return log and all(x > 0 for one in tried for x in one.finite)
+
+
 def best(tried: Sequence[Tried], maximize: bool = False, log: bool = False) -> Tried:
-    """The one with the fewest lost runs, and of those the best mean; of equal ones that with the smallest values.
+    """Of the values without a failed run the one with the fewest diverged, and of those the best mean; of equal ones
+    that with the smallest values.
 
     >>> best([Tried({"lr": 0.1}, (3.0, math.nan, math.nan)), Tried({"lr": 0.2}, (9.0, 7.0, math.nan))]).values
     {'lr': 0.2}
     """
-    if not tried:
-        raise ValueError("nothing was tried, so nothing can be chosen")
-    return min(tried, key=lambda one: (*one.standing(maximize, log), *one.values.values()))
+    known = [one for one in tried if not one.failed]
+    if not known:
+        raise ValueError("every value that was tried has a failed run, so nothing can be chosen")
+    ratios = as_ratios(tried, log)
+    return min(known, key=lambda one: (*one.standing(maximize, ratios), *one.values.values()))
+
+
+def choose(tried: Mapping[str, Sequence[Tried]], maximize: bool = False, log: bool = False) -> dict[str, Tried]:
+    """{arm: its best}, all by the same kind of mean."""
+    ratios = as_ratios(itertools.chain.from_iterable(tried.values()), log)
+    return {arm: best(own, maximize, ratios) for arm, own in tried.items()}
 
 
 def widened(space: SearchSpace, tried: range, chosen: Sequence[Value], takes: Callable[[Value], bool]) -> range:
@@ -138,7 +160,7 @@ def next_requests(
         missing: list[Request] = [(arm, {axis.name: x}) for arm in axes for x in grid if x not in have[arm]]
         if missing:
             return missing
-        chosen = [best(own, maximize, log).values[axis.name] for own in known.values()]
+        chosen = [one.values[axis.name] for one in choose(known, maximize, log).values()]
         indices = widened(space, indices, chosen, lambda x: all(takes(arm, {axis.name: x}) for arm in axes))
     return []
 

@@ -57,13 +57,21 @@ def is_full(error: BaseException) -> bool:
 
 
 class Call(BaseModel):
-    """One command that wrote to the folder."""
+    """One command that wrote to the folder.
+
+    Attributes:
+      runs: how many it set out to make. Folders of older versions do not say.
+      late_arms, late_seeds: what it added when results were there already.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     command: str
     at: str
     versions: dict[str, str]
+    runs: int | None = None
+    late_arms: list[str] = []
+    late_seeds: list[int] = []
 
 
 class StudyRecord(BaseModel):
@@ -71,6 +79,8 @@ class StudyRecord(BaseModel):
 
     Attributes:
       primary: the endpoint of a testbed that decides; None for its first.
+      margin: percent of the baseline within which a difference does not matter; None where nobody said.
+      count_failed: whether a run that fails ranks as the worst, as one that diverges does.
       tuning: how the arms are tuned; None for a study at given values.
       chosen: {arm: {option: value}}, what the tuning gave; empty until it has ended.
     """
@@ -85,6 +95,8 @@ class StudyRecord(BaseModel):
     arms: list[Arm]
     seeds: list[int]
     primary: str | None = None
+    margin: float | None = None
+    count_failed: bool = False
     tuning: SearchSpace | None = None
     chosen: dict[str, dict[str, Value]] = {}
     command: str
@@ -200,6 +212,12 @@ class Writer:
     def finish(self, spec: RunSpec, result: RunResult) -> None:
         """Write result.json: from now on the run is finished."""
         write_result(self.folder(spec), result)
+
+    def begin(self, runs: int) -> None:
+        """Record that the present command sets out to make so many runs."""
+        call = self.record.calls[-1]
+        self.record.calls[-1] = call.model_copy(update={"runs": (call.runs or 0) + runs})
+        _write(self.path / "study.json", self.record)
 
     def choose(self, chosen: Mapping[str, Mapping[str, Value]]) -> None:
         """Record what the tuning gave: from now on the runs with these values are the ones compared."""
@@ -334,11 +352,17 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
             "name another --out, or repeat the command recorded in its study.json"
         )
     known = {arm.label for arm in old.arms}
-    old.arms += [arm for arm in new.arms if arm.label not in known]
-    old.seeds = sorted({*old.seeds, *new.seeds})
+    added_arms = [arm for arm in new.arms if arm.label not in known]
+    added_seeds = [seed for seed in new.seeds if seed not in old.seeds]
+    (call,) = new.calls
+    if any(path.glob("runs/*/result.json")):
+        late = {"late_arms": [arm.label for arm in added_arms], "late_seeds": added_seeds}
+        call = call.model_copy(update=late)
+    old.arms += added_arms
+    old.seeds = sorted([*old.seeds, *added_seeds])
     old.code = new.code  # the same, maybe in another place
     old.command, old.versions, old.environment = new.command, new.versions, new.environment
-    old.calls += new.calls
+    old.calls.append(call)
     return old
 
 
@@ -358,7 +382,7 @@ def _configuration(record: StudyRecord, other: StudyRecord) -> dict[str, Any]:
         if arm.label in both
     }
     return {
-        **record.model_dump(include={"testbed", "preset", "engine", "primary"}),
+        **record.model_dump(include={"testbed", "preset", "engine", "primary", "margin", "count_failed"}),
         "version of the testbed": resolved.get("testbed"),
         "settings": {name: value for name, value in settings.items() if name not in own},
         "code": record.code and record.code.model_dump(exclude={"file", "sha256"}),

@@ -201,8 +201,15 @@ def make_runs(
     if not pending:
         observer.planned(len(specs), kept, failed, 0)
         return
+    study.begin(len(pending))
     tasks = [
-        Task(spec=spec, folder=study.folder(spec).resolve(), code=code, checkpoint_every=checkpoint_every)
+        Task(
+            spec=spec,
+            folder=study.folder(spec).resolve(),
+            code=code,
+            endpoint=study.record.primary,
+            checkpoint_every=checkpoint_every,
+        )
         for spec in pending
     ]
     with contextlib.closing(start(study, tasks)) as started:

@@ -41,6 +41,7 @@ def run(
     spec: RunSpec,
     folder: Path | None = None,
     *,
+    endpoint: str | None = None,
     on_progress: Report | None = None,
     checkpoint_every: int | None = None,
 ) -> RunResult:
@@ -49,6 +50,7 @@ def run(
     Args:
       spec: the run.
       folder: where its files go; None keeps none of them.
+      endpoint: the metric that is the result's endpoint; the testbed's first unless told.
       on_progress: called as (steps taken, steps in all, loss) after every chunk.
       checkpoint_every: steps between checkpoints, rounded up to whole chunks; the last state is kept too. None saves
         about once a minute and removes the checkpoints at the end; 0 never saves.
@@ -59,7 +61,7 @@ def run(
     """
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="kbeta-") as scratch:
-            return run(spec, Path(scratch), on_progress=on_progress, checkpoint_every=0)
+            return run(spec, Path(scratch), endpoint=endpoint, on_progress=on_progress, checkpoint_every=0)
     if checkpoint_every is not None and checkpoint_every < 0:
         raise ValueError(f"`checkpoint_every` must be a number of steps >= 0 (0: never); got {checkpoint_every!r}")
     testbed = testbeds.get(spec.testbed)
@@ -81,7 +83,7 @@ def run(
     metrics = it.final_metrics()
     return RunResult(
         status="ok" if it.diverged_at is None else "diverged",
-        endpoint=metrics[testbed.endpoints[0].metric] if it.diverged_at is None else None,
+        endpoint=metrics[endpoint or testbed.endpoints[0].metric] if it.diverged_at is None else None,
         metrics=metrics,
         curve=it.curve(),
         settings={**dataclasses.asdict(settings), "optimizer": recipe.described},

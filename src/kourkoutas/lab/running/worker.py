@@ -35,11 +35,12 @@ SECONDS_BETWEEN_EVENTS = 0.2
 
 
 class Task(BaseModel):
-    """One run to make, as it is sent to a worker."""
+    """One run to make, as it is sent to a worker; `endpoint` is the one of a testbed that decides, if not its first."""
 
     spec: RunSpec
     folder: Path
     code: Code | None = None
+    endpoint: str | None = None
     checkpoint_every: int | None = None
 
 
@@ -58,7 +59,13 @@ def make(task: Task, report: Report) -> RunResult:
         else:
             from kourkoutas.lab.running import train
 
-            result = train.run(task.spec, task.folder, on_progress=report, checkpoint_every=task.checkpoint_every)
+            result = train.run(
+                task.spec,
+                task.folder,
+                endpoint=task.endpoint,
+                on_progress=report,
+                checkpoint_every=task.checkpoint_every,
+            )
     except (Exception, SystemExit) as error:
         if store.is_full(error):
             raise store.DiskFull.of(cast(OSError, error)) from None

@@ -18,7 +18,6 @@ from kourkoutas.lab.showing import sensitivity
 from kourkoutas.lab.showing.drawing import shorten
 from kourkoutas.lab.showing.effects import limits, rows_of
 from kourkoutas.lab.showing.fitting import Fitting
-from kourkoutas.lab.showing.status import failures
 from kourkoutas.lab.specs.looks import label
 
 MOST_ROWS = 200
@@ -56,9 +55,7 @@ class Answer:
             parts.append(Text(f"{headline.listed([one.title for one in plots[endpoints:]])}: kbeta stats {where}"))
         parts.append(optimizers(analysis, most=rows))
         parts.extend(target(analysis, most=rows))
-        for failure in failures(analysis.snapshot.runs)[:2]:
-            parts.append(Text(shorten(f"{len(failure.runs)} failed ({failure.who}): {failure.summary}", 158)))
-        parts.extend(Text(line) for line in (*analysis.fairness, *analysis.notes))
+        parts.extend(Text(line) for line in (*analysis.failures, *analysis.fairness, *analysis.notes))
         more = [*([] if self.report is None else [f"Report: {self.report}"]), f"tables: kbeta stats {where}"]
         line = " · ".join(more)
         parts.append(Text(line if len(line) <= COLUMNS else "\n".join(more)))
@@ -136,7 +133,7 @@ def statistics(analysis: Analysis) -> RenderableType:
         title = f"Sensitivity to {analysis.sensitivity[0].option}, on the tuning seeds"
         parts.append(Fitting(title, *sensitivity.table(analysis.sensitivity)))
     parts.extend(target(analysis))
-    parts.extend(Text(f"Note: {note}") for note in analysis.notes)
+    parts.extend(Text(f"Note: {note}") for note in (*analysis.failures, *analysis.notes))
     return Group(*parts)
 
 
@@ -159,6 +156,14 @@ def reached(found: Mapping[str, Reached]) -> tuple[tuple[str, ...], list[tuple[s
     ]
 
 
+def of_table(found: Comparison) -> RenderableType:
+    """A table of results that is no study: the answers, and all of its one endpoint."""
+    parts: list[RenderableType] = [Text(headline.answer(c, found.margin)) for c in found.contrasts[:MOST_ROWS]]
+    if found.contrasts:
+        parts.append(Text(headline.intervals_words(found.contrasts[0].family), style="dim"))
+    return Group(*parts, comparison(found))
+
+
 def comparison(found: Comparison) -> RenderableType:
     """One endpoint in full: every seed, each optimizer, every statistic of each contrast, and notes.
 
@@ -167,13 +172,15 @@ def comparison(found: Comparison) -> RenderableType:
     """
     parts: list[RenderableType] = [Text(f"\nEndpoint: {found.title} ({found.standing})", style="bold")]
     if not found.primary:
-        parts.extend(Text(headline.answer(c)) for c in found.contrasts[:MOST_ROWS])
+        parts.extend(Text(headline.answer(c, found.margin)) for c in found.contrasts[:MOST_ROWS])
     parts.append(_every_seed(found))
     parts.append(Fitting("Each optimizer", *of_arms(found, MOST_ROWS)))
     if found.contrasts:
         parts.append(Text(statistics_title(found)))
         for c in found.contrasts[:MOST_ROWS]:
-            parts.append(Fitting(c.name, ["statistic", "value", "p", "Holm p"], c.rows(), words=["value"]))
+            parts.append(
+                Fitting(c.name, ["statistic", "value", "p", "Holm p"], c.rows(found.standing), words=["value"])
+            )
     parts.extend(Text(f"Note: {note}") for note in found.notes)
     counts = {"optimizers": (MOST_COLUMNS, len(found.values)), "contrasts": (MOST_ROWS, len(found.contrasts))}
     for what, (most, count) in counts.items():
@@ -197,7 +204,7 @@ def statistics_title(found: Comparison) -> str:
     what = "Ratios above 1" if found.log else "Differences above 0"
     family = found.contrasts[0].family
     luck = " All but the first row ignore tuning luck." if any(c.tuned for c in found.contrasts) else ""
-    across = f" Holm's adjustment is for the {family} planned contrasts." if family > 1 else ""
+    across = f" Holm's adjustment is for {family}." if family > 1 else ""
     return f"{what} speak for the first named.{luck}{across}"
 
 

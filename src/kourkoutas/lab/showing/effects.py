@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from kourkoutas.lab.judging.comparing import Comparison, Contrast
-from kourkoutas.lab.judging.headline import effect_words, ends_of
+from kourkoutas.lab.judging.deciding import RANKS
+from kourkoutas.lab.judging.headline import effect_words, ends_of, intervals_words
 from kourkoutas.lab.showing.drawing import (
     CHARACTER,
     TYPICAL,
@@ -50,7 +51,18 @@ def in_percent(endpoint: Comparison) -> bool:
 def rows_of(endpoint: Comparison) -> list[Row]:
     """The contrasts of one endpoint."""
     percent = in_percent(endpoint)
-    return [Row(c, ends_of(c, percent), effect_words(c, percent) or "no finite effect") for c in endpoint.contrasts]
+    return [_row(c, percent) for c in endpoint.contrasts]
+
+
+def _row(c: Contrast, percent: bool) -> Row:
+    """Without a verdict there is no interval to look at."""
+    if c.verdict == "unfinished":
+        return Row(c, None, "no verdict: a run failed")
+    ends, words = ends_of(c, percent), effect_words(c, percent) or "no finite effect"
+    if c.verdict == "untested" and ends is not None:
+        estimate = ends[1]
+        return Row(c, (estimate, estimate, estimate), f"{words.partition(' [')[0]}, no verdict")
+    return Row(c, ends, words)
 
 
 def plot(endpoints: Sequence[Comparison]) -> Drawing | None:
@@ -74,7 +86,7 @@ def plot(endpoints: Sequence[Comparison]) -> Drawing | None:
         low, high = limits(rows)
         edge = 0.06 * ((high - low) or 1.0)
         scale = Scale(low - edge, high + edge, start, stop)
-        heading = f"{endpoint.title} {'(decides)' if endpoint.primary else '(secondary)'}"
+        heading = f"{endpoint.title} ({endpoint.standing})"
         for line in textwrap.wrap(heading, int(WIDTH / CHARACTER)):
             parts.append(label(line, 0, y + 18, class_="strong" if endpoint.primary else "soft"))
             y += 18
@@ -86,7 +98,8 @@ def plot(endpoints: Sequence[Comparison]) -> Drawing | None:
         parts += x_axis(scale, y, most=4, show=lambda tick: _tick(tick, percent))
         y += 22
     told = "; ".join(f"{row.contrast.name}: {row.words}" for _, rows in alike for row in rows)
-    return picture(parts, WIDTH, y + 2, "", f"Effect plot, {unit}, with 95 % intervals. {told}")
+    said = intervals_words(max(row.contrast.family for _, rows in alike for row in rows))
+    return picture(parts, WIDTH, y + 2, "", f"Effect plot, {unit}. {said} {told}")
 
 
 def limits(rows: Sequence[Row]) -> tuple[float, float]:
@@ -112,7 +125,7 @@ def _marks(row: Row, primary: bool, scale: Scale, y: float) -> list[Markup]:
     """Name and numbers above, the interval below."""
     middle, zero = y + 25, scale.at(0.0)
     kind = {"better": "good", "worse": "bad"}.get(row.contrast.verdict, "open")
-    words = row.words + (", by ranks" if row.contrast.lost else "")
+    words = row.words + (", by ranks" if row.contrast.test == RANKS else "")
     room = WIDTH - TYPICAL * (len(words) + 1)
     name = row.contrast.name if TYPICAL * len(row.contrast.name) <= room else f"vs {name_of(row.contrast.baseline)}"
     fits = TYPICAL * len(name) <= room

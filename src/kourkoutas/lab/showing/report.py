@@ -32,6 +32,8 @@ from markupsafe import Markup
 from kourkoutas.lab.judging import headline
 from kourkoutas.lab.judging.analysis import Analysis, ArmSummary, analyse
 from kourkoutas.lab.judging.comparing import Comparison
+from kourkoutas.lab.judging.deciding import RANKS
+from kourkoutas.lab.judging.failures import failures, repeat
 from kourkoutas.lab.judging.statistics import show
 from kourkoutas.lab.judging.values import Seed, seed_ranges
 from kourkoutas.lab.results import export, files
@@ -39,7 +41,7 @@ from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StoreError
 from kourkoutas.lab.showing import console, curves, distributions, effects, maps, pictures, sensitivity
 from kourkoutas.lab.showing.drawing import Anchor, Drawing, element
-from kourkoutas.lab.showing.status import duration, failures, status_of
+from kourkoutas.lab.showing.status import duration, status_of
 from kourkoutas.lab.specs import looks
 
 CURVES = (
@@ -120,10 +122,12 @@ def render(analysis: Analysis, *, live: bool = False) -> str:
         live=live,
         facts=_facts(snapshot),
         effects=effects.plot(analysis.endpoints),
-        by_ranks=any(c.lost for one in analysis.endpoints for c in one.contrasts),
+        by_ranks=any(c.test == RANKS for one in analysis.endpoints for c in one.contrasts),
+        intervals=headline.intervals_words(max((c.family for c in analysis.primary.contrasts), default=1)),
         ranked=_ranked(analysis),
         looks=arms,
         failures=failures(snapshot.runs),
+        repeat=repeat(snapshot.record),
         runs_csv=_csv(export.rows(snapshot)),
         sections=_sections(analysis, arms),
         status=status_of(snapshot),
@@ -215,7 +219,7 @@ def _endpoint(number: int, one: Comparison, analysis: Analysis, arms: Looks, anc
     if one.threshold is not None:
         side += f"; success: {'at least' if one.higher_is_better else 'at most'} {show(one.threshold)}"
     shown = [note(f"{side}. {analysis.rule if one.primary else ''}")]
-    shown += [text(headline.answer(c), c.verdict) for c in one.contrasts]
+    shown += [text(headline.answer(c, one.margin), c.verdict) for c in one.contrasts]
     if not one.primary and (plot := effects.plot([one])) is not None:
         shown.append(element("figure", plot.svg, class_="effects"))
     if one.notes:
@@ -231,7 +235,7 @@ def _endpoint(number: int, one: Comparison, analysis: Analysis, arms: Looks, anc
         shown.append(note(console.statistics_title(one)))
         rows = []
         for c in one.contrasts:
-            own = [row for row in c.rows() if row[0] != NOT_ON_THE_PAGE]
+            own = [row for row in c.rows(one.standing) if row[0] != NOT_ON_THE_PAGE]
             names = [c.name, *[""] * (len(own) - 1)]
             rows += [[name, *row] for name, row in zip(names, own, strict=True)]
         head = ["comparison", "statistic", "value", "p", "p, Holm"]
@@ -328,7 +332,10 @@ def _failures(runs: Sequence[StoredRun]) -> Section:
         count += n
         shown.append(heading(f"{n} run{'' if n == 1 else 's'}: {failure.who}"))
         shown.append(element("pre", failure.error, tabindex=0))
-    said = note("A failed run counts as the worst. The study's command with --retry-failed makes failed runs again.")
+    said = note(
+        "A comparison with a failed run has no verdict, unless the study was started with --count-failed, which ranks "
+        "it as the worst. The study's command with --retry-failed makes failed runs again."
+    )
     return Section("failures", f"{count} run{'' if count == 1 else 's'} failed", [said, *shown] if shown else [])
 
 

@@ -8,7 +8,6 @@ Everything is read from the results folder, so that any process can ask, at any 
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kourkoutas.lab.judging import planned
-from kourkoutas.lab.judging.values import of_seeds, to_json
+from kourkoutas.lab.judging.failures import last_line
+from kourkoutas.lab.judging.values import to_json
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
 from kourkoutas.lab.specs.looks import label
@@ -204,42 +204,3 @@ def outcome(result: RunResult) -> str:
         at = result.metrics.get("diverged_at")
         return "diverged" + ("" if at is None else f" at step {at:.0f}")
     return "ok" if result.endpoint is None else f"{result.endpoint:.6g}"
-
-
-def last_line(error: str | None) -> str:
-    """The line of an error that says most: the last of a traceback, the first of anything else."""
-    lines = [line.strip() for line in (error or "no error was recorded").splitlines() if line.strip()]
-    return lines[-1 if lines[0].startswith("Traceback") else 0]
-
-
-@dataclass(frozen=True)
-class Failure:
-    """One error and the runs that ended with it."""
-
-    error: str
-    runs: tuple[StoredRun, ...]
-
-    @property
-    def summary(self) -> str:
-        return last_line(self.error)
-
-    @property
-    def who(self) -> str:
-        """The runs in a few words: "Lion, seeds 4, 5; Adam 0.95, seed 2"."""
-        by_arm: dict[str, list[int]] = {}
-        for run in self.runs:
-            by_arm.setdefault(label(run.spec.optimizer), []).append(run.spec.seed)
-        return "; ".join(f"{arm}, {of_seeds(seeds)}" for arm, seeds in by_arm.items())
-
-
-def failures(runs: Sequence[StoredRun]) -> list[Failure]:
-    """The most frequent first. Errors that differ only in addresses of memory are the same."""
-    groups: dict[str, list[StoredRun]] = {}
-    for run in runs:
-        if run.result is not None and run.result.status == "failed":
-            groups.setdefault(re.sub(r"0x[0-9a-fA-F]+", "0x…", run.result.error or ""), []).append(run)
-    made = [
-        Failure((same[0].result and same[0].result.error) or "no error was recorded", tuple(same))
-        for same in groups.values()
-    ]
-    return sorted(made, key=lambda one: -len(one.runs))

@@ -109,7 +109,7 @@ class RunResult(BaseModel):
 
     Attributes:
       status: "ok", "diverged" (a loss above 1e100, or a parameter that is not finite: a result) or "failed" (an error).
-      endpoint: the testbed's primary endpoint; None unless the status is "ok".
+      endpoint: the study's primary endpoint; None unless the status is "ok".
       metrics: name → value at the end; of a diverged run `diverged_at`, the number of updates taken until then.
       curve: columns of equal length: `step` (updates taken), `loss` (mean of the block that ends there; the last entry
         is the last step's own), `lr`, and evaluation metrics (NaN where none was taken).
