@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +12,7 @@ import numpy as np
 
 from kourkoutas import rule
 from kourkoutas.mlx.layout import Plan, precision
+from kourkoutas.rule import Hyper
 
 
 def _trim(x: mx.array, k: int) -> tuple[mx.array, list[mx.array]]:
@@ -72,7 +73,9 @@ def widest() -> mx.Dtype:
 
 @functools.lru_cache(maxsize=256)
 def compiled_measure(plan: Plan, dtype: mx.Dtype, wide: mx.Dtype) -> Callable[..., Any]:
-    """(norm of each bucket, ⟨|p|⟩ of each of `params`), of parameters that have a gradient, in `dtype`.
+    """(n of each bucket, ||g|| of each parameter if it has a basis to be kept, ⟨|p|⟩ of each of `params`), in `dtype`.
+
+    `grads` and `params` are those of the parameters that have a gradient.
 
     NOTE: Σ g² of finite gradients may overflow float32 where its root does not. float64 has room for it. Without
     float64, Σ (g/s)² is used where Σ g² overflows, with s = 2⁶⁴ the root of float32's largest number: it overflows only
@@ -80,24 +83,29 @@ def compiled_measure(plan: Plan, dtype: mx.Dtype, wide: mx.Dtype) -> Callable[..
     """
     s = 2.0**64
 
-    def pooled(f: Callable[[mx.array], mx.array], grads: list[mx.array]) -> mx.array:
-        squares = _sums(f, grads)
+    def pooled(squares: mx.array) -> mx.array:
         if plan.one_each:
             return squares
         return mx.zeros(plan.width, wide).at[mx.array(plan.owner, mx.int32)].add(squares)
 
-    def measure(grads: list[mx.array], params: list[mx.array]) -> tuple[mx.array, mx.array | None]:
-        # n = sqrt(Σ_p Σ_i g_i²)
-        squares = pooled(lambda g: mx.square(g.astype(wide)), grads)
+    def root(squares: mx.array, scaled: mx.array | None) -> mx.array:
         norm = mx.sqrt(squares)
-        if wide != mx.float64:
-            scaled = pooled(lambda g: mx.square(g.astype(wide) * (1 / s)), grads)
+        if scaled is not None:
             norm = mx.where(mx.isinf(squares), mx.sqrt(scaled) * s, norm)
-        norm = norm.astype(dtype)
+        return norm.astype(dtype)
+
+    def measure(
+        grads: list[mx.array], params: list[mx.array]
+    ) -> tuple[mx.array, mx.array | None, mx.array | None]:
+        # n = sqrt(Σ_p Σ_i g_i²)
+        squares = _sums(lambda g: mx.square(g.astype(wide)), grads)
+        scaled = None if wide == mx.float64 else _sums(lambda g: mx.square(g.astype(wide) * (1 / s)), grads)
+        norm = root(pooled(squares), None if scaled is None else pooled(scaled))
+        each = None if plan.hyper.basis is None else root(squares, scaled)
         if not params:
-            return norm, None
+            return norm, each, None
         magnitude = _sums(lambda p: mx.abs(p.astype(dtype)), params)
-        return norm, magnitude / mx.array([max(p.size, 1) for p in params], dtype)
+        return norm, each, magnitude / mx.array([max(p.size, 1) for p in params], dtype)
 
     return mx.compile(measure)
 
@@ -112,6 +120,41 @@ def numbers(k: rule.Coefficients) -> list[tuple[str, Any]]:
     return [(name, x) for name, x in k._asdict().items() if x is not None and name != "c1"]
 
 
+def entries(k: dict[str, mx.array], i: int, dtype: mx.Dtype) -> dict[str, mx.array]:
+    """What the update of parameter i reads."""
+    return {name: (_entry(x, i) if x.ndim else x).astype(dtype) for name, x in k.items()}
+
+
+def moved(
+    hyper: Hyper, g: mx.array, slots: Sequence[mx.array], x: dict[str, mx.array]
+) -> tuple[mx.array, tuple[mx.array, ...]]:
+    """Δ, without weight decay, and the new moments; all arrays have one dtype."""
+    m, v, *rest = slots
+    # m = β1·m + (1-β1)·g,  v = β2·v + (1-β2)·g²
+    m = hyper.beta1 * m + (1 - hyper.beta1) * g
+    v = (1 - x["c2"]) * v + x["c2"] * mx.square(g)
+    # v̂ = v, or v_max = max(δ·v_max, v)
+    v_hat = v if hyper.leak is None else mx.maximum(x["leak"] * rest[0], v)
+    # Δ = rate·m / (sqrt(v̂) + floor), clipped to ±limit
+    delta = x["rate"] * m / (mx.sqrt(v_hat) + x["floor"])
+    if hyper.max_ratio is not None:
+        delta = mx.minimum(mx.maximum(delta, -x["limit"]), x["limit"])
+    return delta, (m, v) if hyper.leak is None else (m, v, v_hat)
+
+
+def subtracted(hyper: Hyper, theta: mx.array, delta: mx.array, x: dict[str, mx.array]) -> mx.array:
+    """θ ← θ - (fade·θ + Δ)"""
+    return theta - (x["fade"] * theta + delta if hyper.weight_decay else delta)
+
+
+def chosen(updated: mx.array | None, i: int, new: Sequence[mx.array], old: Sequence[mx.array]) -> list[mx.array]:
+    """What is kept of parameter i: the new arrays in the dtypes of the old ones, or the old ones if it is skipped."""
+    cast = [x.astype(y.dtype) for x, y in zip(new, old, strict=True)]
+    if updated is None:
+        return cast
+    return [mx.where(_entry(updated, i), x, y) for x, y in zip(cast, old, strict=True)]
+
+
 @functools.lru_cache(maxsize=256)
 def compiled_update(plan: Plan) -> Callable[..., Any]:
     """The elementwise part of a step, compiled: (parameters, moments) of all parameters that have a gradient.
@@ -120,28 +163,6 @@ def compiled_update(plan: Plan) -> Callable[..., Any]:
     parameter, and builds the same kernel for every value of the hyper-parameters.
     """
     hyper = plan.hyper
-
-    def update_one(
-        g: mx.array, p: mx.array, slots: list[mx.array], scalars: dict[str, mx.array]
-    ) -> tuple[mx.array, ...]:
-        dtype = precision([p])
-        x = {name: value.astype(dtype) for name, value in scalars.items()}
-        theta, g = p.astype(dtype), g.astype(dtype)
-        m, v, *rest = (slot.astype(dtype) for slot in slots)
-        # m = β1·m + (1-β1)·g,  v = β2·v + (1-β2)·g²
-        m = hyper.beta1 * m + (1 - hyper.beta1) * g
-        v = (1 - x["c2"]) * v + x["c2"] * mx.square(g)
-        # v̂ = v, or v_max = max(δ·v_max, v)
-        v_hat = v if hyper.leak is None else mx.maximum(x["leak"] * rest[0], v)
-        # Δθ = rate·m / (sqrt(v̂) + floor), clipped to ±limit
-        delta = x["rate"] * m / (mx.sqrt(v_hat) + x["floor"])
-        if hyper.max_ratio is not None:
-            delta = mx.minimum(mx.maximum(delta, -x["limit"]), x["limit"])
-        # θ ← θ - (fade·θ + Δθ)
-        if hyper.weight_decay:
-            delta = x["fade"] * theta + delta
-        new = (theta - delta, m, v) if hyper.leak is None else (theta - delta, m, v, v_hat)
-        return tuple(value.astype(old.dtype) for value, old in zip(new, (p, *slots), strict=True))
 
     def update(
         k: dict[str, mx.array],
@@ -152,10 +173,11 @@ def compiled_update(plan: Plan) -> Callable[..., Any]:
     ) -> list[list[mx.array]]:
         out = []
         for i, (g, p, *old) in enumerate(zip(grads, params, *slots, strict=True)):
-            new = update_one(g, p, old, {name: _entry(x, i) if x.ndim else x for name, x in k.items()})
-            if updated is not None:
-                new = tuple(mx.where(_entry(updated, i), x, y) for x, y in zip(new, (p, *old), strict=True))
-            out.append(new)
+            dtype = precision([p])
+            x = entries(k, i, dtype)
+            delta, moments = moved(hyper, g.astype(dtype), [slot.astype(dtype) for slot in old], x)
+            theta = subtracted(hyper, p.astype(dtype), delta, x)
+            out.append(chosen(updated, i, [theta, *moments], [p, *old]))
         return [list(arrays) for arrays in zip(*out, strict=True)]
 
     return mx.compile(update)

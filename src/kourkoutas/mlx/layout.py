@@ -10,9 +10,25 @@ The state holds arrays only, in one flat dictionary per kind, so that it saves w
     ema, skipped                       (B,), one entry per bucket
     ring, count                        as `kourkoutas.trace` describes them, with `diagnostics=True`
 
+and with `basis="eigen"`, when m, v and v_max are float32 at least:
+
+    seen                               (P,), how many gradients a parameter had, skipped ones included
+    basis_age                          path → an array of which only the length counts, see below
+    factor_scale                       shape → (n,), s of `kourkoutas.eigenbasis.factor_weights`
+    factor_0, factor_1, …              shape → (n, length, length), the factors along each axis
+    basis_0, basis_1, …                shape → (n, length, length), their eigenvectors as columns
+
+A shape is written as in "128x64"; n parameters have it, paths in natural order. So all of them take part in one product,
+and in one QR, and nothing is copied together for it.
+
 NOTE: `t` is one number as long as every parameter has had a gradient at every step. All of them then share their bias
 corrections, which spares MLX two small operations per parameter and step. That it becomes a vector otherwise is seen in
 the state, by a compiled step as well.
+
+NOTE: the length of a `basis_age` is 0 before the parameter's first gradient, 1 when its basis was made or has turned, and
+grows by one with each gradient. A length is known without waiting for any array, and also while `mx.compile` traces a
+step, where no number is known: so a compiled step, too, makes and turns the basis in time. MLX traces it once for each
+length there is, `basis_every` + 1 times in all.
 """
 
 from __future__ import annotations
@@ -20,22 +36,62 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from kourkoutas.buckets import Partition, bucket_key, partition
+from kourkoutas.eigenbasis import factored_axes
 from kourkoutas.rule import Buckets, Hyper
 from kourkoutas.trace import KEYS, WINDOW
 
 State = dict[str, Any]
-PER_PARAMETER = ("t", "log_beta2")
+PER_PARAMETER = ("t", "log_beta2", "seen")
+COUNTS = ("t", "seen", "skipped")
 
 
 def precision(arrays: Iterable[mx.array]) -> mx.Dtype:
     """The dtype of scalars and of elementwise arithmetic: float64 as soon as one of `arrays` is, else float32."""
     return mx.float64 if any(x.dtype == mx.float64 for x in arrays) else mx.float32
+
+
+class Kind(NamedTuple):
+    """The parameters of one shape, if that shape has a basis.
+
+    Attributes:
+      shape: as it is written in the state.
+      lengths: axis → its length, of the axes that have a factor.
+      paths: of the parameters, in natural order.
+    """
+
+    shape: str
+    lengths: tuple[tuple[int, int], ...]
+    paths: tuple[str, ...]
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        return tuple(axis for axis, _ in self.lengths)
+
+    def start(self, dtype: mx.Dtype) -> dict[str, mx.array]:
+        """What is kept of a parameter that has had no gradient, by its name in the state."""
+        first = {"factor_scale": mx.zeros((), dtype)}
+        for axis, length in self.lengths:
+            first[f"factor_{axis}"] = mx.zeros((length, length), dtype)
+            first[f"basis_{axis}"] = mx.eye(length, dtype=dtype)
+        return first
+
+
+def kinds_of(moments: Mapping[str, mx.array], paths: Iterable[str], limit: int) -> dict[str, Kind]:
+    """The kinds among some parameters, by their shape; `moments` have the shapes."""
+    kinds: dict[str, Kind] = {}
+    for path in paths:
+        lengths = moments[path].shape
+        shape = "x".join(map(str, lengths))
+        if axes := factored_axes(lengths, limit):
+            known = kinds.get(shape, Kind(shape, tuple((axis, lengths[axis]) for axis in axes), ()))
+            kinds[shape] = known._replace(paths=(*known.paths, path))
+    return kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +151,14 @@ class Layout:
     Attributes:
       number: path → the parameter's entry in the vectors of the state.
       parts: the parameters' buckets.
+      kinds: the parameters that have a basis, by their shape.
     """
 
     def __init__(self, hyper: Hyper, buckets: Buckets, diagnostics: bool) -> None:
         self.hyper, self.buckets, self.diagnostics = hyper, buckets, diagnostics
         self.number: dict[str, int] = {}
         self.parts = Partition((), ())
+        self.kinds: tuple[Kind, ...] = ()
         self._keys: dict[str, Hashable] = {}
 
     @property
@@ -112,7 +170,12 @@ class Layout:
     def vectors(self) -> tuple[str, ...]:
         """What is kept per parameter or bucket, as one number."""
         exact = ("log_beta2",) if self.hyper.bias_correction == "exact" else ()
-        return ("t", *exact, "ema", "skipped")
+        seen = ("seen",) if self.hyper.basis else ()
+        return ("t", *exact, *seen, "ema", "skipped")
+
+    def moment_dtype(self, p: mx.array) -> mx.Dtype:
+        """In a basis the entries of v may lie further apart than float16 reaches, or bfloat16 resolves."""
+        return p.dtype if self.hyper.basis is None else precision([p])
 
     def plan(self, numbers: list[int]) -> Plan:
         """The plan of a step in which the parameters `numbers`, ascending, have a gradient."""
@@ -136,9 +199,15 @@ class Layout:
                     "freeze it, or leave it out, as model.trainable_parameters() does"
                 )
         # NOTE: tree_unflatten nests the dotted paths of a loaded state; flattening brings both forms to one.
-        held = [slot for slot in ("m", "v", "v_max") if slot in state or slot in self.slots]
-        kept: State = {slot: flat(state.get(slot, {})) for slot in held}
-        for slot in self.slots:
+        needed = (*self.slots, "basis_age") if self.hyper.basis else self.slots
+        held = [name for name in ("m", "v", "v_max", "basis_age") if name in state or name in needed]
+        kept: State = {name: flat(state.get(name, {})) for name in held}
+        if self.hyper.basis is None and "basis_age" in kept:
+            raise ValueError(
+                "the state has a 'basis_age', so its m and v lie in an eigenbasis, but `basis` is None: construct with "
+                "basis='eigen', or start with a new state"
+            )
+        for slot in needed:
             if lacking := [path for path in kept["m"] if path not in kept[slot]]:
                 raise ValueError(
                     f"the state has no {slot!r} of {lacking[0]!r}, which these settings need: load a state saved with "
@@ -168,7 +237,7 @@ class Layout:
             source, size = (
                 (from_old, len(old)) if name in PER_PARAMETER else (bucket_from_old, len(before.bucket_names))
             )
-            self._extend(state, name, source, size, mx.int32 if name in ("t", "skipped") else dtype, bool(old))
+            self._extend(state, name, source, size, mx.int32 if name in COUNTS else dtype, bool(old))
         if self.diagnostics:
             if "ring" not in state:
                 state["ring"] = mx.full((WINDOW, len(KEYS), len(before.bucket_names)), math.nan, dtype)
@@ -177,8 +246,48 @@ class Layout:
         for slot in self.slots:
             for path, p in new.items():
                 if path not in state[slot]:
-                    state[slot][path] = mx.zeros_like(p)
+                    state[slot][path] = mx.zeros(p.shape, self.moment_dtype(p))
+        if self.hyper.basis is not None:
+            self._build_bases(state, old, names)
         self.number, self.parts = number, after
+
+    def _build_bases(self, state: State, old: list[str], names: list[str]) -> None:
+        """The same for what `basis="eigen"` keeps."""
+        before = kinds_of(state["m"], old, self.hyper.basis_limit)
+        after = kinds_of(state["m"], names, self.hyper.basis_limit)
+        self._check_bases(state, before)
+        for kind in after.values():
+            known = before[kind.shape].paths if kind.shape in before else ()
+            row = {path: i for i, path in enumerate(known)}
+            rows = [row.get(path, len(known)) for path in kind.paths]
+            dtype = precision(state["m"][path] for path in kind.paths)
+            for name, first in kind.start(dtype).items():
+                held = state.setdefault(name, {})
+                if rows != list(range(len(known))):
+                    parts = [held[kind.shape].astype(dtype)] if known else []
+                    held[kind.shape] = mx.concatenate([*parts, first[None]])[mx.array(rows, mx.int32)]
+        for path in names:
+            state["basis_age"].setdefault(path, age(0))
+        self.kinds = tuple(after.values())
+
+    def _check_bases(self, state: State, kinds: Mapping[str, Kind]) -> None:
+        """Raise unless the state has the factors and bases of exactly these kinds."""
+        wanted = {}
+        for kind in kinds.values():
+            for name, first in kind.start(mx.float32).items():
+                wanted[name, kind.shape] = (len(kind.paths), *first.shape)
+        found = {}
+        for name, held in state.items():
+            if name.startswith(("factor_", "basis_")) and name != "basis_age":
+                found.update({(name, shape): tuple(x.shape) for shape, x in held.items()})
+        for key in {**wanted, **found}:
+            if wanted.get(key) != found.get(key):
+                name, shape = key
+                raise ValueError(
+                    f"the state's {name!r} of {shape!r} has shape {found.get(key)} but the parameters and "
+                    f"`basis_limit` {self.hyper.basis_limit} give {wanted.get(key)}: load a state saved with the same "
+                    "parameters and `basis_limit`"
+                )
 
     def _partition(self, names: list[str]) -> Partition:
         return partition(lambda path, _: self._keys[path], names, names)
@@ -215,6 +324,11 @@ def _rearranged(x: mx.array, source: list[int], fill: float) -> mx.array:
         return x
     padded = mx.concatenate([x, mx.full((*x.shape[:-1], 1), fill, x.dtype)], axis=-1)
     return padded[..., mx.array([i if i >= 0 else size for i in source], mx.int32)]
+
+
+def age(length: int) -> mx.array:
+    """A `basis_age`."""
+    return mx.zeros((length,), mx.bool_)
 
 
 def flat(tree: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from kourkoutas import rule
 from kourkoutas.adam_names import explain_adams_names
 from kourkoutas.buckets import check_buckets
 from kourkoutas.mlx.arithmetic import compiled_measure, compiled_update, numbers, widest
+from kourkoutas.mlx.eigenbasis import EigenStep
 from kourkoutas.mlx.layout import Layout, Plan, flat, pairs
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, check_learning_rate
 from kourkoutas.trace import KEYS, WINDOW, Trace
@@ -81,6 +82,10 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         buckets: Buckets = "parameter",
         nonfinite: Literal["propagate", "skip", "raise"] = _DEFAULT.nonfinite,
         lr_warmup: bool = _DEFAULT.lr_warmup,
+        basis: Literal["eigen"] | None = _DEFAULT.basis,
+        basis_every: int = _DEFAULT.basis_every,
+        basis_memory: float = _DEFAULT.basis_memory,
+        basis_limit: int = _DEFAULT.basis_limit,
         diagnostics: bool = False,
     ) -> None:
         if not callable(learning_rate):
@@ -162,11 +167,12 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         plan = layout.plan([layout.number[path] for path in paths])
         if plan.rows is not None:
             state["t"] = mx.broadcast_to(state["t"], (len(layout.number),))
+        eigen = EigenStep(layout, plan, state, paths) if self.hyper.basis else None
 
-        norm = mean = None
+        norm = norms = mean = None
         if present:
             measure = compiled_measure(plan, state["ema"].dtype, widest())
-            norm, mean = measure(grads, params if self.hyper.adaptive_tiny else [])
+            norm, norms, mean = measure(grads, params if self.hyper.adaptive_tiny else [])
         if self.hyper.nonfinite == "raise" and norm is not None:
             self._raise_unless_finite(norm, plan)
 
@@ -190,17 +196,28 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
                 mx,
                 members=None if plan.one_each else plan,
                 mean_abs=mean,
+                starts=eigen and eigen.starts,
             )
             after = dict(zip(_STATE, step.state, strict=True))
+            if eigen is not None:
+                after["seen"] = mx.minimum(before["seen"], _LAST) + 1
             state.update({name: plan.put(name, state[name], after[name]) for name in before})
             if self.diagnostics:
                 _record(state, plan, step)
-            # NOTE: a loop that evaluates only the parameters must evaluate the counts and the ring with them; they
-            # would pile up as an ever longer unevaluated graph otherwise.
+            taken = step.updated if step.updated is None or plan.one_each else plan.spread(step.updated)
+            # NOTE: a loop that evaluates only the parameters must evaluate the counts, the ring and the factors with
+            # them; they would pile up as an ever longer unevaluated graph otherwise.
+            pending = [x for x in state.values() if isinstance(x, mx.array)]
+            if eigen is not None:
+                grads = eigen.take_in(grads, norms, taken)
+                pending += eigen.factors
             k = {name: x if isinstance(x, mx.array) else mx.array(x, lr.dtype) for name, x in numbers(step.k)}
-            k["rate"] = mx.depends([k["rate"]], [x for x in state.values() if isinstance(x, mx.array)])[0]
+            k["rate"] = mx.depends([k["rate"]], pending)[0]
             slots = [[state[slot][path] for path in paths] for slot in layout.slots]
-            new, *moments = compiled_update(plan)(k, step.updated_each, grads, params, slots)
+            if eigen is None:
+                new, *moments = compiled_update(plan)(k, step.updated_each, grads, params, slots)
+            else:
+                new, *moments = eigen.update(k, taken, grads, params, slots)
             for slot, arrays in zip(layout.slots, moments, strict=True):
                 state[slot].update(zip(paths, arrays, strict=True))
             out = dict(zip(paths, new, strict=True))
