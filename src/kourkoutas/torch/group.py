@@ -13,6 +13,7 @@ from kourkoutas.buckets import names_of
 from kourkoutas.rule import Hyper
 from kourkoutas.torch import kernel, options, sharding
 from kourkoutas.torch.sharding import Shard
+from kourkoutas.torch.stacks import Stacks
 
 
 class Tensors(NamedTuple):
@@ -93,6 +94,8 @@ class Group:
     scalars: Any = None  # a `rule.State` of vectors; None for a scalar that is not kept
     views: tuple[list[Tensor] | None, ...] = ()  # per scalar: what the state of each parameter shows of it
 
+    stacks: Any = None  # `Stacks`, with basis="eigen"
+
     # What the `Pool` found:
     shards: list[Shard] | None = None  # None if its tensors and buckets are whole
     spans = False  # whether its buckets have members on other ranks that this rank does not hold
@@ -144,12 +147,21 @@ class Group:
                     "dense (sparse=False) or give its parameters to torch.optim.SparseAdam"
                 )
         self._show_scalars(state, places)
+        if self.hyper.basis is not None:
+            self._show_stacks(state, places)
         moments = {name: self._moments(name, state, chosen) for name in self.moment_names}
         m, v, v_max = (moments.get(name, []) for name in options.MOMENTS)
         tensors = Tensors(chosen, [p.grad for p in chosen], m, v, v_max)
         if self.shards is not None:
             sharding.check_layouts(tensors)
         return Collected(tensors, self.scalars, self.members(places))
+
+    def _show_stacks(self, state: Any, places: Sequence[int]) -> None:
+        """Make sure that the states of the parameters at `places` show what is kept in the eigenbasis."""
+        needed = self.group["params"], self.hyper.basis_limit, self.moment_names
+        if self.stacks is None or self.stacks.made_for != Stacks.key(*needed):
+            self.stacks = Stacks(*needed)
+        self.stacks.show(state, places)
 
     def _moments(self, name: str, state: Any, chosen: Sequence[Tensor]) -> list[Tensor]:
         """m, v or v_max of each parameter."""

@@ -17,11 +17,10 @@ from torch import Tensor
 from kourkoutas import rule
 from kourkoutas.rule import Coefficients
 from kourkoutas.torch import private, rounding, sharding
+from kourkoutas.torch.dtypes import NO_FLOAT64, arithmetic_dtype, real, wide
 from kourkoutas.torch.group import Collected, Group, Tensors
-from kourkoutas.torch.options import LOW_PRECISION
 from kourkoutas.torch.recorder import Row
 
-NO_FLOAT64 = ("mps",)
 _LATE = torch.tensor(1e30, device="cpu")  # a step count at which Adam's bias correction is 1; its kernel only reads it
 _TYPES = {Tensor, torch.nn.Parameter}
 _WIDE = (torch.float32, torch.float64)
@@ -57,18 +56,19 @@ class ListStep:
         self.mean_abs: Any = None
         self.squares: Any = None  # Σ g² of each bucket, known only where parts lie on several ranks
         self.has_grad: Any = None  # the same
+        self.starts: Any = None  # which parameters only make their basis: see `kourkoutas.torch.eigenbasis`
         self.found: Any = None
 
     def check(self) -> None:
         """Raise if a gradient or a state is not like its parameter or cannot be written, before anything has moved."""
-        self._compare("`param`", self.tensors.params)
-        self._compare("`grad`", self.tensors.grads, written=False)
+        self.compare("`param`", self.tensors.params)
+        self.compare("`grad`", self.tensors.grads, written=False)
         for name, moments in self.tensors.moments():
-            self._compare(f"`{name}` in the state", moments)
+            self.compare(f"`{name}` in the state", moments)
         if self._rounds_with_noise():
             rounding.check_shards(self.own)
 
-    def _compare(self, what: str, tensors: list[Tensor], *, written: bool = True) -> None:
+    def compare(self, what: str, tensors: list[Tensor], *, written: bool = True) -> None:
         for place, x, p in zip(self.members.places, tensors, self.tensors.params, strict=True):
             alike = x.shape == p.shape and x.device == p.device and arithmetic_dtype(x) == arithmetic_dtype(p)
             if not alike or (written and _cannot_be_written(x)):
@@ -138,6 +138,7 @@ class ListStep:
             members=self.members,
             mean_abs=self.mean_abs,
             has_grad=self.has_grad,
+            starts=self.starts,
         )
         for (vector, index), values in zip(vectors, self.found.state, strict=True):
             if vector is None:
@@ -416,18 +417,3 @@ def norms(tensors: list[Tensor], order: int, dtype: torch.dtype, device: torch.d
         found = torch._foreach_norm(torch._foreach_div([wide(t) for t in tensors], units), order)
         found = torch._foreach_mul(found, units)
     return torch.stack([x.to(device) for x in found]).to(dtype)
-
-
-def arithmetic_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which a tensor is computed with: float32 for float16 and bfloat16."""
-    return torch.float32 if x.dtype in LOW_PRECISION else x.dtype
-
-
-def wide(x: Tensor) -> Tensor:
-    """`x` in the dtype of its arithmetic."""
-    return x.float() if x.dtype in LOW_PRECISION else x
-
-
-def real(x: Tensor) -> Tensor:
-    """A complex tensor as pairs of reals."""
-    return torch.view_as_real(x) if x.is_complex() else x

@@ -30,7 +30,8 @@ class KourkoutasBeta(Optimizer):
       params: tensors, param groups, or `model.named_parameters()`. Any keyword below may be set per group.
       lr: learning rate γ, a float or a tensor.
       beta1, beta2_min, beta2_max, alpha, eps, tiny_spike, tiny_denom, decay, max_ratio, adaptive_tiny, bias_correction,
-        warmup_steps, nonfinite, lr_warmup: see :class:`kourkoutas.Hyper`.
+        warmup_steps, nonfinite, lr_warmup, basis, basis_every, basis_memory, basis_limit: see
+        :class:`kourkoutas.Hyper`.
       weight_decay: decoupled weight decay λ, as in AdamW.
       buckets: what shares a β2: "parameter", "module" (needs named parameters), "shape", "global" or a callable
         `f(name, tensor)`. Buckets never reach across param groups.
@@ -91,6 +92,10 @@ class KourkoutasBeta(Optimizer):
         buckets: Buckets = "parameter",
         nonfinite: str = "propagate",
         lr_warmup: bool = False,
+        basis: str | None = None,
+        basis_every: int = Hyper.basis_every,
+        basis_memory: float = Hyper.basis_memory,
+        basis_limit: int = Hyper.basis_limit,
         diagnostics: bool = False,
         maximize: bool = False,
         state_dtype: torch.dtype | None = None,

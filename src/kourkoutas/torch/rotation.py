@@ -1,7 +1,7 @@
 """Stacks of arrays of one shape, rotated together: the linear algebra of `basis="eigen"`.
 
 A stack has the arrays of all parameters of one shape along its first axis; axis i of the arrays is axis i + 1 of the
-stack. For each axis that has a factor there is a stack of factors, and one of bases with the eigenvectors as columns. So
+stack. For each axis that has a factor there is a stack of factors, and one of bases with eigenvectors as columns. So
 all layers of a kind take part in one product, and in one QR.
 """
 

@@ -11,6 +11,7 @@ import torch
 
 from kourkoutas.rule import Hyper
 from kourkoutas.torch import kernel, private
+from kourkoutas.torch.eigenbasis import EigenStep
 from kourkoutas.torch.group import Group
 from kourkoutas.torch.lists import FusedStep, ListStep
 from kourkoutas.torch.recorder import Row
@@ -44,6 +45,7 @@ class Route(NamedTuple):
 
 
 KERNEL = Route("kernel", "the C kernel takes every tensor")
+EIGEN = Route("eigenbasis", "basis='eigen' was asked for")
 OTHER = Route("foreach", "a tensor is not on the CPU, not plain, or laid out with gaps or unlike its parameter", True)
 
 
@@ -53,6 +55,8 @@ def choose(own: Group) -> Route:
     KERNEL holds if the kernel takes every tensor of the step, else OTHER; `fused` if torch's fused Adam kernel does.
     """
     group = own.group
+    if own.hyper.basis is not None:
+        return EIGEN
     device = group["params"][0].device.type if group["params"] else "cpu"
     if device != "cpu":
         return Route("foreach", f"parameters are on {device}")
@@ -90,6 +94,8 @@ def gather(own: Group, state: Any) -> tuple[Route, Step]:
         if step is not None:
             return route, step
         route = OTHER
+    if route is EIGEN:
+        return route, EigenStep.gathered(own, collected)
     if route.fused:
         fused = FusedStep(own, collected)
         if fused.takes():
