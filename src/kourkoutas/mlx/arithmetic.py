@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from kourkoutas import rule
-from kourkoutas.mlx.layout import Plan, precision
+from kourkoutas.mlx.layout import Members, precision
 from kourkoutas.rule import Hyper
 
 
@@ -72,10 +72,10 @@ def widest() -> mx.Dtype:
 
 
 @functools.lru_cache(maxsize=256)
-def compiled_measure(plan: Plan, dtype: mx.Dtype, wide: mx.Dtype) -> Callable[..., Any]:
-    """(n of each bucket, ||g|| of each parameter if it has a basis to be kept, ⟨|p|⟩ of each of `params`), in `dtype`.
+def compiled_measure(hyper: Hyper, members: Members, dtype: mx.Dtype, wide: mx.Dtype) -> Callable[..., Any]:
+    """(norm of each bucket, norm of each parameter, ⟨|p|⟩ of each parameter), of those with a gradient, in `dtype`.
 
-    `grads` and `params` are those of the parameters that have a gradient.
+    What the settings do not need is None.
 
     NOTE: Σ g² of finite gradients may overflow float32 where its root does not. float64 has room for it. Without
     float64, Σ (g/s)² is used where Σ g² overflows, with s = 2⁶⁴ the root of float32's largest number: it overflows only
@@ -83,29 +83,24 @@ def compiled_measure(plan: Plan, dtype: mx.Dtype, wide: mx.Dtype) -> Callable[..
     """
     s = 2.0**64
 
-    def pooled(squares: mx.array) -> mx.array:
-        if plan.one_each:
-            return squares
-        return mx.zeros(plan.width, wide).at[mx.array(plan.owner, mx.int32)].add(squares)
-
     def root(squares: mx.array, scaled: mx.array | None) -> mx.array:
         norm = mx.sqrt(squares)
         if scaled is not None:
             norm = mx.where(mx.isinf(squares), mx.sqrt(scaled) * s, norm)
         return norm.astype(dtype)
 
-    def measure(
-        grads: list[mx.array], params: list[mx.array]
-    ) -> tuple[mx.array, mx.array | None, mx.array | None]:
+    def measure(grads: list[mx.array], params: list[mx.array]) -> tuple[mx.array, mx.array | None, mx.array | None]:
         # n = sqrt(Σ_p Σ_i g_i²)
         squares = _sums(lambda g: mx.square(g.astype(wide)), grads)
-        scaled = None if wide == mx.float64 else _sums(lambda g: mx.square(g.astype(wide) * (1 / s)), grads)
-        norm = root(pooled(squares), None if scaled is None else pooled(scaled))
-        each = None if plan.hyper.basis is None else root(squares, scaled)
-        if not params:
-            return norm, each, None
+        scaled = None
+        if wide != mx.float64:
+            scaled = _sums(lambda g: mx.square(g.astype(wide) * (1 / s)), grads)
+        pooled = root(members.total(squares), None if scaled is None else members.total(scaled))
+        each = None if hyper.basis is None else root(squares, scaled)
+        if not hyper.adaptive_tiny:
+            return pooled, each, None
         magnitude = _sums(lambda p: mx.abs(p.astype(dtype)), params)
-        return norm, each, magnitude / mx.array([max(p.size, 1) for p in params], dtype)
+        return pooled, each, magnitude / mx.array([max(p.size, 1) for p in params], dtype)
 
     return mx.compile(measure)
 
@@ -115,40 +110,40 @@ def _entry(x: mx.array, i: int) -> mx.array:
     return mx.as_strided(x, (), (), i)
 
 
-def numbers(k: rule.Coefficients) -> list[tuple[str, Any]]:
-    """What the update reads; β1 is a number in its code."""
-    return [(name, x) for name, x in k._asdict().items() if x is not None and name != "c1"]
+def coefficients(k: rule.Coefficients) -> dict[str, Any]:
+    """The coefficients that the update reads, by name; it has β1 in its code."""
+    return {name: x for name, x in k._asdict().items() if x is not None and name != "c1"}
 
 
-def entries(k: dict[str, mx.array], i: int, dtype: mx.Dtype) -> dict[str, mx.array]:
-    """What the update of parameter i reads."""
+def own_coefficients(k: dict[str, mx.array], i: int, dtype: mx.Dtype) -> dict[str, mx.array]:
+    """The coefficients of parameter i."""
     return {name: (_entry(x, i) if x.ndim else x).astype(dtype) for name, x in k.items()}
 
 
 def moved(
-    hyper: Hyper, g: mx.array, slots: Sequence[mx.array], x: dict[str, mx.array]
+    hyper: Hyper, g: mx.array, moments: Sequence[mx.array], k: dict[str, mx.array]
 ) -> tuple[mx.array, tuple[mx.array, ...]]:
-    """Δ, without weight decay, and the new moments; all arrays have one dtype."""
-    m, v, *rest = slots
+    """(Δθ without weight decay, the moments afterwards) of one parameter."""
+    m, v, *rest = moments
     # m = β1·m + (1-β1)·g,  v = β2·v + (1-β2)·g²
     m = hyper.beta1 * m + (1 - hyper.beta1) * g
-    v = (1 - x["c2"]) * v + x["c2"] * mx.square(g)
+    v = (1 - k["c2"]) * v + k["c2"] * mx.square(g)
     # v̂ = v, or v_max = max(δ·v_max, v)
-    v_hat = v if hyper.leak is None else mx.maximum(x["leak"] * rest[0], v)
-    # Δ = rate·m / (sqrt(v̂) + floor), clipped to ±limit
-    delta = x["rate"] * m / (mx.sqrt(v_hat) + x["floor"])
+    v_hat = v if hyper.leak is None else mx.maximum(k["leak"] * rest[0], v)
+    # Δθ = rate·m / (sqrt(v̂) + floor), clipped to ±limit
+    delta = k["rate"] * m / (mx.sqrt(v_hat) + k["floor"])
     if hyper.max_ratio is not None:
-        delta = mx.minimum(mx.maximum(delta, -x["limit"]), x["limit"])
+        delta = mx.minimum(mx.maximum(delta, -k["limit"]), k["limit"])
     return delta, (m, v) if hyper.leak is None else (m, v, v_hat)
 
 
-def subtracted(hyper: Hyper, theta: mx.array, delta: mx.array, x: dict[str, mx.array]) -> mx.array:
-    """θ ← θ - (fade·θ + Δ)"""
-    return theta - (x["fade"] * theta + delta if hyper.weight_decay else delta)
+def subtracted(hyper: Hyper, theta: mx.array, delta: mx.array, k: dict[str, mx.array]) -> mx.array:
+    """θ - (fade·θ + Δθ)"""
+    return theta - (k["fade"] * theta + delta if hyper.weight_decay else delta)
 
 
 def chosen(updated: mx.array | None, i: int, new: Sequence[mx.array], old: Sequence[mx.array]) -> list[mx.array]:
-    """What is kept of parameter i: the new arrays in the dtypes of the old ones, or the old ones if it is skipped."""
+    """What is kept of parameter i: `new` in the dtypes of `old`, or `old` if the parameter is not updated."""
     cast = [x.astype(y.dtype) for x, y in zip(new, old, strict=True)]
     if updated is None:
         return cast
@@ -156,13 +151,14 @@ def chosen(updated: mx.array | None, i: int, new: Sequence[mx.array], old: Seque
 
 
 @functools.lru_cache(maxsize=256)
-def compiled_update(plan: Plan) -> Callable[..., Any]:
+def compiled_update(hyper: Hyper, members: Members) -> Callable[..., Any]:
     """The elementwise part of a step, compiled: (parameters, moments) of all parameters that have a gradient.
 
-    NOTE: the scalars come in as entries of vectors, 0-d, and not as numbers in the code: MLX then fuses one kernel per
-    parameter, and builds the same kernel for every value of the hyper-parameters.
+    `members` is part of the key only: other parameters have another compiled step, and few of them are kept.
+
+    NOTE: the coefficients come in as 0-d entries of arrays, and not as constants in the code: MLX then fuses one kernel
+    per parameter, and builds the same kernel for every value of the hyper-parameters.
     """
-    hyper = plan.hyper
 
     def update(
         k: dict[str, mx.array],
@@ -174,9 +170,9 @@ def compiled_update(plan: Plan) -> Callable[..., Any]:
         out = []
         for i, (g, p, *old) in enumerate(zip(grads, params, *slots, strict=True)):
             dtype = precision([p])
-            x = entries(k, i, dtype)
-            delta, moments = moved(hyper, g.astype(dtype), [slot.astype(dtype) for slot in old], x)
-            theta = subtracted(hyper, p.astype(dtype), delta, x)
+            own = own_coefficients(k, i, dtype)
+            delta, moments = moved(hyper, g.astype(dtype), [slot.astype(dtype) for slot in old], own)
+            theta = subtracted(hyper, p.astype(dtype), delta, own)
             out.append(chosen(updated, i, [theta, *moments], [p, *old]))
         return [list(arrays) for arrays in zip(*out, strict=True)]
 

@@ -1,7 +1,7 @@
 """The part of a step that `basis="eigen"` adds; `kourkoutas.eigenbasis` says what it computes, `layout` what is kept.
 
-All parameters of one shape are worked on together, as a stack along a first axis: axis i of the parameters is axis i + 1
-of their stack. Moments and parameters move one by one, as they do without a basis.
+All parameters of one shape are worked on together, as a stack along a first axis: axis i of a parameter is axis i + 1
+of its stack. Moments and parameters move one by one, as they do without a basis.
 
 NOTE: MLX has QR and the eigendecomposition on the CPU only. They run on its CPU stream, whatever device the rest runs
 on: when the basis is made, and once in `basis_every` steps.
@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from kourkoutas.eigenbasis import factor_weights, is_time_to_turn
-from kourkoutas.mlx.arithmetic import chosen, entries, moved, subtracted
-from kourkoutas.mlx.layout import Kind, Layout, Plan, State, age, precision
+from kourkoutas.mlx.arithmetic import chosen, moved, own_coefficients, subtracted
+from kourkoutas.mlx.layout import Kind, Layout, Members, State, basis_age, precision
+from kourkoutas.rule import Hyper
 
 
 class Stack(NamedTuple):
@@ -45,16 +46,16 @@ class Stack(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def stacks_of(
-    kinds: tuple[Kind, ...], paths: tuple[str, ...], ages: tuple[int, ...], every: int
-) -> tuple[Stack, ...]:
+def stacks_of(kinds: tuple[Kind, ...], paths: tuple[str, ...], ages: tuple[int, ...], every: int) -> tuple[Stack, ...]:
     """The stacks of a step in which the parameters `paths` have a gradient, and bases of these ages."""
     number_of = {path: number for number, path in enumerate(paths)}
     stacks = []
     for kind in kinds:
         rows = tuple(row for row, path in enumerate(kind.paths) if path in number_of)
         numbers = tuple(number_of[kind.paths[row]] for row in rows)
-        moving, making, turning = [], [], []
+        moving: list[int] = []
+        making: list[int] = []
+        turning: list[int] = []
         for place, number in enumerate(numbers):
             (moving if ages[number] else making).append(place)
             if is_time_to_turn(ages[number], every):
@@ -65,12 +66,17 @@ def stacks_of(
 
 
 class EigenStep:
-    """One step in the eigenbasis: what the optimizer does otherwise than without a basis."""
+    """One step in the eigenbasis: what the optimizer does otherwise than without a basis.
 
-    def __init__(self, layout: Layout, plan: Plan, state: State, paths: Sequence[str]) -> None:
-        self.plan, self.state, self.paths = plan, state, tuple(paths)
+    Attributes:
+      taken: which parameters are not skipped; None: all.
+    """
+
+    def __init__(self, layout: Layout, members: Members, state: State, paths: Sequence[str]) -> None:
+        self.hyper, self.members, self.state, self.paths = layout.hyper, members, state, tuple(paths)
+        self.taken: mx.array | None = None
         self.ages = tuple(state["basis_age"][path].size for path in paths)
-        self.stacks = stacks_of(layout.kinds, self.paths, self.ages, layout.hyper.basis_every)
+        self.stacks = stacks_of(layout.kinds, self.paths, self.ages, self.hyper.basis_every)
 
     @property
     def starts(self) -> mx.array | None:
@@ -83,18 +89,19 @@ class EigenStep:
             return None
         return mx.array(True) if all(starts) else mx.array(starts)
 
-    def take_in(self, grads: list[mx.array], norms: mx.array, taken: mx.array | None) -> list[mx.array]:
+    def take_in(self, grads: list[mx.array], norms: mx.array | None, updated: mx.array | None) -> list[mx.array]:
         """Add the gradients to their factors, and give them in their bases.
 
         Args:
           grads: of the parameters that have one.
           norms: ||g|| of each.
-          taken: which of them are not skipped; None: all.
+          updated: which buckets are not skipped; None: all.
         """
+        self.taken = None if updated is None else self.members.spread(updated)
         scales = [self._kept(stack, "factor_scale") for stack in self.stacks]
         factors, bases = self._each("factor"), self._each("basis")
-        compiled = compiled_intake(self.stacks, self.plan.hyper.basis_memory)
-        grads, scales, factors = compiled(grads, norms, taken, scales, factors, bases)
+        compiled = compiled_intake(self.stacks, self.hyper.basis_memory)
+        grads, scales, factors = compiled(grads, norms, self.taken, scales, factors, bases)
         for stack, scale, new in zip(self.stacks, scales, factors, strict=True):
             self._keep(stack, "factor_scale", scale)
             for axis, factor in zip(stack.kind.axes, new, strict=True):
@@ -110,14 +117,13 @@ class EigenStep:
     def update(
         self,
         k: dict[str, mx.array],
-        taken: mx.array | None,
         grads: list[mx.array],
         params: list[mx.array],
         slots: list[list[mx.array]],
     ) -> list[list[mx.array]]:
         """(parameters, moments) after the step; the state has the bases that were made or have turned."""
-        compiled = compiled_update(self.plan, self.stacks, tuple(length > 0 for length in self.ages))
-        new, bases = compiled(k, taken, grads, params, slots, self._each("factor"), self._each("basis"))
+        compiled = compiled_update(self.hyper, self.members, self.stacks, tuple(length > 0 for length in self.ages))
+        new, bases = compiled(k, self.taken, grads, params, slots, self._each("factor"), self._each("basis"))
         for stack, changed in zip(self.stacks, bases, strict=True):
             if stack.making or stack.turning:
                 for axis, basis in zip(stack.kind.axes, changed, strict=True):
@@ -127,9 +133,9 @@ class EigenStep:
 
     def _count(self) -> None:
         """All bases are one gradient older, or new."""
-        every = self.plan.hyper.basis_every
+        every = self.hyper.basis_every
         after = [1 if is_time_to_turn(length, every) else length + 1 for length in self.ages]
-        ages = {length: age(length) for length in set(after)}
+        ages = {length: basis_age(length) for length in set(after)}
         self.state["basis_age"].update({path: ages[n] for path, n in zip(self.paths, after, strict=True)})
 
     def _names(self, stack: Stack, what: str) -> list[str]:
@@ -180,9 +186,10 @@ def compiled_intake(stacks: tuple[Stack, ...], memory: float) -> Callable[..., A
 
 
 @functools.lru_cache(maxsize=256)
-def compiled_update(plan: Plan, stacks: tuple[Stack, ...], moves: tuple[bool, ...]) -> Callable[..., Any]:
+def compiled_update(
+    hyper: Hyper, members: Members, stacks: tuple[Stack, ...], moves: tuple[bool, ...]
+) -> Callable[..., Any]:
     """((parameters, moments), bases): what `EigenStep.update` does; `moves` says which parameters do."""
-    hyper = plan.hyper
 
     def update(
         k: dict[str, mx.array],
@@ -197,7 +204,7 @@ def compiled_update(plan: Plan, stacks: tuple[Stack, ...], moves: tuple[bool, ..
         for i, (g, p, *old) in enumerate(zip(grads, params, *slots, strict=True)):
             if moves[i]:
                 dtype = precision([p])
-                deltas[i], new = moved(hyper, g.astype(dtype), old, entries(k, i, dtype))
+                deltas[i], new = moved(hyper, g.astype(dtype), old, own_coefficients(k, i, dtype))
                 for arrays, x in zip(moments, chosen(taken, i, new, old), strict=True):
                     arrays[i] = x
         for stack, q in zip(stacks, bases, strict=True):
@@ -206,7 +213,7 @@ def compiled_update(plan: Plan, stacks: tuple[Stack, ...], moves: tuple[bool, ..
         for i, (p, delta) in enumerate(zip(params, deltas, strict=True)):
             if moves[i]:
                 dtype = precision([p])
-                theta = subtracted(hyper, p.astype(dtype), delta.astype(dtype), entries(k, i, dtype))
+                theta = subtracted(hyper, p.astype(dtype), delta.astype(dtype), own_coefficients(k, i, dtype))
                 [out[i]] = chosen(taken, i, [theta], [p])
         each = zip(stacks, factors, bases, strict=True)
         return [out, *moments], [_turn(stack, taken, factor, q, moments) for stack, factor, q in each]
@@ -308,9 +315,7 @@ def _product(matrix: mx.array, x: mx.array, axis: int) -> mx.array:
     return product.reshape(x.shape)
 
 
-def _with_moments(
-    axes: Sequence[int], factors: Sequence[mx.array], keep: mx.array, x: mx.array
-) -> list[mx.array]:
+def _with_moments(axes: Sequence[int], factors: Sequence[mx.array], keep: mx.array, x: mx.array) -> list[mx.array]:
     """L ← keep·L + X·Xᵀ along every axis that has a factor; `keep` has an entry per array."""
     new = []
     for axis, factor in zip(axes, factors, strict=True):
