@@ -51,6 +51,10 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
 
     NOTE: `nonfinite="raise"` reads the norms back at every step and cannot be used inside `mx.compile`.
 
+    NOTE: with `basis="eigen"` the eigendecomposition of the first gradient's factors and the QR of each turn run on MLX's
+    CPU stream, since MLX has them nowhere else; everything else runs on the default device. A step inside `mx.compile`
+    makes and turns the basis as an eager one does; MLX traces it `basis_every` + 1 times for that, in the first steps.
+
     Example:
       >>> import mlx.core as mx
       >>> params = {"w": mx.array([1.0, -2.0])}
