@@ -83,6 +83,7 @@ class Group:
     """
 
     # As of the last `check`:
+    lr: Any = None  # γ
     key: tuple[Any, ...] | None = None  # the entries of the group that these follow from
     device: torch.device  # of its scalars
     hyper: Hyper
@@ -118,16 +119,26 @@ class Group:
             options.join_betas(group)
         if group["bucket_of"] is not self.bucket_of:
             group["bucket_names"], group["bucket_of"] = self.bucket_names, self.bucket_of
+        if group["lr"] is not self.lr and isinstance(group["lr"], Tensor):
+            options.check_learning_rate(group["lr"])
+        self.lr = group["lr"]
         key = options.OPTIONS(group)
         if self.key == key:
             return
-        self.hyper = options.check_group(group)
+        hyper = options.check_group(group)
+        if self.scalars is not None and (hyper.basis, hyper.basis_limit) != (self.hyper.basis, self.hyper.basis_limit):
+            raise RuntimeError(
+                f"`basis` and `basis_limit` of a group cannot change after its first step; got basis={hyper.basis!r}, "
+                f"basis_limit={hyper.basis_limit!r}: make a new optimizer"
+            )
+        self.hyper = hyper
         self.packed = kernel.pack(self.hyper, group["maximize"], group["state_dtype"])
         before = self.scalar_names
         self.moment_names, self.scalar_names = options.state_names(self.hyper)
         if self.scalar_names != before:
             self.views = ()
-        group["amsgrad"] = self.hyper.leak is not None  # for an Adam that loads this state
+        # For an Adam that loads this state:
+        group["amsgrad"], group["decoupled_weight_decay"] = self.hyper.leak is not None, True
         self.key = key
 
     def collect(self, state: Any) -> Collected:
