@@ -111,14 +111,17 @@ def kourkoutas_beta(
         before, after = state[0], new_state[0]
         us, rebuild = align(updates, before.mu, "gradients")
         if hyper.lr_warmup:
+            # γ_t = γ·√(1 - β2_max^t)
             factors = warmup(beta2_max, _steps_taken(after)[1].astype(after.ema.dtype), jnp)
             us = [None if u is None else u * f.astype(jnp.real(u).dtype) for u, f in zip(us, factors, strict=True)]
         if hyper.nonfinite == "skip":
             skipped = after.missed > before.missed
             us = [None if u is None else jnp.where(s, jnp.zeros_like(u), u) for u, s in zip(us, skipped, strict=True)]
         # NOTE: zeros for a missing gradient, as `optax.apply_updates` cannot add None to an array.
-        ms = jax.tree.leaves(before.mu)
-        return rebuild([jnp.zeros_like(m) if u is None else u for u, m in zip(us, ms, strict=True)]), new_state
+        for i, m in enumerate(jax.tree.leaves(before.mu)):
+            if us[i] is None:
+                us[i] = jnp.zeros_like(m)
+        return rebuild(us), new_state
 
     return optax.GradientTransformationExtraArgs(chain.init, update_fn)
 
@@ -279,13 +282,18 @@ def _transformation(
         real = state.ema.dtype
         norm, mean_abs = measure([gs[i] for i in here], thetas, members, [layout.axes[i] for i in here], real)
         if hyper.nonfinite == "raise":
-            _refuse_nonfinite(norm, [layout.parts.bucket_names[b] for b in columns])
+            _refuse_nonfinite(norm, members.bucket_names)
 
         count, t = _steps_taken(state)
         log_beta2 = state.log_beta2
         if log_beta2 is not None:  # a count and moments that were set, as from Adam's state, have no Σ log β2 with them
             log_beta2 = jnp.where(log_beta2 == 0, rule.adam_log_beta2(hyper.beta2_max, t, jnp), log_beta2).astype(real)
-        before = rule.State(_at(state.ema, columns), _at(t, rows), _at(log_beta2, rows), _at(state.skipped, columns))
+        before = rule.State(
+            ema=_at(state.ema, columns),
+            step=_at(t, rows),
+            log_beta2=_at(log_beta2, rows),
+            skipped=_at(state.skipped, columns),
+        )
         step = rule.step(hyper, 1.0, norm, before, jnp, members=members, mean_abs=mean_abs)
 
         ks = each_parameter(step.k, len(here), real)
@@ -294,7 +302,8 @@ def _transformation(
         for i, k, one in zip(here, ks, updated, strict=True):
             leaves[i] = update_leaf(hyper, k, one, gs[i], ms[i], vs[i], v_maxs[i])
 
-        taken = jnp.ones(len(here), bool) if step.updated_each is None else step.updated_each
+        took_one = jnp.ones(len(here), bool) if step.updated_each is None else step.updated_each
+        took_one = _put(jnp.zeros(len(gs), bool), rows, took_one)
         ring, recorded = _record(state, step, columns)
         new = KourkoutasBetaState(
             count=count + 1,
@@ -306,7 +315,7 @@ def _transformation(
             skipped=_put(state.skipped, columns, step.state.skipped),
             ring=ring,
             rows=recorded,
-            missed=jnp.where(_put(jnp.zeros(len(gs), bool), rows, taken), state.missed, state.missed + 1),
+            missed=jnp.where(took_one, state.missed, state.missed + 1),
         )
         return rebuild([leaf.u for leaf in leaves]), new
 
@@ -314,13 +323,19 @@ def _transformation(
 
 
 def _at(x: Any, places: np.ndarray) -> Any:
-    """The entries of one of the state's vectors at `places`, ascending."""
-    return x if x is None or len(places) == len(x) else x[places]
+    """Those of the state's scalars `x` at `places`, ascending."""
+    if x is None or len(places) == len(x):
+        return x
+    return x[places]
 
 
 def _put(x: Any, places: np.ndarray, new: Any) -> Any:
-    """One of the state's vectors with `new` at `places`, ascending."""
-    return x if x is None else new.astype(x.dtype) if len(places) == len(x) else x.at[places].set(new)
+    """The state's scalars `x` with `new` at `places`, ascending."""
+    if x is None:
+        return None
+    if len(places) == len(x):
+        return new.astype(x.dtype)
+    return x.at[places].set(new)
 
 
 def _first_state(params: optax.Params, hyper: Hyper, buckets: int, diagnostics: bool) -> KourkoutasBetaState:
