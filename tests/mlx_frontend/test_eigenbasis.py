@@ -415,7 +415,7 @@ def test_a_state_in_a_basis_and_one_without_do_not_go_into_each_other():
         optimizer.init(arrays(start()))
     states = plain.state, eigen.state
     eigen.state, plain.state = states
-    with pytest.raises(ValueError, match="made with basis='eigen' .*`basis` is None: construct with basis='eigen'"):
+    with pytest.raises(ValueError, match=r"made with basis='eigen' .*`basis` is None: construct with basis='eigen'"):
         plain.init(arrays(start()))
     with pytest.raises(ValueError, match="the state has no 'basis_age' of 'a'"):
         eigen.init(arrays(start()))

@@ -69,14 +69,18 @@ class EigenStep:
     """One step in the eigenbasis: what the optimizer does otherwise than without a basis.
 
     Attributes:
+      ages: of the bases, as `layout` describes them.
+      stacks: the parameters that have a basis.
       taken: which parameters are not skipped; None: all.
+      pending: what `take_in` put into the state.
     """
 
     def __init__(self, layout: Layout, members: Members, state: State, paths: Sequence[str]) -> None:
         self.hyper, self.members, self.state, self.paths = layout.hyper, members, state, tuple(paths)
-        self.taken: mx.array | None = None
         self.ages = tuple(state["basis_age"][path].size for path in paths)
         self.stacks = stacks_of(layout.kinds, self.paths, self.ages, self.hyper.basis_every)
+        self.taken: mx.array | None = None
+        self.pending: list[mx.array] = []
 
     @property
     def starts(self) -> mx.array | None:
@@ -84,7 +88,7 @@ class EigenStep:
 
         NOTE: one value where all do, so that their step count stays one number.
         """
-        starts = [not length for length in self.ages]
+        starts = [age == 0 for age in self.ages]
         if not any(starts):
             return None
         return mx.array(True) if all(starts) else mx.array(starts)
@@ -98,21 +102,15 @@ class EigenStep:
           updated: which buckets are not skipped; None: all.
         """
         self.taken = None if updated is None else self.members.spread(updated)
+        intake = compiled_intake(self.stacks, self.hyper.basis_memory)
         scales = [self._kept(stack, "factor_scale") for stack in self.stacks]
-        factors, bases = self._each("factor"), self._each("basis")
-        compiled = compiled_intake(self.stacks, self.hyper.basis_memory)
-        grads, scales, factors = compiled(grads, norms, self.taken, scales, factors, bases)
+        grads, scales, factors = intake(grads, norms, self.taken, scales, self._each("factor"), self._each("basis"))
         for stack, scale, new in zip(self.stacks, scales, factors, strict=True):
             self._keep(stack, "factor_scale", scale)
-            for axis, factor in zip(stack.kind.axes, new, strict=True):
-                self._keep(stack, f"factor_{axis}", factor)
+            for name, factor in zip(_names(stack, "factor"), new, strict=True):
+                self._keep(stack, name, factor)
+            self.pending += [scale, *new]
         return grads
-
-    @property
-    def factors(self) -> list[mx.array]:
-        """What `take_in` put into the state."""
-        names = [(name, stack) for stack in self.stacks for name in self._names(stack, "factor")]
-        return [self.state[name][stack.kind.shape] for name, stack in names]
 
     def update(
         self,
@@ -122,35 +120,41 @@ class EigenStep:
         slots: list[list[mx.array]],
     ) -> list[list[mx.array]]:
         """(parameters, moments) after the step; the state has the bases that were made or have turned."""
-        compiled = compiled_update(self.hyper, self.members, self.stacks, tuple(length > 0 for length in self.ages))
-        new, bases = compiled(k, self.taken, grads, params, slots, self._each("factor"), self._each("basis"))
+        moves = tuple(age > 0 for age in self.ages)
+        update = compiled_update(self.hyper, self.members, self.stacks, moves)
+        new, bases = update(k, self.taken, grads, params, slots, self._each("factor"), self._each("basis"))
         for stack, changed in zip(self.stacks, bases, strict=True):
             if stack.making or stack.turning:
-                for axis, basis in zip(stack.kind.axes, changed, strict=True):
-                    self._keep(stack, f"basis_{axis}", basis)
+                for name, basis in zip(_names(stack, "basis"), changed, strict=True):
+                    self._keep(stack, name, basis)
         self._count()
         return new  # type: ignore[no-any-return]
 
     def _count(self) -> None:
-        """All bases are one gradient older, or new."""
+        """Let every basis be one gradient older; those that turned are new."""
         every = self.hyper.basis_every
-        after = [1 if is_time_to_turn(length, every) else length + 1 for length in self.ages]
-        ages = {length: basis_age(length) for length in set(after)}
-        self.state["basis_age"].update({path: ages[n] for path, n in zip(self.paths, after, strict=True)})
-
-    def _names(self, stack: Stack, what: str) -> list[str]:
-        return [f"{what}_{axis}" for axis in stack.kind.axes]
+        after = [1 if is_time_to_turn(age, every) else age + 1 for age in self.ages]
+        arrays = {age: basis_age(age) for age in set(after)}
+        self.state["basis_age"].update({path: arrays[age] for path, age in zip(self.paths, after, strict=True)})
 
     def _each(self, what: str) -> list[list[mx.array]]:
-        """The factors or bases of each stack, one for each axis."""
-        return [[self._kept(stack, name) for name in self._names(stack, what)] for stack in self.stacks]
+        """The factors or the bases of each stack, an array for each axis."""
+        found = []
+        for stack in self.stacks:
+            found.append([self._kept(stack, name) for name in _names(stack, what)])
+        return found
 
     def _kept(self, stack: Stack, name: str) -> mx.array:
         return _some(self.state[name][stack.kind.shape], stack.rows)
 
     def _keep(self, stack: Stack, name: str, new: mx.array) -> None:
-        held = self.state[name]
-        held[stack.kind.shape] = _replaced(held[stack.kind.shape], stack.rows, new)
+        stacks = self.state[name]
+        stacks[stack.kind.shape] = _replaced(stacks[stack.kind.shape], stack.rows, new)
+
+
+def _names(stack: Stack, what: str) -> list[str]:
+    """In the state, of the factors or the bases of a stack."""
+    return [f"{what}_{axis}" for axis in stack.kind.axes]
 
 
 @functools.lru_cache(maxsize=256)
@@ -215,8 +219,14 @@ def compiled_update(
                 dtype = precision([p])
                 theta = subtracted(hyper, p.astype(dtype), delta.astype(dtype), own_coefficients(k, i, dtype))
                 [out[i]] = chosen(taken, i, [theta], [p])
-        each = zip(stacks, factors, bases, strict=True)
-        return [out, *moments], [_turn(stack, taken, factor, q, moments) for stack, factor, q in each]
+        new_bases = []
+        for stack, factor, q in zip(stacks, factors, bases, strict=True):
+            if stack.making:
+                q = _made(stack, taken, factor, q)
+            if stack.turning:
+                q = _turned(stack, taken, factor, q, moments)
+            new_bases.append(q)
+        return [out, *moments], new_bases
 
     return mx.compile(update)
 
@@ -231,45 +241,45 @@ def _rotate_back(stack: Stack, bases: list[mx.array], deltas: list[mx.array]) ->
             deltas[i] = back[row]
 
 
-def _turn(
+def _made(stack: Stack, taken: mx.array | None, factors: list[mx.array], bases: list[mx.array]) -> list[mx.array]:
+    """The bases, with those of the parameters that begin made of their factors."""
+    places, made = stack.making, []
+    for factor, basis in zip(factors, bases, strict=True):
+        new = _unless_skipped(stack, places, taken, eigenvectors(_some(factor, places)), _some(basis, places))
+        made.append(_replaced(basis, places, new))
+    return made
+
+
+def _turned(
     stack: Stack, taken: mx.array | None, factors: list[mx.array], bases: list[mx.array], moments: list[list[mx.array]]
 ) -> list[mx.array]:
-    """The bases after the step; `moments` turn with them."""
-    bases = [
-        _made(stack, taken, factor, basis) if stack.making else basis
-        for factor, basis in zip(factors, bases, strict=True)
-    ]
-    if not stack.turning:
-        return bases
+    """The bases, with those turned whose time it is; in `moments` m turns with them, the others keep their places."""
     axes, places = stack.kind.axes, stack.turning
     numbers = [stack.numbers[place] for place in places]
-    old_bases = [_some(q, places) for q in bases]
-    stacked = [mx.stack([arrays[i].astype(bases[0].dtype) for i in numbers]) for arrays in moments]
-    m, *others = stacked
-    m = rotated(m, axes, old_bases, back=True)
-    new_bases = []
+    old_bases = [_some(basis, places) for basis in bases]
+    old = [mx.stack([arrays[i].astype(bases[0].dtype) for i in numbers]) for arrays in moments]
+    others, new_bases = old[1:], []
     for axis, factor, basis in zip(axes, factors, old_bases, strict=True):
         turned, order = iterated(_some(factor, places), basis)
-        new_bases.append(turned)
+        new_bases.append(_unless_skipped(stack, places, taken, turned, basis))
         others = [_reordered(x, order, axis) for x in others]
+    m = rotated(old[0], axes, old_bases, back=True)
     new = [rotated(m, axes, new_bases), *others]
-    if taken is not None:
-        took = taken[mx.array(numbers, mx.int32)]
-        new_bases = [mx.where(_column(took, x), x, y) for x, y in zip(new_bases, old_bases, strict=True)]
-        new = [mx.where(_column(took, x), x, y) for x, y in zip(new, stacked, strict=True)]
-    for arrays, x in zip(moments, new, strict=True):
+    for arrays, x, y in zip(moments, new, old, strict=True):
+        x = _unless_skipped(stack, places, taken, x, y)
         for row, i in enumerate(numbers):
             arrays[i] = x[row].astype(arrays[i].dtype)
-    return [_replaced(q, places, x) for q, x in zip(bases, new_bases, strict=True)]
+    return [_replaced(basis, places, x) for basis, x in zip(bases, new_bases, strict=True)]
 
 
-def _made(stack: Stack, taken: mx.array | None, factor: mx.array, basis: mx.array) -> mx.array:
-    """The bases, with those made of their factors that begin with this step."""
-    new = eigenvectors(_some(factor, stack.making))
-    if taken is not None:
-        took = taken[mx.array([stack.numbers[place] for place in stack.making], mx.int32)]
-        new = mx.where(_column(took, new), new, _some(basis, stack.making))
-    return _replaced(basis, stack.making, new)
+def _unless_skipped(
+    stack: Stack, places: tuple[int, ...], taken: mx.array | None, new: mx.array, old: mx.array
+) -> mx.array:
+    """The rows of `new`, or those of `old` where the parameters at `places` of the stack are skipped."""
+    if taken is None:
+        return new
+    took = taken[mx.array([stack.numbers[place] for place in places], mx.int32)]
+    return mx.where(_column(took, new), new, old)
 
 
 def _some(x: mx.array, rows: tuple[int, ...]) -> mx.array:

@@ -51,9 +51,9 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
 
     NOTE: `nonfinite="raise"` reads the norms back at every step and cannot be used inside `mx.compile`.
 
-    NOTE: with `basis="eigen"` the eigendecomposition of the first gradient's factors and the QR of each turn run on MLX's
+    NOTE: with `basis="eigen"` the eigendecomposition of the first gradient's factors and the QR of each turn run on the
     CPU stream, since MLX has them nowhere else; everything else runs on the default device. A step inside `mx.compile`
-    makes and turns the basis as an eager one does; MLX traces it `basis_every` + 1 times for that, in the first steps.
+    makes and turns the basis as an eager one does. For that MLX traces it `basis_every` + 1 times, in the first steps.
 
     Example:
       >>> import mlx.core as mx
@@ -246,7 +246,7 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         pending = [x for x in state.values() if isinstance(x, mx.array)]
         if eigen is not None:
             grads = eigen.take_in(grads, norms, step.updated)
-            pending += eigen.factors
+            pending += eigen.pending
         k["rate"] = mx.depends([k["rate"]], pending)[0]
         slots = [[state[slot][path] for path in paths] for slot in layout.slots]
         if eigen is None:
