@@ -230,6 +230,50 @@ def test_another_basis_every_from_here_on_still_turns_the_basis():
     assert not mx.array_equal(before["basis_0.4x4"], bases(other)["basis_0.4x4"])
 
 
+@pytest.mark.parametrize("options", [{}, {**FULL, "nonfinite": "skip", "buckets": "shape"}])
+@pytest.mark.parametrize("stop", [1, 5, 7])
+def test_a_run_that_goes_on_from_the_portable_file_does_so_to_the_bit(tmp_path, stop, options):
+    portable = pytest.importorskip("kourkoutas.state.mlx")
+    one, two = KourkoutasBeta(1e-2, **EIGEN, **options), KourkoutasBeta(1e-2, **EIGEN, **options)
+    params = run(one, arrays(start()), range(stop))
+    portable.save(one, tmp_path / "file")
+    portable.load(tmp_path / "file", two, params)
+    want, got = run(one, params, range(stop, 13)), run(two, params, range(stop, 13))
+    assert_same(want, got)
+    assert_same(one.state, two.state)
+
+
+def test_the_portable_file_has_each_parameters_own_factors_and_bases(tmp_path):
+    portable = pytest.importorskip("kourkoutas.state.mlx")
+    optimizer = KourkoutasBeta(1e-2, **EIGEN, basis_limit=3)
+    run(optimizer, arrays(start()), range(5))
+    portable.save(optimizer, tmp_path / "file")
+    found = portable.read(tmp_path / "file")
+    shapes = {kind: {name: x.shape for name, x in arrays.items()} for kind, arrays in found.bases.items()}
+    assert shapes == {
+        f"{what}_{axis}": {"c": (n, n)} for what in ("factor", "basis") for axis, n in enumerate((3, 2, 3))
+    }
+    assert found.scalars["seen"].tolist() == [5] * len(SHAPES)
+    assert [x > 0 for x in found.scalars["factor_scale"].tolist()] == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "the file was written with, the optimizer without `basis='eigen'`"),
+        ({**EIGEN, "basis_limit": 3}, "'a' has 'basis_0', .* in the file and none here: use the same `basis_limit`"),
+    ],
+)
+def test_a_portable_file_with_other_bases_is_refused_and_nothing_changes(tmp_path, options, message):
+    portable = pytest.importorskip("kourkoutas.state.mlx")
+    saved, optimizer = KourkoutasBeta(1e-2, **EIGEN), KourkoutasBeta(1e-2, **options)
+    params = run(saved, arrays(start()), range(5))
+    portable.save(saved, tmp_path / "file")
+    with pytest.raises(ValueError, match=message):
+        portable.load(tmp_path / "file", optimizer, params)
+    assert "m" not in optimizer.state
+
+
 # Inside mx.compile
 
 

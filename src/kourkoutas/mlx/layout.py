@@ -56,6 +56,11 @@ def precision(arrays: Iterable[mx.array]) -> mx.Dtype:
     return mx.float64 if any(x.dtype == mx.float64 for x in arrays) else mx.float32
 
 
+def moment_dtype(hyper: Hyper, p: mx.array) -> mx.Dtype:
+    """That of the parameter; in a basis at least float32, since there the entries of v lie further apart."""
+    return p.dtype if hyper.basis is None else precision([p])
+
+
 class Kind(NamedTuple):
     """The parameters of one shape, if parameters of that shape have a basis.
 
@@ -179,10 +184,6 @@ class Layout:
         seen = () if self.hyper.basis is None else ("seen",)
         return ("t", *exact, *seen, "ema", "skipped")
 
-    def moment_dtype(self, p: mx.array) -> mx.Dtype:
-        """That of the parameter; in a basis at least float32, since there the entries of v lie further apart."""
-        return p.dtype if self.hyper.basis is None else precision([p])
-
     def members(self, places: list[int]) -> Members:
         """The members of a step in which the parameters at `places`, ascending, have a gradient."""
         buckets = [self.parts.bucket_of[i] for i in places]
@@ -233,7 +234,7 @@ class Layout:
         for slot in self.slots:
             for path, p in new.items():
                 if path not in state[slot]:
-                    state[slot][path] = mx.zeros(p.shape, self.moment_dtype(p))
+                    state[slot][path] = mx.zeros(p.shape, moment_dtype(self.hyper, p))
         if self.hyper.basis is not None:
             self._build_bases(state, old, names)
         self.place, self.parts = place, after
