@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kourkoutas import eigenbasis
 from kourkoutas.rule import Coefficients
-from kourkoutas.torch import rotation
+from kourkoutas.torch import rotation, rounding
 from kourkoutas.torch.dtypes import real, wide
 from kourkoutas.torch.group import Collected, Group
 from kourkoutas.torch.lists import ListStep, norms
@@ -101,12 +101,26 @@ class EigenStep(ListStep):
         for stack, grads, norm, k_stack, took in each:
             if took is not None:  # zeros for what is skipped
                 grads = torch.where(as_column(took, grads), grads, 0)
-            params = [self.tensors.params[i] for i in stack.numbers]
-            _move(stack, params, grads, Coefficients(*(as_column(x, grads) for x in k_stack)))
+            k_columns = Coefficients(*(as_column(x, grads) for x in k_stack))
+            self._descend(stack, _update(stack, grads, k_columns), k_columns.fade)
             if stack.axes:
                 _add_to_factors(stack, grads, norm, self.hyper.basis_memory, took)
                 _turn(stack, self.hyper.basis_every, took)
             stack.seen.add_(1)
+
+    def _descend(self, stack: Stack, change: Tensor, fade: Any) -> None:
+        """θ ← θ - (fade·θ + Δ)."""
+        params = [self.tensors.params[i] for i in stack.numbers]
+        if fade is not None:
+            change = change + fade * wide(real(torch.stack(params)))
+        if params[0].is_complex():
+            change = torch.view_as_complex(change)
+        if params[0].dtype is not torch.bfloat16 or not self.group["stochastic_rounding"]:
+            torch._foreach_sub_(params, list(change.unbind()))
+            return
+        for i, p, each in zip(stack.numbers, params, change.unbind(), strict=True):
+            bits = rounding.noise_of("param", self.noise_bits(self.members.places[i], p))
+            p.copy_(rounding.rounded(p.float() - each, bits))
 
 
 def as_column(x: Any, like: Tensor) -> Any:
@@ -117,8 +131,8 @@ def as_column(x: Any, like: Tensor) -> Any:
     return column if x.ndim == 0 else column.view(-1, *[1] * (like.ndim - 1))
 
 
-def _move(stack: Stack, params: list[Tensor], grads: Tensor, k: Coefficients) -> None:
-    """The update of `rule.Coefficients` in the basis."""
+def _update(stack: Stack, grads: Tensor, k: Coefficients) -> Tensor:
+    """Move m, v and v_max in the basis, as `rule.Coefficients` says; Δ in the coordinates of the parameters."""
     m, v, v_hat = stack.m, stack.v, stack.v
     g = rotation.rotated(grads, stack.axes, stack.bases)
     # m ← m + c1·(g - m),  v ← β2·v + c2·g²
@@ -133,13 +147,7 @@ def _move(stack: Stack, params: list[Tensor], grads: Tensor, k: Coefficients) ->
     delta.mul_(k.rate)
     if k.limit is not None:
         delta = delta.clamp(-k.limit, k.limit)
-    delta = rotation.rotated(delta, stack.axes, stack.bases, back=True)
-    if k.fade is not None:
-        delta = delta + k.fade * wide(real(torch.stack(params)))
-    if params[0].is_complex():
-        delta = torch.view_as_complex(delta)
-    # θ ← θ - (fade·θ + Δ)
-    torch._foreach_sub_(params, list(delta.unbind()))
+    return rotation.rotated(delta, stack.axes, stack.bases, back=True)
 
 
 def _add_to_factors(stack: Stack, grads: Tensor, norm: Tensor, memory: float, took: Any) -> None:

@@ -30,6 +30,10 @@ class Tensors(NamedTuple):
         lists = zip(options.MOMENTS, (self.m, self.v, self.v_max), strict=True)
         return [(name, tensors) for name, tensors in lists if tensors]
 
+    def written(self) -> list[tuple[str, list[Tensor]]]:
+        """Those lists that a step writes, with their names; the parameters are "param"."""
+        return [("param", self.params), *self.moments()]
+
 
 class Members(NamedTuple):
     """The parameters and buckets of a step, and which parameter is in which bucket: the `Members` of `rule.step`.
@@ -88,6 +92,7 @@ class Group:
     device: torch.device  # of its scalars
     hyper: Hyper
     packed: bytes | None  # the same for the kernel; None if one of them is a tensor
+    noisy_states: bool  # whether bfloat16 state is rounded stochastically
     moment_names: tuple[str, ...] = ()  # names of the state that is like the parameter
     scalar_names: tuple[str, ...] = ()  # names of the state that is scalars
 
@@ -132,7 +137,8 @@ class Group:
                 f"basis_limit={hyper.basis_limit!r}: make a new optimizer"
             )
         self.hyper = hyper
-        self.packed = kernel.pack(self.hyper, group["maximize"], group["state_dtype"])
+        self.packed = kernel.pack(self.hyper, group)
+        self.noisy_states = options.noisy_states(group)
         before = self.scalar_names
         self.moment_names, self.scalar_names = options.state_names(self.hyper)
         if self.scalar_names != before:

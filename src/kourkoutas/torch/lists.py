@@ -22,6 +22,7 @@ from kourkoutas.torch.group import Collected, Group, Tensors
 from kourkoutas.torch.recorder import Row
 
 _LATE = torch.tensor(1e30, device="cpu")  # a step count at which Adam's bias correction is 1; its kernel only reads it
+_PIECE = 1 << 18  # elements
 _TYPES = {Tensor, torch.nn.Parameter}
 _WIDE = (torch.float32, torch.float64)
 
@@ -65,7 +66,7 @@ class ListStep:
         self.compare("`grad`", self.tensors.grads, written=False)
         for name, moments in self.tensors.moments():
             self.compare(f"`{name}` in the state", moments)
-        if self._rounds_with_noise():
+        if self.own.noisy_states:
             rounding.check_shards(self.own)
 
     def compare(self, what: str, tensors: list[Tensor], *, written: bool = True) -> None:
@@ -203,30 +204,29 @@ class ListStep:
 
     def _store(self, chosen: list[int], old: Tensors, new: Tensors) -> None:
         """Write back what was computed in another dtype than it is kept in."""
-        if new.params[0] is not old.params[0]:
-            torch._foreach_copy_(old.params, new.params)
-        if new.m[0] is old.m[0]:
-            return
-        moments = zip(old.moments(), new.moments(), strict=True)
-        noisy = self._rounds_with_noise() and old.m[0].dtype is torch.bfloat16
-        for (name, targets), (_, values) in moments:
-            if noisy:
-                self._store_with_noise(name, chosen, targets, values)
+        noisy: list[tuple[str, list[Tensor], list[Tensor]]] = []
+        for (name, targets), (_, values) in zip(old.written(), new.written(), strict=True):
+            if values[0] is targets[0]:
+                continue
+            if targets[0].dtype is torch.bfloat16 and self._rounds_with_noise(name):
+                noisy.append((name, targets, values))
             else:
                 torch._foreach_copy_(targets, values)
+        if not noisy:
+            return
+        for number, i in enumerate(chosen):  # one by one: the bits take eight bytes an element
+            bits = self.noise_bits(self.members.places[i], old.m[number])
+            for name, targets, values in noisy:
+                targets[number].copy_(rounding.rounded(values[number], rounding.noise_of(name, bits)))
 
-    def _rounds_with_noise(self) -> bool:
-        return self.group["state_dtype"] is torch.bfloat16
+    def _rounds_with_noise(self, name: str) -> bool:
+        if name == "param":
+            return bool(self.group["stochastic_rounding"])
+        return self.own.noisy_states
 
-    def _store_with_noise(self, name: str, chosen: list[int], targets: list[Tensor], values: list[Tensor]) -> None:
-        """Round m, v or v_max stochastically."""
-        for i, target, value in zip(chosen, targets, values, strict=True):
-            place = self.members.places[i]
-            shard = None if self.own.shards is None else self.own.shards[place]
-            bits = rounding.noise_bits(self.scalars.step.select(0, place), place, target, shard)
-            # m by the low half of the hash, v and v_max by the high half
-            half = bits if name == "exp_avg" else bits >> 16
-            target.copy_(rounding.rounded(value, half & 0xFFFF))
+    def noise_bits(self, place: int, like: Tensor) -> Tensor:
+        shard = None if self.own.shards is None else self.own.shards[place]
+        return rounding.noise_bits(self.scalars.step.select(0, place), place, like, shard)
 
 
 class FusedStep(ListStep):
@@ -295,7 +295,8 @@ class FusedStep(ListStep):
 
         Adam's kernel computes θ ← θ - γ'·m/(√v̂ + ε') once a huge step count has made its own bias correction 1. With
         γ' = rate and ε' = floor that is our update, apart from the clip and from weight decay. For the latter it moves
-        zeros, which gives -Δ, so that θ is rounded once, as on the other routes.
+        zeros, which gives -Δ, so that θ is rounded once, as on the other routes; piece by piece, so that the zeros stay
+        in cache.
         """
         count = len(self.tensors.params)
         moves = _floats(True if updated is None else updated, count)
@@ -303,25 +304,30 @@ class FusedStep(ListStep):
         for i, p in enumerate(self.tensors.params):
             if not moves[i] or not p.numel():
                 continue
-            moved = torch.zeros_like(p) if fade[i] else p
-            private.fused_adamw(
-                [moved],
-                [self.tensors.grads[i]],
-                [self.tensors.m[i]],
-                [self.tensors.v[i]],
-                [self.tensors.v_max[i]] if self.tensors.v_max else [],
-                [_LATE],
-                lr=rate[i],
-                beta1=self.hyper.beta1,
-                beta2=beta2[i],
-                weight_decay=0.0,
-                eps=floor[i],
-                amsgrad=bool(self.tensors.v_max),
-                maximize=self.group["maximize"],
-            )
-            if fade[i]:
-                # θ ← θ - (fade·θ + Δ)
-                p.add_(moved.add_(p, alpha=-fade[i]))
+            each = [tensors[i] for tensors in self.tensors if tensors]  # θ, g, m, v and, if it is kept, v_max
+            pieces: Any = [each]
+            if fade[i] and p.numel() > _PIECE:
+                pieces = zip(*(x.view(-1).split(_PIECE) for x in each), strict=True)
+            for theta, g, m, v, *v_max in pieces:
+                moved = torch.zeros_like(theta) if fade[i] else theta
+                private.fused_adamw(
+                    [moved],
+                    [g],
+                    [m],
+                    [v],
+                    v_max,
+                    [_LATE],
+                    lr=rate[i],
+                    beta1=self.hyper.beta1,
+                    beta2=beta2[i],
+                    weight_decay=0.0,
+                    eps=floor[i],
+                    amsgrad=bool(v_max),
+                    maximize=self.group["maximize"],
+                )
+                if fade[i]:
+                    # θ ← θ - (fade·θ + Δ)
+                    theta.add_(moved.add_(theta, alpha=-fade[i]))
 
 
 def _square_sum(g: Tensor) -> float:
@@ -329,7 +335,7 @@ def _square_sum(g: Tensor) -> float:
     if 0 < g.numel() <= 1 << 14:
         x = g.numpy()
         return float(np.vdot(x, x))
-    return float(sum(x.dot(x).item() for x in g.view(-1).split(1 << 18)))
+    return float(sum(x.dot(x).item() for x in g.view(-1).split(_PIECE)))
 
 
 def _floats(x: Any, n: int) -> list[float]:

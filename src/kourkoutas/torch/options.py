@@ -19,7 +19,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 SCALARS = ("norm_ema", "step", "log_beta2", "skipped")  # in the order of `rule.State`, and of _native/step.c
 PER_BUCKET = ("norm_ema", "skipped")
 _IN_GROUP = [name for name in rule.HYPER_NAMES if name not in ("beta1", "beta2_max")]
-OPTIONS = itemgetter(*_IN_GROUP, "betas", "maximize", "state_dtype")
+OPTIONS = itemgetter(*_IN_GROUP, "betas", "maximize", "state_dtype", "stochastic_rounding")
 """The entries of a group that its hyper-parameters, and what the kernel knows of them, are made of."""
 
 
@@ -35,6 +35,11 @@ def state_names(hyper: Hyper) -> tuple[tuple[str, ...], tuple[str, ...]]:
     moments = tuple(name for name in MOMENTS if name not in unused)
     scalars = tuple(name for name in SCALARS if name not in unused)
     return moments, scalars
+
+
+def noisy_states(group: dict[str, Any]) -> bool:
+    """Whether m, v and v_max are rounded stochastically where they are bfloat16."""
+    return group["state_dtype"] is torch.bfloat16 or bool(group["stochastic_rounding"])
 
 
 def join_betas(options: dict[str, Any]) -> None:
@@ -100,7 +105,7 @@ def check_group(options: dict[str, Any]) -> Hyper:
             "`differentiable` is True, but a step of KourkoutasBeta leaves no trace for autograd: leave it out, or use "
             "torch.optim.Adam(differentiable=True)"
         )
-    for name in ("maximize", "diagnostics", "capturable", "foreach", "fused"):
+    for name in ("maximize", "diagnostics", "stochastic_rounding", "capturable", "foreach", "fused"):
         may_be_none = name in ("foreach", "fused")
         if not isinstance(options[name], bool) and not (may_be_none and options[name] is None):
             wanted = "True, False or None" if may_be_none else "True or False"
@@ -125,8 +130,6 @@ def _check_eigenbasis(options: dict[str, Any]) -> None:
             '`capturable` is True but `basis` is "eigen", and a captured graph cannot tell when the basis turns: leave '
             "`capturable` out, or put the step into torch.compile"
         )
-    if options["fused"]:
-        raise ValueError('`fused` is True but `basis` is "eigen", which has a step of its own: leave `fused` out')
     if options["state_dtype"] is torch.bfloat16:
         raise ValueError(
             '`state_dtype` is torch.bfloat16 but `basis` is "eigen", whose state is float32 at least: leave it out'
@@ -139,6 +142,11 @@ def check_parameter(p: Tensor, group: dict[str, Any]) -> None:
         raise RuntimeError(
             f"`state_dtype` needs float32, bfloat16 or float16 parameters; got {p.dtype}: "
             "put this parameter in a group with state_dtype=None"
+        )
+    if group["stochastic_rounding"] and p.dtype is torch.float16:
+        raise RuntimeError(
+            f"`stochastic_rounding` rounds to bfloat16 only; got a {p.dtype} parameter: use a bfloat16 model, or put "
+            "this parameter in a group with stochastic_rounding=False"
         )
     if group["fused"] and not (p.device.type in ("cpu", "cuda") and (p.is_floating_point() or p.is_complex())):
         raise RuntimeError(
