@@ -9,8 +9,8 @@ The way of a step: `optimizer.py` (gather, check, and all that follows in its or
 parameters, and who has which entry of the state), `arithmetic.py` (norms), `rule.py` (the scalars), `arithmetic.py`
 again (moments and parameters).
 
-With `basis="eigen"` the step calls eigenbasis.py after the scalars: it adds gradients to their factors, rotates them, moves
-moments and parameters, and turns the bases.
+With `basis="eigen"` the step calls eigenbasis.py after the scalars: it adds the gradients to their factors, rotates
+them, moves moments and parameters, and turns the bases.
 
 NOTE: a parameter is known by its path in the tree (`layers.0.weight`), never by object identity: MLX makes new arrays
 at every step.
