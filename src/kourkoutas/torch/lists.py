@@ -62,17 +62,17 @@ class ListStep:
 
     def check(self) -> None:
         """Raise if a gradient or a state is not like its parameter or cannot be written, before anything has moved."""
-        self.compare("`param`", self.tensors.params)
-        self.compare("`grad`", self.tensors.grads, written=False)
+        self._compare("`param`", self.tensors.params)
+        self._compare("`grad`", self.tensors.grads, written=False)
         for name, moments in self.tensors.moments():
-            self.compare(f"`{name}` in the state", moments)
+            self._compare(f"`{name}` in the state", moments)
         if self.own.noisy_states:
             rounding.check_shards(self.own)
 
-    def compare(self, what: str, tensors: list[Tensor], *, written: bool = True) -> None:
+    def _compare(self, what: str, tensors: list[Tensor], *, written: bool = True) -> None:
         for place, x, p in zip(self.members.places, tensors, self.tensors.params, strict=True):
             alike = x.shape == p.shape and x.device == p.device and arithmetic_dtype(x) == arithmetic_dtype(p)
-            if not alike or (written and _cannot_be_written(x)):
+            if not alike or (written and cannot_be_written(x)):
                 raise RuntimeError(
                     f"{what} of parameter {place} has another shape, dtype or device than the parameter, is "
                     "negated lazily, or was made in inference mode: set it anew, or load another state"
@@ -343,7 +343,7 @@ def _floats(x: Any, n: int) -> list[float]:
     return x.tolist() if getattr(x, "ndim", 0) else [float(x or 0)] * n
 
 
-def _cannot_be_written(x: Tensor) -> bool:
+def cannot_be_written(x: Tensor) -> bool:
     if torch.compiler.is_compiling():  # asking for the bits would break a graph in two
         return False
     return x.is_neg() or (x.is_inference() and not torch.is_inference_mode_enabled())
