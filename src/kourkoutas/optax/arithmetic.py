@@ -61,11 +61,44 @@ class Members:
     def spread(self, x: jax.Array) -> jax.Array:
         return x if self.one_each else x[self.index]
 
+    def pooled(self, norm: jax.Array) -> jax.Array:
+        """n of each bucket from ||g|| of each parameter, whose squares may overflow."""
+        if self.one_each:
+            return norm
+        largest = self.largest(norm)
+        unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+        return unit * jnp.sqrt(self.sum((norm / self.spread(unit)) ** 2))
+
+
+def at(x: Any, places: np.ndarray) -> Any:
+    """The entries of an array at `places` of its first axis, ascending."""
+    return x if x is None or len(places) == len(x) else x[places]
+
+
+def put(x: Any, places: np.ndarray, new: Any) -> Any:
+    """An array with `new` at `places` of its first axis, ascending."""
+    return x if x is None else new.astype(x.dtype) if len(places) == len(x) else x.at[places].set(new)
+
+
+def norms(gs: Sequence[Any], dtype: Any) -> jax.Array:
+    """||g|| of each gradient."""
+    return measure(gs, None, _each, [Axes()] * len(gs), dtype)[0]
+
+
+def _each(x: jax.Array) -> jax.Array:
+    return x
+
 
 def measure(
-    gs: Sequence[Any], thetas: Sequence[Any] | None, members: Members, axes: Sequence[Axes], dtype: Any
+    gs: Sequence[Any],
+    thetas: Sequence[Any] | None,
+    pool: Callable[[jax.Array], jax.Array],
+    axes: Sequence[Axes],
+    dtype: Any,
 ) -> tuple[jax.Array, jax.Array | None]:
     """(n of each bucket, ⟨|θ|⟩ of each of `thetas`), whole parameters wherever their parts are.
+
+    `pool` sums over the parameters of each bucket.
 
     NOTE: Σg² of finite gradients may overflow where its root n does not. n is then s·√Σ(g/s)², with s = 2^k the root of
     the dtype's largest number: this overflows only where n does, and squares that underflow are below n's last digit.
@@ -86,12 +119,12 @@ def measure(
 
     squares, *rest = _over_axes(sums, axes)
     mean_abs = rest.pop() if thetas is not None else None
-    total = members.sum(squares)
+    total = pool(squares)
 
     def guarded() -> jax.Array:
         finite = jnp.isfinite(total)
         scaled = rest or _over_axes(lambda block: _square_sums([gs[i] for i in block], (1 / s,), dtype), axes)
-        root = jnp.sqrt(jnp.where(finite, 1, members.sum(*scaled))) * s
+        root = jnp.sqrt(jnp.where(finite, 1, pool(*scaled))) * s
         # The root of 1 where the root is not used: its derivative at 0 would be NaN.
         return jnp.where(finite, jnp.sqrt(jnp.where(finite, total, 1)), root)
 

@@ -13,7 +13,18 @@ from jax import lax
 
 from kourkoutas import rule
 from kourkoutas.adam_names import explain_adams_names
-from kourkoutas.optax.arithmetic import Leaf, Members, each_parameter, measure, precision, update_leaf
+from kourkoutas.optax.arithmetic import (
+    Leaf,
+    Members,
+    at,
+    each_parameter,
+    measure,
+    precision,
+    put,
+    update_dtype,
+    update_leaf,
+)
+from kourkoutas.optax.eigenbasis import Bases, Eigenbasis, Moment, first_basis
 from kourkoutas.optax.trees import AxisName, Layout, PyTree, align, layouts, name_of
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, check_learning_rate, warmup
 from kourkoutas.trace import KEYS, WINDOW, Trace
@@ -46,6 +57,10 @@ def kourkoutas_beta(
     lr_warmup: bool = _DEFAULT.lr_warmup,
     diagnostics: bool = False,
     axis_name: AxisName = None,
+    basis: str | None = _DEFAULT.basis,
+    basis_every: int | jax.Array = _DEFAULT.basis_every,
+    basis_memory: Scalar = _DEFAULT.basis_memory,
+    basis_limit: int | jax.Array = _DEFAULT.basis_limit,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Kourkoutas-β: Adam with a second-moment memory that shortens when gradients spike.
 
@@ -113,9 +128,10 @@ def kourkoutas_beta(
         if hyper.lr_warmup:
             factors = warmup(beta2_max, _steps_taken(after)[1].astype(after.ema.dtype), jnp)
             us = [None if u is None else u * f.astype(jnp.real(u).dtype) for u, f in zip(us, factors, strict=True)]
-        if hyper.nonfinite == "skip":
-            skipped = after.missed > before.missed
-            us = [None if u is None else jnp.where(s, jnp.zeros_like(u), u) for u, s in zip(us, skipped, strict=True)]
+        if hyper.nonfinite == "skip" or hyper.basis is not None:
+            # What was skipped, or only made its basis, is not decayed either.
+            stays = after.missed > before.missed
+            us = [None if u is None else jnp.where(s, jnp.zeros_like(u), u) for u, s in zip(us, stays, strict=True)]
         # NOTE: zeros for a missing gradient, as `optax.apply_updates` cannot add None to an array.
         ms = jax.tree.leaves(before.mu)
         return rebuild([jnp.zeros_like(m) if u is None else u for u, m in zip(us, ms, strict=True)]), new_state
@@ -159,6 +175,10 @@ def scale_by_kourkoutas_beta(
     nonfinite: str = _DEFAULT.nonfinite,
     diagnostics: bool = False,
     axis_name: AxisName = None,
+    basis: str | None = _DEFAULT.basis,
+    basis_every: int | jax.Array = _DEFAULT.basis_every,
+    basis_memory: Scalar = _DEFAULT.basis_memory,
+    basis_limit: int | jax.Array = _DEFAULT.basis_limit,
 ) -> optax.GradientTransformation:
     r"""Rescale updates according to the Kourkoutas-β algorithm.
 
@@ -195,6 +215,12 @@ def scale_by_kourkoutas_beta(
       axis_name: inside `shard_map`, the mesh axes over which parameters are sharded: names or a PartitionSpec for all
         of them, a tree of these like the parameters, or a callable of name and array; see `kourkoutas.optax.trees`.
         Norms are then those of whole parameters. Leave it None under `jit`, where XLA sums over all devices by itself.
+      basis: None, or "eigen": m and v live in the eigenbasis of each matrix's gradient factors, as in SOAP; see
+        `kourkoutas.eigenbasis`. A parameter's first gradient then makes its basis and moves nothing. Needs whole
+        parameters, so no `axis_name`.
+      basis_every: with "eigen", after how many steps the basis turns, ≥ 1.
+      basis_memory: with "eigen", the decay of the factors, in [0, 1).
+      basis_limit: with "eigen", the longest axis that gets a factor, ≥ 1.
 
     The other arguments are those of `kourkoutas.rule.Hyper`.
 
@@ -227,7 +253,10 @@ class KourkoutasBetaState(NamedTuple):
       skipped: steps skipped by each bucket, int32, (buckets,), with `nonfinite="skip"`.
       ring: the newest rows of the trace, float32, (WINDOW, 3, buckets), with `diagnostics=True`.
       rows: the number of rows ever written, int32, with `diagnostics=True`.
-      missed: calls in which a parameter took no step, for want of a gradient or skipped, int32, (parameters,).
+      missed: calls in which a parameter took no step, for want of a gradient, skipped, or to make its basis, int32,
+        (parameters,).
+      basis: factors and bases, `kourkoutas.optax.eigenbasis.Eigenbasis`, with `basis="eigen"`; mu, nu and nu_max are
+        then in the bases.
 
     NOTE: the bias corrections of a parameter use t = count - missed, or 0 where that is negative. `missed` is there
     whatever the options, since whether gradients go missing is not known at `init`. `count` may be set, as in
@@ -244,6 +273,7 @@ class KourkoutasBetaState(NamedTuple):
     ring: jax.Array | None
     rows: jax.Array | None
     missed: jax.Array
+    basis: Eigenbasis | None
 
 
 def _transformation(
@@ -251,6 +281,11 @@ def _transformation(
 ) -> optax.GradientTransformation:
     """The update u of `scale_by_kourkoutas_beta`: no learning rate, no weight decay."""
     layout_of = layouts(buckets, axis_name)
+    if hyper.basis is not None and axis_name is not None:
+        raise ValueError(
+            f"`axis_name` is {axis_name!r}, and basis={hyper.basis!r} needs whole parameters on every device: leave "
+            "`axis_name` out and use jit, which sees whole arrays, or use basis=None inside shard_map"
+        )
 
     def init_fn(params: optax.Params) -> KourkoutasBetaState:
         return _first_state(params, hyper, len(layout_of(params).parts.bucket_names), diagnostics)
@@ -277,7 +312,12 @@ def _transformation(
             every, _ = align(params, state.mu, "params")
             thetas = [every[i] for i in here]
         real = state.ema.dtype
-        norm, mean_abs = measure([gs[i] for i in here], thetas, members, [layout.axes[i] for i in here], real)
+        axes = [layout.axes[i] for i in here]
+        if state.basis is None:
+            norm, mean_abs = measure([gs[i] for i in here], thetas, members.sum, axes, real)
+        else:
+            norm_each, mean_abs = measure([gs[i] for i in here], thetas, lambda x: x, axes, real)
+            norm = members.pooled(norm_each)
         if hyper.nonfinite == "raise":
             _refuse_nonfinite(norm, [layout.parts.bucket_names[b] for b in columns])
 
@@ -285,14 +325,37 @@ def _transformation(
         log_beta2 = state.log_beta2
         if log_beta2 is not None:  # a count and moments that were set, as from Adam's state, have no Σ log β2 with them
             log_beta2 = jnp.where(log_beta2 == 0, rule.adam_log_beta2(hyper.beta2_max, t, jnp), log_beta2).astype(real)
-        before = rule.State(_at(state.ema, columns), _at(t, rows), _at(log_beta2, rows), _at(state.skipped, columns))
-        step = rule.step(hyper, 1.0, norm, before, jnp, members=members, mean_abs=mean_abs)
+        before = rule.State(at(state.ema, columns), at(t, rows), at(log_beta2, rows), at(state.skipped, columns))
+        starts = None
+        if state.basis is not None:  # moments that were set, as from Adam's state, are right in the basis that there is
+            starts = (at(state.basis.seen, rows) == 0) & (before.step == 0)
+        step = rule.step(hyper, 1.0, norm, before, jnp, members=members, mean_abs=mean_abs, starts=starts)
 
+        dtypes = [None if g is None else update_dtype(g, m) for g, m in zip(gs, ms, strict=True)]
+        if state.basis is not None:
+            gs = [None if g is None else jnp.asarray(g, dtype) for g, dtype in zip(gs, dtypes, strict=True)]
+            bases = Bases(state.basis, ms, gs)
+            gs = bases.enter_gradients(gs)
         ks = each_parameter(step.k, len(here), real)
         updated = [None] * len(here) if step.updated_each is None else jnp.unstack(step.updated_each)
         leaves = [Leaf(None, m, v, v_max) for m, v, v_max in zip(ms, vs, v_maxs, strict=True)]
         for i, k, one in zip(here, ks, updated, strict=True):
             leaves[i] = update_leaf(hyper, k, one, gs[i], ms[i], vs[i], v_maxs[i])
+        basis = state.basis
+        if basis is not None:
+            took = None if step.updated is None else members.spread(step.updated)
+            us = bases.leave([leaf.u for leaf in leaves])
+            moments = [
+                Moment({i: leaves[i].m for i in here}, turns=True),
+                Moment({i: leaves[i].v for i in here}, turns=False),
+                Moment({i: leaves[i].v_max for i in here if leaves[i].v_max is not None}, turns=False),
+            ]
+            basis, (m, v, v_max) = bases.after(
+                norm_each, starts, took, moments, hyper.basis_every, hyper.basis_memory
+            )
+            for i in here:
+                u = us[i].astype(dtypes[i])
+                leaves[i] = Leaf(u, m.leaves[i], v.leaves[i], v_max.leaves.get(i))
 
         taken = jnp.ones(len(here), bool) if step.updated_each is None else step.updated_each
         ring, recorded = _record(state, step, columns)
@@ -301,26 +364,17 @@ def _transformation(
             mu=treedef.unflatten([leaf.m for leaf in leaves]),
             nu=treedef.unflatten([leaf.v for leaf in leaves]),
             nu_max=None if state.nu_max is None else treedef.unflatten([leaf.v_max for leaf in leaves]),
-            ema=_put(state.ema, columns, step.state.ema),
-            log_beta2=_put(log_beta2, rows, step.state.log_beta2),
-            skipped=_put(state.skipped, columns, step.state.skipped),
+            ema=put(state.ema, columns, step.state.ema),
+            log_beta2=put(log_beta2, rows, step.state.log_beta2),
+            skipped=put(state.skipped, columns, step.state.skipped),
             ring=ring,
             rows=recorded,
-            missed=jnp.where(_put(jnp.zeros(len(gs), bool), rows, taken), state.missed, state.missed + 1),
+            missed=jnp.where(put(jnp.zeros(len(gs), bool), rows, taken), state.missed, state.missed + 1),
+            basis=basis,
         )
         return rebuild([leaf.u for leaf in leaves]), new
 
     return optax.GradientTransformation(init_fn, update_fn)
-
-
-def _at(x: Any, places: np.ndarray) -> Any:
-    """The entries of one of the state's vectors at `places`, ascending."""
-    return x if x is None or len(places) == len(x) else x[places]
-
-
-def _put(x: Any, places: np.ndarray, new: Any) -> Any:
-    """One of the state's vectors with `new` at `places`, ascending."""
-    return x if x is None else new.astype(x.dtype) if len(places) == len(x) else x.at[places].set(new)
 
 
 def _first_state(params: optax.Params, hyper: Hyper, buckets: int, diagnostics: bool) -> KourkoutasBetaState:
@@ -349,6 +403,7 @@ def _first_state(params: optax.Params, hyper: Hyper, buckets: int, diagnostics: 
         ring=jnp.zeros((WINDOW, len(KEYS), buckets), jnp.float32) if diagnostics else None,
         rows=jnp.zeros((), jnp.int32) if diagnostics else None,
         missed=jnp.zeros(len(leaves), jnp.int32),
+        basis=None if hyper.basis is None else first_basis(params, hyper.basis_limit),
     )
 
 
