@@ -80,25 +80,10 @@ def put(x: Any, places: np.ndarray, new: Any) -> Any:
     return x if x is None else new.astype(x.dtype) if len(places) == len(x) else x.at[places].set(new)
 
 
-def norms(gs: Sequence[Any], dtype: Any) -> jax.Array:
-    """||g|| of each gradient."""
-    return measure(gs, None, _each, [Axes()] * len(gs), dtype)[0]
-
-
-def _each(x: jax.Array) -> jax.Array:
-    return x
-
-
 def measure(
-    gs: Sequence[Any],
-    thetas: Sequence[Any] | None,
-    pool: Callable[[jax.Array], jax.Array],
-    axes: Sequence[Axes],
-    dtype: Any,
+    gs: Sequence[Any], thetas: Sequence[Any] | None, members: Members, axes: Sequence[Axes], dtype: Any
 ) -> tuple[jax.Array, jax.Array | None]:
     """(n of each bucket, ⟨|θ|⟩ of each of `thetas`), whole parameters wherever their parts are.
-
-    `pool` sums over the parameters of each bucket.
 
     NOTE: Σg² of finite gradients may overflow where its root n does not. n is then s·√Σ(g/s)², with s = 2^k the root of
     the dtype's largest number: this overflows only where n does, and squares that underflow are below n's last digit.
@@ -114,17 +99,17 @@ def measure(
         rows = _square_sums([gs[i] for i in block], (1.0,) if branches else (1.0, 1 / s), dtype)
         if thetas is not None:
             # ⟨|θ|⟩ = Σ over the parts of the part's mean / number of parts, as all parts have one size
-            rows.append(jnp.array([_mean_abs(thetas[i]) / axes[i].size() for i in block], dtype))
+            rows.append(jnp.array([mean_abs_of(thetas[i]) / axes[i].size() for i in block], dtype))
         return rows
 
     squares, *rest = _over_axes(sums, axes)
     mean_abs = rest.pop() if thetas is not None else None
-    total = pool(squares)
+    total = members.sum(squares)
 
     def guarded() -> jax.Array:
         finite = jnp.isfinite(total)
         scaled = rest or _over_axes(lambda block: _square_sums([gs[i] for i in block], (1 / s,), dtype), axes)
-        root = jnp.sqrt(jnp.where(finite, 1, pool(*scaled))) * s
+        root = jnp.sqrt(jnp.where(finite, 1, members.sum(*scaled))) * s
         # The root of 1 where the root is not used: its derivative at 0 would be NaN.
         return jnp.where(finite, jnp.sqrt(jnp.where(finite, total, 1)), root)
 
@@ -166,17 +151,17 @@ def _square_sums(gs: Sequence[Any], factors: Sequence[float], dtype: Any) -> lis
         return both
 
     parts = [sums(group) for group in groups.values()]
-    return [_in_order([row[k] for row in parts], groups.values(), dtype) for k in range(len(factors))]
+    return [in_order([row[k] for row in parts], groups.values(), dtype) for k in range(len(factors))]
 
 
-def _in_order(parts: Sequence[jax.Array], groups: Iterable[Sequence[int]], dtype: Any) -> jax.Array:
+def in_order(parts: Sequence[jax.Array], groups: Iterable[Sequence[int]], dtype: Any) -> jax.Array:
     """One array with an entry per parameter along its last axis, from `parts` with those of a group of them each."""
     places = [i for group in groups for i in group]
     x = jnp.concatenate(parts, -1) if parts else jnp.zeros(0, dtype)
     return x if places == sorted(places) else x[..., np.argsort(places).astype(np.int32)]
 
 
-def _mean_abs(p: Any) -> jax.Array:
+def mean_abs_of(p: Any) -> jax.Array:
     x = as_real(p)
     return jnp.mean(jnp.abs(x)) if x.size else jnp.zeros((), x.dtype)
 
@@ -194,7 +179,7 @@ def _over_axes(sums: Callable[[Sequence[int]], list[jax.Array]], axes: Sequence[
         return sums(range(len(axes)))
     stacked = {names: jnp.stack(sums(block)) for names, block in blocks.items()}
     parts = [lax.psum(block, names) if names else block for names, block in stacked.items()]
-    return list(jnp.unstack(_in_order(parts, blocks.values(), parts[0].dtype)))
+    return list(jnp.unstack(in_order(parts, blocks.values(), parts[0].dtype)))
 
 
 def update_dtype(g: Any, m: Any) -> Any:

@@ -1,15 +1,16 @@
 """The eigenbasis for Optax: `in_eigenbasis`, and the pieces that it shares with `kourkoutas_beta(basis="eigen")`.
 
-`kourkoutas.eigenbasis` has the equations. Here the leaves of one shape are worked on together: for each axis that has a
-factor there is one array with the factors of all of them, and one with their bases, so that all layers of a kind take
-part in one product and in one QR, and the compiled step has as many of these as there are shapes.
+`kourkoutas.eigenbasis` has the equations. Here the leaves of one shape are worked on together, as a `Stack`: one array
+that has them along its first axis, and for each axis that has a factor one array with all their factors and one with
+all their bases. So all layers of a kind take part in one product and in one QR, and what has to be compiled depends on
+the number of shapes only. Leaves of one axis or none are stacks without factors.
 
 NOTE: the basis turns in a branch (`lax.cond`) of the one compiled step. Under `vmap` JAX runs both branches at every
 step: right, but slow.
 """
 
 # Annotations stay objects here (no `from __future__ import annotations`): Optax's own checks read them.
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,14 +20,12 @@ import optax
 from jax import lax
 
 from kourkoutas.eigenbasis import factor_weights, factored_axes, is_time_to_turn
-from kourkoutas.optax.arithmetic import as_real, at, from_real, norms, precision, put
-from kourkoutas.optax.trees import PyTree, name_of
+from kourkoutas.optax.arithmetic import as_real, at, from_real, in_order, precision, put
+from kourkoutas.optax.trees import name_of
 from kourkoutas.rule import Hyper, check_basis
 
 _DEFAULT = Hyper()
 _TURNING = ("mu", "trace")
-
-Leaves = list[Any]  # one entry per parameter; None where there is nothing
 
 
 def in_eigenbasis(
@@ -53,10 +52,11 @@ def in_eigenbasis(
     state of `inner` stays as it is.
 
     Args:
-      inner: a transformation that works on each entry by itself, such as `optax.scale_by_adam`. Whatever its state
-        has beside single numbers must be like the parameters. When the basis turns, fields called `mu` or `trace` turn
-        with it, as they are first moments; all others keep their places, as second moments must. It gets `params` in
-        the basis, too, so `optax.add_decayed_weights` may be part of it.
+      inner: a transformation that works on each entry by itself, such as `optax.scale_by_adam`. It gets all leaves of
+        one shape as one real array, the same of `params` (so `optax.add_decayed_weights` may be part of it), and its
+        state is made of such arrays. When the basis turns, those in fields called `mu` or `trace` turn with it, as they
+        are first moments; all others keep their places, as second moments must. Masks and labels by name belong around
+        `in_eigenbasis`, not into it.
       every: after how many steps the basis turns, ≥ 1.
       memory: decay μ of the factors L and R, in [0, 1).
       limit: the longest axis that gets a factor, ≥ 1; memory and time grow with its square and its cube.
@@ -81,41 +81,57 @@ def in_eigenbasis(
     check_basis(every, memory, limit)
     if not isinstance(inner, optax.GradientTransformation):
         raise TypeError(
-            f"`inner` must be a gradient transformation, for example optax.scale_by_adam(b1=0.95, b2=0.95); got {inner!r}"
+            f"`inner` must be a gradient transformation; got {inner!r}: give, for example, "
+            "optax.scale_by_adam(b1=0.95, b2=0.95)"
         )
     inner = optax.with_extra_args_support(inner)
 
     def init_fn(params: optax.Params) -> InEigenbasisState:
-        inner_state = inner.init(params)
-        _moments_of(inner, inner_state, params)
-        return InEigenbasisState(first_basis(params, limit), inner_state)
+        basis, leaves = first_basis(params, limit), jax.tree.leaves(params)
+        # An array instead of no arrays, for the reason that `Eigenbasis` gives.
+        inside = {stack.shape: stack.join(leaves) for stack in stacks_of(basis, leaves)} if leaves else jnp.zeros(0)
+        inner_state = inner.init(inside)
+        _moments_of(inner, inner_state, inside)
+        return InEigenbasisState(basis, inner_state)
 
     def update_fn(
         updates: optax.Updates, state: InEigenbasisState, params: optax.Params | None = None, **extra_args: Any
     ) -> tuple[optax.Updates, InEigenbasisState]:
         treedef: Any
         gs, treedef = jax.tree.flatten(updates)
-        _check_parameters(state.basis, gs)
-        bases = Bases(state.basis, gs, gs)
-        inside = treedef.unflatten(_cast(bases.enter_gradients(gs), gs))
+        _check_number(state.basis, gs)
+        if not gs:
+            return updates, state
+        grads = stacked(state.basis, gs, gs)
+        stacks = grads.stacks
+        inside = {stack.shape: stack.enter(grads.of_shape[stack.shape]) for stack in stacks}
         if params is not None:
-            thetas, of_params = jax.tree.flatten(params)
-            params = of_params.unflatten(_cast(bases.enter(thetas), thetas))
+            thetas = jax.tree.leaves(params)
+            params = {stack.shape: stack.enter(stack.join(thetas)) for stack in stacks}
         moved, inner_state = inner.update(inside, state.inner_state, params, **extra_args)
 
-        us = jax.tree.leaves(moved)
         starts = state.basis.seen == 0
         first = jnp.any(starts)
-        us = [jnp.where(first, jnp.zeros_like(u), u) for u in _cast(bases.leave(us), us)]
-        inner_state = jax.tree.map(
-            lambda old, new: jnp.where(first, old, new).astype(old.dtype), state.inner_state, inner_state
+        inner_state = jax.tree.map(lambda old, new: jnp.where(first, old, new), state.inner_state, inner_state)
+        us: dict[int, jax.Array] = {}
+        for stack in stacks:
+            u = moved[stack.shape]
+            us.update(stack.part(jnp.where(first, jnp.zeros_like(u), stack.leave(u)), gs))
+        moments = _moments_of(inner, inner_state, inside)
+        basis, moments = advanced(state.basis, grads, starts, None, moments, every, memory)
+        return treedef.unflatten([us[i] for i in range(len(gs))]), InEigenbasisState(
+            basis, _with_moments(inner, inner_state, moments)
         )
-        moments = _moments_of(inner, inner_state, updates)
-        norm = norms(gs, state.basis.scale.dtype)
-        basis, moments = bases.after(norm, starts, None, moments, every, memory)
-        return treedef.unflatten(us), InEigenbasisState(basis, _with_moments(inner, inner_state, moments))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _check_number(basis: "Eigenbasis", gs: Sequence[Any]) -> None:
+    if len(gs) != len(basis.seen):
+        raise ValueError(
+            f"the state has the bases of {len(basis.seen)} parameters, and the updates have {len(gs)} arrays: call "
+            "init() with the same tree, and give zeros where a gradient is missing"
+        )
 
 
 class Eigenbasis(NamedTuple):
@@ -125,11 +141,11 @@ class Eigenbasis(NamedTuple):
       seen: how many gradients each parameter has had, skipped ones included, int32, (parameters,).
       scale: s of `kourkoutas.eigenbasis.factor_weights`, (parameters,).
       factors: shape → axis → the factors of all parameters of that shape, (their number, length, length); for
-        example `factors["128x3"]["0"]`. A complex parameter has one axis more, of length 2.
+        example `factors["128x3"]["0"]`, or `["128x3c"]` of complex ones, which have one axis more, of length 2.
       bases: the same for the eigenvectors, which are columns.
 
-    NOTE: for a tree without leaves `factors` and `bases` are empty arrays: `optax.tree.map_params` asks for the state of
-    such a tree, and takes what is a leaf there for one number that does not belong to a parameter.
+    NOTE: for a tree without leaves `factors` and `bases` are empty arrays. `optax.tree.map_params` asks for the state
+    of such a tree, and needs something in the place of what does not belong to single parameters.
     """
 
     seen: jax.Array
@@ -154,12 +170,12 @@ def first_basis(params: optax.Params, limit: Any) -> Eigenbasis:
     factors: dict[str, dict[str, jax.Array]] = {}
     bases: dict[str, dict[str, jax.Array]] = {}
     for name, numbers in _by_shape(leaves).items():
-        dtype, shape = precision(leaves[i] for i in numbers), _real_shape(leaves[numbers[0]])
-        for axis in factored_axes(shape, _known(limit)):
-            length = shape[axis]
-            zeros = jnp.zeros((len(numbers), length, length), dtype)
+        dtype, one = precision(leaves[i] for i in numbers), leaves[numbers[0]]
+        shape = (*jnp.shape(one), 2) if jnp.iscomplexobj(one) else jnp.shape(one)
+        for axis in factored_axes(shape, _known(limit)) if jnp.ndim(one) > 1 else ():
+            zeros = jnp.zeros((len(numbers), shape[axis], shape[axis]), dtype)
             factors.setdefault(name, {})[str(axis)] = zeros
-            bases.setdefault(name, {})[str(axis)] = zeros + jnp.eye(length, dtype=dtype)
+            bases.setdefault(name, {})[str(axis)] = zeros + jnp.eye(shape[axis], dtype=dtype)
     return Eigenbasis(seen, scale, factors, bases)
 
 
@@ -172,29 +188,17 @@ def _known(limit: Any) -> int:
     return int(limit)
 
 
-def _real_shape(x: Any) -> tuple[int, ...]:
-    """The shape of `as_real(x)`."""
-    return (*jnp.shape(x), 2) if jnp.iscomplexobj(x) else jnp.shape(x)
-
-
 def _by_shape(leaves: Sequence[Any]) -> dict[str, list[int]]:
-    """The numbers of the leaves of each shape; those of one axis or none are left out."""
+    """The numbers of the leaves of each shape, by its name."""
     groups: dict[str, list[int]] = {}
     for i, x in enumerate(leaves):
-        if jnp.ndim(x) > 1:
-            groups.setdefault("x".join(map(str, _real_shape(x))), []).append(i)
+        name = "x".join(map(str, jnp.shape(x))) or "scalar"
+        groups.setdefault(name + "c" * jnp.iscomplexobj(x), []).append(i)
     return groups
 
 
-class Moment(NamedTuple):
-    """A moment of some parameters, by their numbers; first moments turn with the basis, others keep their places."""
-
-    leaves: dict[int, Any]
-    turns: bool
-
-
 class Stack(NamedTuple):
-    """What is kept of the parameters of one shape that have a gradient, along a first axis."""
+    """The parameters of one shape that have a gradient, and what is kept of their bases, along a first axis."""
 
     shape: str  # its name in the state
     numbers: list[int]  # the parameters, by their numbers in the tree
@@ -204,146 +208,179 @@ class Stack(NamedTuple):
     factors: list[jax.Array]
     bases: list[jax.Array]
 
-    def join(self, xs: Any, numbers: Sequence[int]) -> jax.Array:
-        """The arrays of some parameters as one, real, in the dtype of the basis."""
-        return jnp.stack([as_real(xs[i]).astype(self.bases[0].dtype) for i in numbers])
+    def join(self, xs: Any) -> jax.Array:
+        """The parameters' leaves of `xs`, a leaf per parameter of the tree, as one real array."""
+        arrays = [jnp.asarray(xs[i]) for i in self.numbers]
+        if jnp.iscomplexobj(arrays[0]):
+            arrays = [as_real(x) for x in arrays]
+        return jnp.stack(arrays)
+
+    def part(self, x: jax.Array, like: Any) -> dict[int, jax.Array]:
+        """The other way round: the leaves of `x` by number, with the dtypes of those of `like`."""
+        rows = zip(self.numbers, jnp.unstack(x), strict=True)
+        return {i: from_real(row, jnp.result_type(like[i])) for i, row in rows}
+
+    def enter(self, x: jax.Array) -> jax.Array:
+        """`x` in the bases."""
+        return _rotate(x, self.axes, self.bases)
+
+    def leave(self, x: jax.Array) -> jax.Array:
+        """The way back."""
+        return _rotate(x, self.axes, self.bases, back=True)
 
 
-class Bases:
-    """The bases of the parameters that have a gradient, in one step.
+def stacks_of(basis: Eigenbasis, like: Sequence[Any], here: Sequence[int] | None = None) -> list[Stack]:
+    """The stacks of a step.
 
     Args:
-      kept: the state before the step.
+      basis: the state before the step.
       like: an array for each parameter, with its shape, complex where it is.
-      gs: the gradients, like these; None where there is none.
+      here: the numbers of the parameters that have a gradient; None: all.
     """
+    numbers = range(len(like)) if here is None else [int(i) for i in here]
+    return list(_stacks(basis, like, {number: place for place, number in enumerate(numbers)}))
 
-    def __init__(self, kept: Eigenbasis, like: Sequence[Any], gs: Sequence[Any]) -> None:
-        self.kept = kept
-        self.here = np.asarray([i for i, g in enumerate(gs) if g is not None], np.int32)
-        self.stacks = list(self._stacks(like))
-        self.grads = [stack.join(gs, stack.numbers) for stack in self.stacks]
 
-    def _stacks(self, like: Sequence[Any]) -> Iterator[Stack]:
-        place_of = {int(number): place for place, number in enumerate(self.here)}
-        for name, numbers in _by_shape(like).items():
-            if name not in self.kept.factors:
-                continue
-            rows = np.asarray([row for row, i in enumerate(numbers) if i in place_of], np.int32)
-            if not len(rows):
-                continue
-            chosen = [numbers[row] for row in rows]
-            places = np.asarray([place_of[i] for i in chosen], np.int32)
-            factors, bases = self.kept.factors[name], self.kept.bases[name]
-            axes = list(factors)
-            yield Stack(
-                name,
-                chosen,
-                rows,
-                places,
-                [int(axis) for axis in axes],
-                [at(factors[axis], rows) for axis in axes],
-                [at(bases[axis], rows) for axis in axes],
-            )
+def _stacks(basis: Eigenbasis, like: Sequence[Any], place_of: Mapping[int, int]) -> Iterator[Stack]:
+    for name, numbers in _by_shape(like).items():
+        rows = np.asarray([row for row, i in enumerate(numbers) if i in place_of], np.int32)
+        if not len(rows):
+            continue
+        chosen = [numbers[row] for row in rows]
+        factors, bases = basis.factors.get(name, {}), basis.bases.get(name, {})
+        yield Stack(
+            shape=name,
+            numbers=chosen,
+            rows=rows,
+            places=np.asarray([place_of[i] for i in chosen], np.int32),
+            axes=[int(axis) for axis in factors],
+            factors=[at(x, rows) for x in factors.values()],
+            bases=[at(bases[axis], rows) for axis in factors],
+        )
 
-    def enter(self, xs: Sequence[Any]) -> Leaves:
-        """`xs`, a leaf per parameter, in the bases; what is rotated is float32 at least."""
-        return self._rotated(xs, [stack.join(xs, stack.numbers) for stack in self.stacks], back=False)
 
-    def enter_gradients(self, gs: Sequence[Any]) -> Leaves:
-        """The same for the gradients."""
-        return self._rotated(gs, self.grads, back=False)
+class Gradients(NamedTuple):
+    """The gradients of a step, by shape, in the coordinates of the parameters."""
 
-    def leave(self, xs: Sequence[Any]) -> Leaves:
-        """The way back."""
-        return self._rotated(xs, [stack.join(xs, stack.numbers) for stack in self.stacks], back=True)
+    stacks: list[Stack]
+    of_shape: dict[str, jax.Array]
+    norm: jax.Array  # ||g|| of each parameter that has a gradient
 
-    def _rotated(self, xs: Sequence[Any], joined: Sequence[jax.Array], back: bool) -> Leaves:
-        out = list(xs)
-        for stack, x in zip(self.stacks, joined, strict=True):
-            rows = jnp.unstack(_rotate(x, stack.axes, stack.bases, back))
-            for i, row in zip(stack.numbers, rows, strict=True):
-                out[i] = from_real(row, jnp.result_type(xs[i])) if jnp.iscomplexobj(xs[i]) else row
-        return out
 
-    def after(
-        self,
-        norm: jax.Array,
-        starts: jax.Array,
-        taken: jax.Array | None,
-        moments: Sequence[Moment],
-        every: Any,
-        memory: Any,
-    ) -> tuple[Eigenbasis, list[Moment]]:
-        """The state and the moments after the step, in which the bases may turn.
+def stacked(basis: Eigenbasis, like: Sequence[Any], gs: Sequence[Any]) -> Gradients:
+    """Gradients, None where there is none, by shape; `like` has an array for each parameter, as in `stacks_of`."""
+    stacks = stacks_of(basis, like, [i for i, g in enumerate(gs) if g is not None])
+    of_shape = {stack.shape: stack.join(gs) for stack in stacks}
+    return Gradients(stacks, of_shape, _norms(stacks, of_shape, basis.scale.dtype))
 
-        Args:
-          norm: ||g|| of each parameter that has a gradient; of these are the next two, too.
-          starts: which of them have their first gradient.
-          taken: which gradients are not skipped; None: all.
-          moments: m and the like, in the bases before the step.
-          every: after how many gradients a basis turns.
-          memory: μ.
-        """
-        seen, old_scale = at(self.kept.seen, self.here), at(self.kept.scale, self.here)
-        keep, gain, scale = factor_weights(memory, norm.astype(old_scale.dtype), old_scale, jnp)
-        due = is_time_to_turn(seen, every)
-        if taken is not None:
-            starts, due, scale = starts & taken, due & taken, jnp.where(taken, scale, old_scale)
 
-        moments = list(moments)
-        factors, bases = dict(self.kept.factors), dict(self.kept.bases)
-        has_factors = np.zeros(len(self.here), bool)
-        for stack, g in zip(self.stacks, self.grads, strict=True):
-            has_factors[stack.places] = True
-            took = None if taken is None else at(taken, stack.places)
-            grown = _with_gradient(stack, g, at(keep, stack.places), at(gain, stack.places), took)
-            own = [_some(moment, stack.numbers) for moment in moments]
-            turned, own = _changed(grown, at(starts, stack.places), at(due, stack.places), own)
-            moments = [Moment({**all_.leaves, **new.leaves}, all_.turns) for all_, new in zip(moments, own, strict=True)]
-            factors[stack.shape] = _put_back(factors[stack.shape], stack, grown.factors)
-            bases[stack.shape] = _put_back(bases[stack.shape], stack, turned)
-        scale = jnp.where(has_factors, scale, old_scale)
-        seen = jnp.minimum(seen, np.iinfo(np.int32).max - 1) + 1
-        seen, scale = put(self.kept.seen, self.here, seen), put(self.kept.scale, self.here, scale)
-        if not len(self.kept.seen):
-            return self.kept, moments
-        return Eigenbasis(seen, scale, factors, bases), moments
+def _norms(stacks: Sequence[Stack], of_shape: Mapping[str, jax.Array], dtype: Any) -> jax.Array:
+    """||g|| of each parameter; for sums of squares that overflow see `kourkoutas.optax.arithmetic.measure`."""
+    s = 2.0 ** (jnp.finfo(dtype).maxexp // 2)
+
+    def squares(factor: float) -> jax.Array:
+        parts = []
+        for stack in stacks:
+            x = of_shape[stack.shape].astype(dtype)
+            parts.append(jnp.sum((x * factor) ** 2, range(1, x.ndim)))
+        return in_order(parts, [stack.places.tolist() for stack in stacks], dtype)
+
+    total = squares(1.0)
+
+    def guarded() -> jax.Array:
+        return jnp.where(jnp.isfinite(total), jnp.sqrt(total), jnp.sqrt(squares(1 / s)) * s)
+
+    norm: jax.Array = _when(jnp.all(jnp.isfinite(total)), lambda: jnp.sqrt(total), guarded)
+    return norm
+
+
+class Moment(NamedTuple):
+    """One moment of all parameters, by shape; first moments turn with the basis, others keep their places."""
+
+    of_shape: dict[str, Any]
+    turns: bool
+
+
+def advanced(
+    basis: Eigenbasis,
+    grads: Gradients,
+    starts: jax.Array,
+    taken: jax.Array | None,
+    moments: Sequence[Moment],
+    every: Any,
+    memory: Any,
+) -> tuple[Eigenbasis, list[Moment]]:
+    """The state and the moments after a step: factors have the gradient in them, and bases may have turned.
+
+    Args:
+      basis: the state before the step.
+      grads: of the parameters that have one.
+      starts: which of these have their first.
+      taken: which of these are not skipped; None: all.
+      moments: in the bases before the step.
+      every: after how many gradients a basis turns.
+      memory: μ.
+    """
+    stacks = grads.stacks
+    here = np.sort(np.asarray([i for stack in stacks for i in stack.numbers], np.int32))
+    seen, scale = at(basis.seen, here), at(basis.scale, here)
+    keep, gain, new_scale = factor_weights(memory, grads.norm, scale, jnp)
+    due = is_time_to_turn(seen, every)
+    counts = np.zeros(len(here), bool)
+    for stack in stacks:
+        counts[stack.places] = bool(stack.axes)
+    if taken is None:
+        new_scale = jnp.where(counts, new_scale, scale)
+    else:
+        starts, due, new_scale = starts & taken, due & taken, jnp.where(taken & counts, new_scale, scale)
+
+    factors, bases = dict(basis.factors), dict(basis.bases)
+    changed = [dict(moment.of_shape) for moment in moments]
+    for stack in stacks:
+        if not stack.axes:
+            continue
+        own = [at(x, stack.places) for x in (keep, gain, taken, starts, due)]
+        stack = _with_gradient(stack, grads.of_shape[stack.shape], *own[:3])
+        turned, new = _turned_if_due(stack, *own[3:], [m._replace(of_shape=m.of_shape[stack.shape]) for m in moments])
+        for of_shape, x in zip(changed, new, strict=True):
+            of_shape[stack.shape] = x
+        factors[stack.shape] = _put_back(factors[stack.shape], stack, stack.factors)
+        bases[stack.shape] = _put_back(bases[stack.shape], stack, turned)
+    seen = jnp.minimum(seen, np.iinfo(np.int32).max - 1) + 1
+    new_basis = Eigenbasis(put(basis.seen, here, seen), put(basis.scale, here, new_scale), factors, bases)
+    return new_basis, [Moment(of_shape, moment.turns) for of_shape, moment in zip(changed, moments, strict=True)]
 
 
 def _put_back(kept: dict[str, jax.Array], stack: Stack, new: Sequence[jax.Array]) -> dict[str, jax.Array]:
-    pairs = zip(stack.axes, new, strict=True)
-    return {str(axis): put(kept[str(axis)], stack.rows, x) for axis, x in pairs}
-
-
-def _some(moment: Moment, numbers: Sequence[int]) -> Moment:
-    return moment._replace(leaves={i: moment.leaves[i] for i in numbers if i in moment.leaves})
+    return {str(axis): put(kept[str(axis)], stack.rows, x) for axis, x in zip(stack.axes, new, strict=True)}
 
 
 def _with_gradient(stack: Stack, g: jax.Array, keep: jax.Array, gain: jax.Array, taken: Any) -> Stack:
     """L ← keep·L + (gain·G)·(gain·G)ᵀ along every axis that has a factor."""
-    x = g * _column(gain, g)
+    x = g.astype(stack.factors[0].dtype)
+    x = x * column(gain, x)
     factors = []
     for axis, factor in zip(stack.axes, stack.factors, strict=True):
-        rest = [i + 1 for i in range(g.ndim - 1) if i != axis]
-        moments = lax.dot_general(x, x, ((rest, rest), ([0], [0])), precision=lax.Precision.HIGHEST)
-        new = _column(keep, factor) * factor + moments
-        factors.append(new if taken is None else jnp.where(_column(taken, factor), new, factor))
+        rest = [i + 1 for i in range(x.ndim - 1) if i != axis]
+        new = column(keep, factor) * factor + _product(x, x, rest, rest)
+        factors.append(new if taken is None else jnp.where(column(taken, factor), new, factor))
     return stack._replace(factors=factors)
 
 
-def _changed(
-    stack: Stack, starts: jax.Array, due: jax.Array, moments: list[Moment]
-) -> tuple[list[jax.Array], list[Moment]]:
+def _turned_if_due(
+    stack: Stack, starts: jax.Array, due: jax.Array, moments: Sequence[Moment]
+) -> tuple[list[jax.Array], list[jax.Array]]:
     """The bases and moments of a stack after the bases that `starts` were made, and those that are `due` turned."""
-    leaves = [moment.leaves for moment in moments]
+    arrays = [moment.of_shape for moment in moments]
 
     def make_and_turn() -> Any:
         made = _when(jnp.any(starts), lambda: _made(stack, starts), lambda: stack.bases)
-        return _when(jnp.any(due), lambda: _turned(stack._replace(bases=made), due, moments), lambda: (made, leaves))
+        return _when(jnp.any(due), lambda: _turned(stack._replace(bases=made), due, moments), lambda: (made, arrays))
 
-    bases, leaves = _when(jnp.any(starts | due), make_and_turn, lambda: (stack.bases, leaves))
-    return bases, [moment._replace(leaves=new) for moment, new in zip(moments, leaves, strict=True)]
+    changed: tuple[list[jax.Array], list[jax.Array]] = _when(
+        jnp.any(starts | due), make_and_turn, lambda: (stack.bases, arrays)
+    )
+    return changed
 
 
 def _when(condition: jax.Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
@@ -356,76 +393,71 @@ def _when(condition: jax.Array, then: Callable[[], Any], otherwise: Callable[[],
 def _made(stack: Stack, starts: jax.Array) -> list[jax.Array]:
     """The bases, with the eigenvectors of the factors, those of the largest eigenvalue first, where one `starts`."""
     new = [jnp.linalg.eigh(factor)[1][..., ::-1] for factor in stack.factors]
-    return [jnp.where(_column(starts, q), made, q) for made, q in zip(new, stack.bases, strict=True)]
+    return [jnp.where(column(starts, q), made, q) for made, q in zip(new, stack.bases, strict=True)]
 
 
-def _turned(stack: Stack, due: jax.Array, moments: Sequence[Moment]) -> tuple[list[jax.Array], list[dict[int, Any]]]:
+def _turned(stack: Stack, due: jax.Array, moments: Sequence[Moment]) -> tuple[list[jax.Array], list[jax.Array]]:
     """The bases and the moments after one step of orthogonal iteration, where it is `due`."""
     bases, orders = [], []
     for factor, q in zip(stack.factors, stack.bases, strict=True):
-        product = jnp.matmul(factor, q, precision=lax.Precision.HIGHEST)
+        product = _product(factor, q, [2], [1])
         # The eigenvalues as far as the basis knows them, diag(Qᵀ·L·Q), largest first
         order = jnp.argsort(-jnp.sum(q * product, 1), axis=1, stable=True)
-        orders.append(jnp.where(due[:, None], order, jnp.arange(order.shape[1])))
         # Q ← qr(L·Q)
         new = jnp.linalg.qr(jnp.take_along_axis(product, order[:, None, :], 2))[0]
-        bases.append(jnp.where(_column(due, q), new, q))
+        bases.append(jnp.where(column(due, q), new, q))
+        orders.append(jnp.where(due[:, None], order, jnp.arange(order.shape[1])))
 
     changed = []
-    for leaves, turns in moments:
-        rows = np.asarray([row for row, i in enumerate(stack.numbers) if i in leaves], np.int32)
-        if not len(rows):
-            changed.append(leaves)
-            continue
-        x = stack.join(leaves, list(leaves))
+    for x, turns in moments:
         if turns:
-            new = _rotate(x, stack.axes, [at(q, rows) for q in stack.bases], back=True)
-            new = _rotate(new, stack.axes, [at(q, rows) for q in bases])
-            new = jnp.where(_column(at(due, rows), x), new, x)
+            new = _rotate(stack.leave(x), stack.axes, bases)
+            changed.append(jnp.where(column(due, x), new, x))
         else:
-            new = _reordered(x, stack.axes, [at(order, rows) for order in orders])
-        pairs = zip(leaves.items(), jnp.unstack(new), strict=True)
-        changed.append({i: from_real(row, old.dtype) for (i, old), row in pairs})
+            changed.append(_reordered(x, stack.axes, orders))
     return bases, changed
 
 
 def _rotate(x: jax.Array, axes: Sequence[int], bases: Sequence[jax.Array], back: bool = False) -> jax.Array:
-    """Qᵀ·x·P of each matrix, and the same along the axes of other arrays; Q·x·Pᵀ on the way `back`."""
+    """Qᵀ·x·P of each matrix, and the same along the axes of other arrays; Q·x·Pᵀ on the way `back`.
+
+    NOTE: the arithmetic has the dtype of the bases, float32 at least, and its result is rounded once to that of `x`.
+    """
+    dtype, side = x.dtype, 2 if back else 1
     for axis, q in zip(axes, bases, strict=True):
-        side = 2 if back else 1
-        if axis == 0:
-            x = lax.dot_general(q, x, (([side], [1]), ([0], [0])), precision=lax.Precision.HIGHEST)
-        else:
-            x = lax.dot_general(x, q, (([axis + 1], [side]), ([0], [0])), precision=lax.Precision.HIGHEST)
-            x = jnp.moveaxis(x, -1, axis + 1)
-    return x
+        x = x.astype(q.dtype)
+        if axis > 0:
+            x = jnp.moveaxis(_product(x, q, [axis + 1], [side]), -1, axis + 1)
+        else:  # the same, in the order that needs no transposition
+            x = _product(q, x, [side], [1])
+    return x.astype(dtype)
+
+
+def _product(x: jax.Array, y: jax.Array, of_x: Sequence[int], of_y: Sequence[int]) -> jax.Array:
+    """The sum over some axes of x·y, for all arrays of two stacks; on no device with less than float32's digits."""
+    return lax.dot_general(x, y, ((of_x, of_y), ([0], [0])), precision=lax.Precision.HIGHEST)
 
 
 def _reordered(x: jax.Array, axes: Sequence[int], orders: Sequence[jax.Array]) -> jax.Array:
     """The entries along some axes in another order, which each array has for itself."""
-    index: list[Any] = [_along(jnp.arange(length), i, x.ndim) for i, length in enumerate(x.shape)]
+    index = [_along(jnp.arange(length), [i], x.ndim) for i, length in enumerate(x.shape)]
     for axis, order in zip(axes, orders, strict=True):
-        index[axis + 1] = jnp.expand_dims(order, [i for i in range(x.ndim) if i not in (0, axis + 1)])
+        index[axis + 1] = _along(order, [0, axis + 1], x.ndim)
     return x[tuple(index)]
 
 
-def _along(x: jax.Array, axis: int, ndim: int) -> jax.Array:
-    return jnp.expand_dims(x, [i for i in range(ndim) if i != axis])
+def _along(x: jax.Array, axes: Sequence[int], ndim: int) -> jax.Array:
+    """x, whose axes become `axes` of `ndim`."""
+    return jnp.expand_dims(x, [i for i in range(ndim) if i not in axes])
 
 
-def _column(x: jax.Array, like: jax.Array) -> jax.Array:
-    """A vector with an entry per array of a stack, to go with a stack; numbers in its dtype."""
-    x = x if x.dtype == bool else x.astype(like.dtype)
-    return _along(x, 0, like.ndim)
-
-
-def _cast(xs: Sequence[Any], like: Sequence[Any]) -> Leaves:
-    """Each of `xs` with the dtype of its twin."""
-    return [jnp.asarray(x, jnp.result_type(y)) for x, y in zip(xs, like, strict=True)]
+def column(x: jax.Array, like: jax.Array) -> jax.Array:
+    """A vector with an entry per array of a stack, to go with the stack `like`; numbers in its dtype."""
+    return _along(x if x.dtype == bool else x.astype(like.dtype), [0], like.ndim)
 
 
 class _Marked(NamedTuple):
-    """A leaf of a state that belongs to a parameter."""
+    """An array in a state that is like the parameters."""
 
     value: Any
 
@@ -435,34 +467,27 @@ def _is_marked(x: Any) -> bool:
 
 
 def _marked(inner: optax.GradientTransformation, state: optax.OptState) -> tuple[list[Any], Any]:
-    """The leaves of the state of `inner` with their paths, those that belong to a parameter marked, and the treedef."""
+    """The arrays of the state of `inner` and their paths, those like the parameters marked; and the treedef."""
     marked = optax.tree_utils.tree_map_params(inner, _Marked, state)
     found: tuple[list[Any], Any] = jax.tree_util.tree_flatten_with_path(marked, is_leaf=_is_marked)
     return found
 
 
-def _moments_of(inner: optax.GradientTransformation, state: optax.OptState, like: PyTree) -> list[Moment]:
+def _moments_of(inner: optax.GradientTransformation, state: optax.OptState, like: Any) -> list[Moment]:
     """The fields of the state of `inner` that are like the parameters, in its order."""
-    arrays = jax.tree_util.tree_leaves_with_path(like)
     moments: dict[Any, Moment] = {}
     for path, leaf in _marked(inner, state)[0]:
         if not _is_marked(leaf):
             continue
-        # A leaf's path is that of the field, and then that of its parameter.
-        number = max(
-            (i for i, (own, _) in enumerate(arrays) if path[len(path) - len(own) :] == own),
-            key=lambda i: len(arrays[i][0]),
-        )
-        own, array = arrays[number]
-        field = path[: len(path) - len(own)]
-        if jnp.shape(leaf.value) != jnp.shape(array):
+        *field, last = path
+        shape = name_of([last])
+        if shape not in like or jnp.shape(leaf.value) != jnp.shape(like[shape]):
             raise ValueError(
-                f"`inner` keeps {name_of(field)!r} of shape {jnp.shape(leaf.value)} for the parameter {name_of(own)!r} "
-                f"of shape {jnp.shape(array)}: give in_eigenbasis a transformation that works on each entry by itself, "
-                "such as optax.scale_by_adam"
+                f"`inner` keeps {name_of(path)!r} of shape {jnp.shape(leaf.value)}, which is not that of parameters: "
+                "give in_eigenbasis a transformation that works on each entry by itself, such as optax.scale_by_adam"
             )
         turns = any(name_of([key]) in _TURNING for key in field[-1:])
-        moments.setdefault(field, Moment({}, turns)).leaves[number] = leaf.value
+        moments.setdefault(tuple(field), Moment({}, turns)).of_shape[shape] = leaf.value
     return list(moments.values())
 
 
@@ -471,13 +496,6 @@ def _with_moments(
 ) -> optax.OptState:
     """The state of `inner` with other moments, in the order of `_moments_of`."""
     leaves, treedef = _marked(inner, state)
-    new = iter([x for moment in moments for x in moment.leaves.values()])
-    return treedef.unflatten([next(new) if _is_marked(leaf) else leaf for _, leaf in leaves])
-
-
-def _check_parameters(basis: Eigenbasis, gs: Sequence[Any]) -> None:
-    if len(gs) != len(basis.seen):
-        raise ValueError(
-            f"the state has the bases of {len(basis.seen)} parameters, and the updates have {len(gs)} arrays: call "
-            "init() with the same tree, and give zeros where a gradient is missing"
-        )
+    new = [x for moment in moments for x in moment.of_shape.values()]
+    values = iter(new)
+    return treedef.unflatten([next(values) if _is_marked(leaf) else leaf for _, leaf in leaves])

@@ -1,7 +1,7 @@
 """The optimizer: its two public functions, its state, and what a step does in the order in which it does it."""
 
 # Annotations stay objects here (no `from __future__ import annotations`): Optax's own checks read them.
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from kourkoutas.adam_names import explain_adams_names
 from kourkoutas.optax.arithmetic import (
     Leaf,
     Members,
+    as_real,
     at,
     each_parameter,
     measure,
@@ -24,7 +25,7 @@ from kourkoutas.optax.arithmetic import (
     update_dtype,
     update_leaf,
 )
-from kourkoutas.optax.eigenbasis import Bases, Eigenbasis, Moment, first_basis
+from kourkoutas.optax.eigenbasis import Eigenbasis, Moment, advanced, column, first_basis, stacks_of
 from kourkoutas.optax.trees import AxisName, Layout, PyTree, align, layouts, name_of
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, check_learning_rate, warmup
 from kourkoutas.trace import KEYS, WINDOW, Trace
@@ -331,31 +332,16 @@ def _transformation(
             starts = (at(state.basis.seen, rows) == 0) & (before.step == 0)
         step = rule.step(hyper, 1.0, norm, before, jnp, members=members, mean_abs=mean_abs, starts=starts)
 
-        dtypes = [None if g is None else update_dtype(g, m) for g, m in zip(gs, ms, strict=True)]
-        if state.basis is not None:
-            gs = [None if g is None else jnp.asarray(g, dtype) for g, dtype in zip(gs, dtypes, strict=True)]
-            bases = Bases(state.basis, ms, gs)
-            gs = bases.enter_gradients(gs)
-        ks = each_parameter(step.k, len(here), real)
-        updated = [None] * len(here) if step.updated_each is None else jnp.unstack(step.updated_each)
         leaves = [Leaf(None, m, v, v_max) for m, v, v_max in zip(ms, vs, v_maxs, strict=True)]
-        for i, k, one in zip(here, ks, updated, strict=True):
-            leaves[i] = update_leaf(hyper, k, one, gs[i], ms[i], vs[i], v_maxs[i])
         basis = state.basis
-        if basis is not None:
+        if basis is None:
+            ks = each_parameter(step.k, len(here), real)
+            updated = [None] * len(here) if step.updated_each is None else jnp.unstack(step.updated_each)
+            for i, k, one in zip(here, ks, updated, strict=True):
+                leaves[i] = update_leaf(hyper, k, one, gs[i], ms[i], vs[i], v_maxs[i])
+        else:
             took = None if step.updated is None else members.spread(step.updated)
-            us = bases.leave([leaf.u for leaf in leaves])
-            moments = [
-                Moment({i: leaves[i].m for i in here}, turns=True),
-                Moment({i: leaves[i].v for i in here}, turns=False),
-                Moment({i: leaves[i].v_max for i in here if leaves[i].v_max is not None}, turns=False),
-            ]
-            basis, (m, v, v_max) = bases.after(
-                norm_each, starts, took, moments, hyper.basis_every, hyper.basis_memory
-            )
-            for i in here:
-                u = us[i].astype(dtypes[i])
-                leaves[i] = Leaf(u, m.leaves[i], v.leaves[i], v_max.leaves.get(i))
+            leaves, basis = _update_in_basis(hyper, step, basis, norm_each, starts, took, gs, leaves)
 
         taken = jnp.ones(len(here), bool) if step.updated_each is None else step.updated_each
         ring, recorded = _record(state, step, columns)
@@ -375,6 +361,62 @@ def _transformation(
         return rebuild([leaf.u for leaf in leaves]), new
 
     return optax.GradientTransformation(init_fn, update_fn)
+
+
+def _update_in_basis(
+    hyper: Hyper,
+    step: rule.Step,
+    basis: Eigenbasis,
+    norm: Any,
+    starts: Any,
+    took: Any,
+    gs: Sequence[Any],
+    leaves: Sequence[Leaf],
+) -> tuple[list[Leaf], Eigenbasis]:
+    """All parameters and their bases after the step: rotate, update, rotate back, all of one shape at once.
+
+    Args:
+      step: has an entry for each parameter that has a gradient, as have the next three.
+      norm: ||g||.
+      starts: which only make their basis.
+      took: which are not skipped; None: all.
+      gs: gradients; None where there is none.
+      leaves: all parameters before the step.
+    """
+    here = [i for i, g in enumerate(gs) if g is not None]
+    dtypes = {i: update_dtype(gs[i], leaves[i].m) for i in here}
+    stacks = stacks_of(basis, [leaf.m for leaf in leaves], here)
+
+    def joined(arrays: Mapping[int, Any]) -> dict[str, jax.Array]:
+        return {stack.shape: stack.join({i: as_real(arrays[i]) for i in stack.numbers}) for stack in stacks}
+
+    grads = joined({i: jnp.asarray(gs[i], dtypes[i]) for i in here})
+    kinds = [kind for kind in ("m", "v", "v_max") if leaves[0].v_max is not None or kind != "v_max"]
+    before = {kind: joined({i: getattr(leaves[i], kind) for i in here}) for kind in kinds}
+    rows = [jnp.broadcast_to(x, len(here)) for x in (step.k.c1, step.k.c2, step.k.rate, step.k.floor)]
+    us, after = {}, {kind: {} for kind in kinds}
+    for stack in stacks:
+        g = stack.enter(grads[stack.shape])
+        c1, c2, rate, floor = (column(at(x, stack.places), g) for x in rows)
+        k = step.k._replace(c1=c1, c2=c2, rate=rate, floor=floor)
+        updated = column(at(step.updated_each, stack.places), g)
+        old = {kind: before[kind][stack.shape] for kind in kinds}
+        leaf = update_leaf(hyper, k, updated, g, old["m"], old["v"], old.get("v_max"))
+        us[stack.shape] = stack.leave(leaf.u)
+        for kind in kinds:
+            after[kind][stack.shape] = getattr(leaf, kind)
+
+    moments = [Moment(after[kind], turns=kind == "m") for kind in kinds]
+    basis, moments = advanced(basis, stacks, grads, norm, starts, took, moments, hyper.basis_every, hyper.basis_memory)
+    new = list(leaves)
+    for stack in stacks:
+        parts = [stack.part(us[stack.shape], dtypes)]
+        for kind, moment in zip(kinds, moments, strict=True):
+            like = {i: getattr(leaves[i], kind) for i in stack.numbers}
+            parts.append(stack.part(moment.of_shape[stack.shape], like))
+        for i in stack.numbers:
+            new[i] = Leaf(*(part[i] for part in parts), *[None] * (4 - len(parts)))
+    return new, basis
 
 
 def _first_state(params: optax.Params, hyper: Hyper, buckets: int, diagnostics: bool) -> KourkoutasBetaState:
