@@ -89,7 +89,9 @@ def in_eigenbasis(
     def init_fn(params: optax.Params) -> InEigenbasisState:
         basis, leaves = first_basis(params, limit), jax.tree.leaves(params)
         # An array instead of no arrays, for the reason that `Eigenbasis` gives.
-        inside = {stack.shape: stack.join(leaves) for stack in stacks_of(basis, leaves)} if leaves else jnp.zeros(0)
+        if not leaves:
+            return InEigenbasisState(basis, inner.init(jnp.zeros(0)))
+        inside = {stack.shape: stack.join(leaves) for stack in stacks_of(basis, leaves)}
         inner_state = inner.init(inside)
         _moments_of(inner, inner_state, inside)
         return InEigenbasisState(basis, inner_state)
@@ -339,13 +341,15 @@ def advanced(
     for stack in stacks:
         if not stack.axes:
             continue
-        own = [at(x, stack.places) for x in (keep, gain, taken, starts, due)]
-        stack = _with_gradient(stack, grads.of_shape[stack.shape], *own[:3])
-        turned, new = _turned_if_due(stack, *own[3:], [m._replace(of_shape=m.of_shape[stack.shape]) for m in moments])
+        name, places = stack.shape, stack.places
+        took = None if taken is None else at(taken, places)
+        stack = _with_gradient(stack, grads.of_shape[name], at(keep, places), at(gain, places), took)
+        old = [(moment.of_shape[name], moment.turns) for moment in moments]
+        turned, new = _turned_if_due(stack, at(starts, places), at(due, places), old)
         for of_shape, x in zip(changed, new, strict=True):
-            of_shape[stack.shape] = x
-        factors[stack.shape] = _put_back(factors[stack.shape], stack, stack.factors)
-        bases[stack.shape] = _put_back(bases[stack.shape], stack, turned)
+            of_shape[name] = x
+        factors[name] = _put_back(factors[name], stack, stack.factors)
+        bases[name] = _put_back(bases[name], stack, turned)
     seen = jnp.minimum(seen, np.iinfo(np.int32).max - 1) + 1
     new_basis = Eigenbasis(put(basis.seen, here, seen), put(basis.scale, here, new_scale), factors, bases)
     return new_basis, [Moment(of_shape, moment.turns) for of_shape, moment in zip(changed, moments, strict=True)]
@@ -368,10 +372,13 @@ def _with_gradient(stack: Stack, g: jax.Array, keep: jax.Array, gain: jax.Array,
 
 
 def _turned_if_due(
-    stack: Stack, starts: jax.Array, due: jax.Array, moments: Sequence[Moment]
+    stack: Stack, starts: jax.Array, due: jax.Array, moments: Sequence[tuple[jax.Array, bool]]
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """The bases and moments of a stack after the bases that `starts` were made, and those that are `due` turned."""
-    arrays = [moment.of_shape for moment in moments]
+    """The bases and moments of a stack after the bases that `starts` were made, and those that are `due` turned.
+
+    `moments` are pairs: an array, and whether it turns with the basis.
+    """
+    arrays = [x for x, _ in moments]
 
     def make_and_turn() -> Any:
         made = _when(jnp.any(starts), lambda: _made(stack, starts), lambda: stack.bases)
@@ -396,7 +403,9 @@ def _made(stack: Stack, starts: jax.Array) -> list[jax.Array]:
     return [jnp.where(column(starts, q), made, q) for made, q in zip(new, stack.bases, strict=True)]
 
 
-def _turned(stack: Stack, due: jax.Array, moments: Sequence[Moment]) -> tuple[list[jax.Array], list[jax.Array]]:
+def _turned(
+    stack: Stack, due: jax.Array, moments: Sequence[tuple[jax.Array, bool]]
+) -> tuple[list[jax.Array], list[jax.Array]]:
     """The bases and the moments after one step of orthogonal iteration, where it is `due`."""
     bases, orders = [], []
     for factor, q in zip(stack.factors, stack.bases, strict=True):
@@ -425,11 +434,10 @@ def _rotate(x: jax.Array, axes: Sequence[int], bases: Sequence[jax.Array], back:
     """
     dtype, side = x.dtype, 2 if back else 1
     for axis, q in zip(axes, bases, strict=True):
-        x = x.astype(q.dtype)
-        if axis > 0:
-            x = jnp.moveaxis(_product(x, q, [axis + 1], [side]), -1, axis + 1)
-        else:  # the same, in the order that needs no transposition
-            x = _product(q, x, [side], [1])
+        # Along the first axis with q in front, so that nothing needs to be transposed
+        front, x = axis == 0, x.astype(q.dtype)
+        product = _product(q, x, [side], [1]) if front else _product(x, q, [axis + 1], [side])
+        x = product if front else jnp.moveaxis(product, -1, axis + 1)
     return x.astype(dtype)
 
 

@@ -1,7 +1,7 @@
 """The optimizer: its two public functions, its state, and what a step does in the order in which it does it."""
 
 # Annotations stay objects here (no `from __future__ import annotations`): Optax's own checks read them.
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,13 +19,14 @@ from kourkoutas.optax.arithmetic import (
     as_real,
     at,
     each_parameter,
+    mean_abs_of,
     measure,
     precision,
     put,
     update_dtype,
     update_leaf,
 )
-from kourkoutas.optax.eigenbasis import Eigenbasis, Moment, advanced, column, first_basis, stacks_of
+from kourkoutas.optax.eigenbasis import Eigenbasis, Gradients, Moment, advanced, column, first_basis, stacked
 from kourkoutas.optax.trees import AxisName, Layout, PyTree, align, layouts, name_of
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, check_learning_rate, warmup
 from kourkoutas.trace import KEYS, WINDOW, Trace
@@ -313,12 +314,12 @@ def _transformation(
             every, _ = align(params, state.mu, "params")
             thetas = [every[i] for i in here]
         real = state.ema.dtype
-        axes = [layout.axes[i] for i in here]
         if state.basis is None:
-            norm, mean_abs = measure([gs[i] for i in here], thetas, members.sum, axes, real)
+            norm, mean_abs = measure([gs[i] for i in here], thetas, members, [layout.axes[i] for i in here], real)
         else:
-            norm_each, mean_abs = measure([gs[i] for i in here], thetas, lambda x: x, axes, real)
-            norm = members.pooled(norm_each)
+            grads = stacked(state.basis, ms, _as_updates(gs, ms))
+            norm = members.pooled(grads.norm)
+            mean_abs = None if thetas is None else jnp.array([mean_abs_of(theta) for theta in thetas], real)
         if hyper.nonfinite == "raise":
             _refuse_nonfinite(norm, [layout.parts.bucket_names[b] for b in columns])
 
@@ -341,7 +342,7 @@ def _transformation(
                 leaves[i] = update_leaf(hyper, k, one, gs[i], ms[i], vs[i], v_maxs[i])
         else:
             took = None if step.updated is None else members.spread(step.updated)
-            leaves, basis = _update_in_basis(hyper, step, basis, norm_each, starts, took, gs, leaves)
+            leaves, basis = _update_in_basis(hyper, step, basis, grads, starts, took, gs, leaves)
 
         taken = jnp.ones(len(here), bool) if step.updated_each is None else step.updated_each
         ring, recorded = _record(state, step, columns)
@@ -363,11 +364,16 @@ def _transformation(
     return optax.GradientTransformation(init_fn, update_fn)
 
 
+def _as_updates(gs: Sequence[Any], ms: Sequence[Any]) -> list[Any]:
+    """Gradients with the dtypes of their updates, as pairs of real numbers where these are complex."""
+    return [None if g is None else as_real(jnp.asarray(g, update_dtype(g, m))) for g, m in zip(gs, ms, strict=True)]
+
+
 def _update_in_basis(
     hyper: Hyper,
     step: rule.Step,
     basis: Eigenbasis,
-    norm: Any,
+    grads: Gradients,
     starts: Any,
     took: Any,
     gs: Sequence[Any],
@@ -376,46 +382,40 @@ def _update_in_basis(
     """All parameters and their bases after the step: rotate, update, rotate back, all of one shape at once.
 
     Args:
-      step: has an entry for each parameter that has a gradient, as have the next three.
-      norm: ||g||.
+      step: has an entry for each parameter that has a gradient, as have `starts` and `took`.
+      basis: before the step.
+      grads: `gs` by shape.
       starts: which only make their basis.
       took: which are not skipped; None: all.
       gs: gradients; None where there is none.
       leaves: all parameters before the step.
     """
-    here = [i for i, g in enumerate(gs) if g is not None]
-    dtypes = {i: update_dtype(gs[i], leaves[i].m) for i in here}
-    stacks = stacks_of(basis, [leaf.m for leaf in leaves], here)
-
-    def joined(arrays: Mapping[int, Any]) -> dict[str, jax.Array]:
-        return {stack.shape: stack.join({i: as_real(arrays[i]) for i in stack.numbers}) for stack in stacks}
-
-    grads = joined({i: jnp.asarray(gs[i], dtypes[i]) for i in here})
-    kinds = [kind for kind in ("m", "v", "v_max") if leaves[0].v_max is not None or kind != "v_max"]
-    before = {kind: joined({i: getattr(leaves[i], kind) for i in here}) for kind in kinds}
-    rows = [jnp.broadcast_to(x, len(here)) for x in (step.k.c1, step.k.c2, step.k.rate, step.k.floor)]
-    us, after = {}, {kind: {} for kind in kinds}
-    for stack in stacks:
-        g = stack.enter(grads[stack.shape])
+    kinds = ["m", "v"] if hyper.leak is None else ["m", "v", "v_max"]
+    rows = [jnp.broadcast_to(x, grads.norm.shape) for x in (step.k.c1, step.k.c2, step.k.rate, step.k.floor)]
+    us: dict[str, jax.Array] = {}
+    after: dict[str, dict[str, jax.Array]] = {kind: {} for kind in kinds}
+    for stack in grads.stacks:
+        g = stack.enter(grads.of_shape[stack.shape])
         c1, c2, rate, floor = (column(at(x, stack.places), g) for x in rows)
         k = step.k._replace(c1=c1, c2=c2, rate=rate, floor=floor)
         updated = column(at(step.updated_each, stack.places), g)
-        old = {kind: before[kind][stack.shape] for kind in kinds}
+        old = {kind: stack.join({i: as_real(getattr(leaves[i], kind)) for i in stack.numbers}) for kind in kinds}
         leaf = update_leaf(hyper, k, updated, g, old["m"], old["v"], old.get("v_max"))
         us[stack.shape] = stack.leave(leaf.u)
         for kind in kinds:
             after[kind][stack.shape] = getattr(leaf, kind)
 
     moments = [Moment(after[kind], turns=kind == "m") for kind in kinds]
-    basis, moments = advanced(basis, stacks, grads, norm, starts, took, moments, hyper.basis_every, hyper.basis_memory)
+    basis, moments = advanced(basis, grads, starts, took, moments, hyper.basis_every, hyper.basis_memory)
     new = list(leaves)
-    for stack in stacks:
-        parts = [stack.part(us[stack.shape], dtypes)]
+    for stack in grads.stacks:
+        dtypes = {i: update_dtype(gs[i], leaves[i].m) for i in stack.numbers}
+        parts: dict[str, Any] = {"u": stack.part(us[stack.shape], dtypes), "v_max": dict.fromkeys(stack.numbers)}
         for kind, moment in zip(kinds, moments, strict=True):
             like = {i: getattr(leaves[i], kind) for i in stack.numbers}
-            parts.append(stack.part(moment.of_shape[stack.shape], like))
+            parts[kind] = stack.part(moment.of_shape[stack.shape], like)
         for i in stack.numbers:
-            new[i] = Leaf(*(part[i] for part in parts), *[None] * (4 - len(parts)))
+            new[i] = Leaf(**{kind: part[i] for kind, part in parts.items()})
     return new, basis
 
 
