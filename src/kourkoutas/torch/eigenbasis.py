@@ -154,28 +154,31 @@ def _add_to_factors(stack: Stack, grads: Tensor, norm: Tensor, memory: float, to
 
 def _turn(stack: Stack, every: int, took: Any) -> None:
     """Make the basis or turn it, if it is time."""
-    kept = stack.turning()
     first, due = stack.seen[0] == 0, eigenbasis.is_time_to_turn(stack.seen[0], every)
     if torch.compiler.is_compiling():
-        new = torch.cond(first, _made, lambda *x: torch.cond(due, _turned, _same, x), (stack,))
+        new = torch.cond(first, lambda: _made(stack), lambda: _turned_if(due, stack))
     elif first:
         new = _made(stack)
     elif due:
         new = _turned(stack)
     else:
         return
-    for old, changed in zip(kept, new, strict=True):
+    for old, changed in zip(stack.turning(), new, strict=True):
         old.copy_(changed if took is None else torch.where(as_column(took, old), changed, old))
 
 
+def _turned_if(due: Tensor, stack: Stack) -> list[Tensor]:
+    return torch.cond(due, lambda: _turned(stack), lambda: [x.clone() for x in stack.turning()])
+
+
 def _made(stack: Stack) -> list[Tensor]:
-    """The same with a basis made of the factors."""
+    """What `turning` lists, with a basis made of the factors."""
     moments = [x.clone() for x in stack.moments()]
     return [*moments, *(rotation.eigenvectors(factor) for factor in stack.factors)]
 
 
 def _turned(stack: Stack) -> list[Tensor]:
-    """The same after one step of orthogonal iteration: m turns with the basis, v keeps its places."""
+    """What `turning` lists, after one step of orthogonal iteration: m turns with the basis, v keeps its places."""
     m, *others = stack.moments()
     m = rotation.rotated(m, stack.axes, stack.bases, back=True)
     bases = []
@@ -184,7 +187,3 @@ def _turned(stack: Stack) -> list[Tensor]:
         bases.append(turned)
         others = [rotation.reordered(x, order, axis) for x in others]
     return [rotation.rotated(m, stack.axes, bases), *others, *bases]
-
-
-def _same(stack: Stack) -> list[Tensor]:
-    return [x.clone() for x in stack.turning()]

@@ -30,6 +30,10 @@ class Tensors(NamedTuple):
         lists = zip(options.MOMENTS, (self.m, self.v, self.v_max), strict=True)
         return [(name, tensors) for name, tensors in lists if tensors]
 
+    def written(self) -> list[tuple[str, list[Tensor]]]:
+        """Those lists that a step writes, with their names; the parameters are "param"."""
+        return [("param", self.params), *self.moments()]
+
 
 class Members(NamedTuple):
     """The parameters and buckets of a step, and which parameter is in which bucket: the `Members` of `rule.step`.
@@ -83,10 +87,12 @@ class Group:
     """
 
     # As of the last `check`:
+    lr: Any = None  # γ
     key: tuple[Any, ...] | None = None  # the entries of the group that these follow from
     device: torch.device  # of its scalars
     hyper: Hyper
     packed: bytes | None  # the same for the kernel; None if one of them is a tensor
+    noisy_states: bool  # whether bfloat16 state is rounded stochastically
     moment_names: tuple[str, ...] = ()  # names of the state that is like the parameter
     scalar_names: tuple[str, ...] = ()  # names of the state that is scalars
 
@@ -118,16 +124,27 @@ class Group:
             options.join_betas(group)
         if group["bucket_of"] is not self.bucket_of:
             group["bucket_names"], group["bucket_of"] = self.bucket_names, self.bucket_of
+        if group["lr"] is not self.lr and isinstance(group["lr"], Tensor):
+            options.check_learning_rate(group["lr"])
+        self.lr = group["lr"]
         key = options.OPTIONS(group)
         if self.key == key:
             return
-        self.hyper = options.check_group(group)
-        self.packed = kernel.pack(self.hyper, group["maximize"], group["state_dtype"])
+        hyper = options.check_group(group)
+        if self.scalars is not None and (hyper.basis, hyper.basis_limit) != (self.hyper.basis, self.hyper.basis_limit):
+            raise RuntimeError(
+                f"`basis` and `basis_limit` of a group cannot change after its first step; got basis={hyper.basis!r}, "
+                f"basis_limit={hyper.basis_limit!r}: make a new optimizer"
+            )
+        self.hyper = hyper
+        self.packed = kernel.pack(self.hyper, group)
+        self.noisy_states = options.noisy_states(group)
         before = self.scalar_names
         self.moment_names, self.scalar_names = options.state_names(self.hyper)
         if self.scalar_names != before:
             self.views = ()
-        group["amsgrad"] = self.hyper.leak is not None  # for an Adam that loads this state
+        # For an Adam that loads this state:
+        group["amsgrad"], group["decoupled_weight_decay"] = self.hyper.leak is not None, True
         self.key = key
 
     def collect(self, state: Any) -> Collected:

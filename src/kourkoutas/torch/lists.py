@@ -65,7 +65,7 @@ class ListStep:
         self.compare("`grad`", self.tensors.grads, written=False)
         for name, moments in self.tensors.moments():
             self.compare(f"`{name}` in the state", moments)
-        if self._rounds_with_noise():
+        if self.own.noisy_states:
             rounding.check_shards(self.own)
 
     def compare(self, what: str, tensors: list[Tensor], *, written: bool = True) -> None:
@@ -203,30 +203,29 @@ class ListStep:
 
     def _store(self, chosen: list[int], old: Tensors, new: Tensors) -> None:
         """Write back what was computed in another dtype than it is kept in."""
-        if new.params[0] is not old.params[0]:
-            torch._foreach_copy_(old.params, new.params)
-        if new.m[0] is old.m[0]:
-            return
-        moments = zip(old.moments(), new.moments(), strict=True)
-        noisy = self._rounds_with_noise() and old.m[0].dtype is torch.bfloat16
-        for (name, targets), (_, values) in moments:
-            if noisy:
-                self._store_with_noise(name, chosen, targets, values)
+        noisy: list[tuple[str, list[Tensor], list[Tensor]]] = []
+        for (name, targets), (_, values) in zip(old.written(), new.written(), strict=True):
+            if values[0] is targets[0]:
+                continue
+            if targets[0].dtype is torch.bfloat16 and self._rounds_with_noise(name):
+                noisy.append((name, targets, values))
             else:
                 torch._foreach_copy_(targets, values)
+        if not noisy:
+            return
+        for number, i in enumerate(chosen):  # one by one: the bits take eight bytes an element
+            bits = self._noise_bits(self.members.places[i], old.m[number])
+            for name, targets, values in noisy:
+                targets[number].copy_(rounding.rounded(values[number], rounding.noise_of(name, bits)))
 
-    def _rounds_with_noise(self) -> bool:
-        return self.group["state_dtype"] is torch.bfloat16
+    def _rounds_with_noise(self, name: str) -> bool:
+        if name == "param":
+            return bool(self.group["stochastic_rounding"])
+        return self.own.noisy_states
 
-    def _store_with_noise(self, name: str, chosen: list[int], targets: list[Tensor], values: list[Tensor]) -> None:
-        """Round m, v or v_max stochastically."""
-        for i, target, value in zip(chosen, targets, values, strict=True):
-            place = self.members.places[i]
-            shard = None if self.own.shards is None else self.own.shards[place]
-            bits = rounding.noise_bits(self.scalars.step.select(0, place), place, target, shard)
-            # m by the low half of the hash, v and v_max by the high half
-            half = bits if name == "exp_avg" else bits >> 16
-            target.copy_(rounding.rounded(value, half & 0xFFFF))
+    def _noise_bits(self, place: int, like: Tensor) -> Tensor:
+        shard = None if self.own.shards is None else self.own.shards[place]
+        return rounding.noise_bits(self.scalars.step.select(0, place), place, like, shard)
 
 
 class FusedStep(ListStep):
@@ -294,8 +293,8 @@ class FusedStep(ListStep):
         """The update of `rule.Coefficients` tensor by tensor.
 
         Adam's kernel computes θ ← θ - γ'·m/(√v̂ + ε') once a huge step count has made its own bias correction 1. With
-        γ' = rate and ε' = floor that is our update, apart from the clip, and from weight decay, of which it would round
-        1 - γλ.
+        γ' = rate and ε' = floor that is our update, apart from the clip and from weight decay. For the latter it moves
+        zeros, which gives -Δ, so that θ is rounded once, as on the other routes.
         """
         count = len(self.tensors.params)
         moves = _floats(True if updated is None else updated, count)
@@ -303,10 +302,9 @@ class FusedStep(ListStep):
         for i, p in enumerate(self.tensors.params):
             if not moves[i] or not p.numel():
                 continue
-            if fade[i]:
-                p.add_(p, alpha=-fade[i])
+            moved = torch.zeros_like(p) if fade[i] else p
             private.fused_adamw(
-                [p],
+                [moved],
                 [self.tensors.grads[i]],
                 [self.tensors.m[i]],
                 [self.tensors.v[i]],
@@ -320,6 +318,9 @@ class FusedStep(ListStep):
                 amsgrad=bool(self.tensors.v_max),
                 maximize=self.group["maximize"],
             )
+            if fade[i]:
+                # θ ← θ - (fade·θ + Δ)
+                p.add_(moved.add_(p, alpha=-fade[i]))
 
 
 def _square_sum(g: Tensor) -> float:
@@ -374,11 +375,6 @@ def update_lists(tensors: Tensors, k: Coefficients, beta2: Any, maximize: bool) 
     theta, g, m, v, v_max = tensors
     if maximize:
         g = list(torch._foreach_neg(g))
-    if isinstance(k.fade, list):
-        # θ ← θ - fade·θ
-        torch._foreach_sub_(theta, torch._foreach_mul(theta, k.fade))
-    elif k.fade is not None:
-        torch._foreach_add_(theta, theta, alpha=-k.fade)
     # m ← m + c1·(g - m)
     torch._foreach_lerp_(m, g, k.c1)
     # v ← β2·v + c2·g²
@@ -393,14 +389,20 @@ def update_lists(tensors: Tensors, k: Coefficients, beta2: Any, maximize: bool) 
         v_hat = v_max
         torch._foreach_mul_(v_hat, k.leak)
         torch._foreach_maximum_(v_hat, v)
-    # θ ← θ - Δ with Δ = rate·m / (√v̂ + floor), clipped to ±limit
+    # Δ = rate·m / (√v̂ + floor), clipped to ±limit
     denom = torch._foreach_sqrt(v_hat)
     torch._foreach_add_(denom, k.floor)
     delta = torch._foreach_div(m, denom)
+    del denom
     torch._foreach_mul_(delta, k.rate)
     if k.limit is not None:
         torch._foreach_clamp_max_(delta, k.limit)
         torch._foreach_clamp_min_(delta, [-x for x in k.limit] if isinstance(k.limit, list) else -k.limit)
+    # θ ← θ - (fade·θ + Δ), which rounds θ once, as the kernel does
+    if isinstance(k.fade, list):
+        torch._foreach_add_(delta, torch._foreach_mul(theta, k.fade))
+    elif k.fade is not None:
+        torch._foreach_add_(delta, theta, alpha=k.fade)
     torch._foreach_sub_(theta, delta)
 
 

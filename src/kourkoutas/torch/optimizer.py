@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -15,11 +16,13 @@ from kourkoutas import rule
 from kourkoutas.buckets import names_of, partition, unique_names
 from kourkoutas.rule import Buckets, Hyper
 from kourkoutas.torch import options, routes, sharding
+from kourkoutas.torch.eigenbasis import EigenStep
 from kourkoutas.torch.group import Collected, Group, Members, Tensors
 from kourkoutas.torch.lists import ListStep
 from kourkoutas.torch.recorder import Recorder
 from kourkoutas.torch.routes import Step
 from kourkoutas.torch.sharding import Pool
+from kourkoutas.torch.stacks import Stacked
 from kourkoutas.trace import Trace
 
 
@@ -29,10 +32,12 @@ class KourkoutasBeta(Optimizer):
     Args:
       params: tensors, param groups, or `model.named_parameters()`. Any keyword below may be set per group.
       lr: learning rate γ, a float or a tensor.
+      betas: (β1, β2_max), as Adam's; in their place `beta1` and `beta2_max` may be given.
       beta1, beta2_min, beta2_max, alpha, eps, tiny_spike, tiny_denom, decay, max_ratio, adaptive_tiny, bias_correction,
         warmup_steps, nonfinite, lr_warmup, basis, basis_every, basis_memory, basis_limit: see
         :class:`kourkoutas.Hyper`.
       weight_decay: decoupled weight decay λ, as in AdamW.
+      amsgrad: True is short for `decay=1`.
       buckets: what shares a β2: "parameter", "module" (needs named parameters), "shape", "global" or a callable
         `f(name, tensor)`. Buckets never reach across param groups.
       diagnostics: record sun, β2 and n of every bucket at every step; read them with :meth:`pull`.
@@ -40,6 +45,10 @@ class KourkoutasBeta(Optimizer):
       state_dtype: None keeps m, v and v_max in the parameter's dtype. torch.bfloat16 halves the state of float32
         parameters: arithmetic stays float32, and results are rounded stochastically, so that small changes are kept on
         average. torch.float32 gives float32 state to bfloat16 and float16 parameters.
+      stochastic_rounding: round everything that is stored in bfloat16 stochastically: bfloat16 parameters, and m, v and
+        v_max where they are bfloat16. A step that is smaller than half the distance to the next bfloat16 number, which
+        rounding to nearest would lose, is then kept on average. What is stored in float32 or float64 is not rounded.
+      differentiable: only False; a step leaves no trace for autograd.
       foreach, fused, capturable: as in `torch.optim.Adam`. By default the fastest that applies: on the CPU this
         package's C kernel if it was built, else torch's fused Adam kernel; torch's foreach operations elsewhere.
       process_group: over whom buckets are pooled where tensors carry no mesh. A torch.distributed process group whose
@@ -59,7 +68,8 @@ class KourkoutasBeta(Optimizer):
     NOTE: state. Per parameter, with Adam's names: `step`, `exp_avg` (m), `exp_avg_sq` (v), `max_exp_avg_sq` (v_max, if
     `Hyper.leak` is set), `log_beta2` (Σ log β2, for "exact"). Per bucket, one tensor shared by its members: `norm_ema`
     (r), `skipped` (for nonfinite="skip"). Scalars are 0-dim views of one vector per group, float32, or float64 in a
-    group with a float64 parameter. An Adam checkpoint loads: r then starts afresh. AdamW loads this state, too.
+    group with a float64 parameter. An Adam checkpoint loads: r then starts afresh, and
+    `amsgrad=True` becomes `decay=1`; one with L2 decay is refused. AdamW loads this state, too.
 
     NOTE: scalars stay on the device, so that nothing waits for it and nothing is compiled again when β2, betas or a
     tensor lr change; only `nonfinite="raise"` must read the norms.
@@ -75,12 +85,15 @@ class KourkoutasBeta(Optimizer):
         self,
         params: ParamsT,
         lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] | None = None,
+        eps: float = Hyper.eps,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
         *,
         beta1: float = Hyper.beta1,
         beta2_min: float = Hyper.beta2_min,
         beta2_max: float = Hyper.beta2_max,
         alpha: float = Hyper.alpha,
-        eps: float = Hyper.eps,
         tiny_spike: float = Hyper.tiny_spike,
         tiny_denom: float = Hyper.tiny_denom,
         decay: float | None = None,
@@ -88,7 +101,6 @@ class KourkoutasBeta(Optimizer):
         adaptive_tiny: bool = False,
         bias_correction: str = "beta2max",
         warmup_steps: int = 0,
-        weight_decay: float = 0.0,
         buckets: Buckets = "parameter",
         nonfinite: str = "propagate",
         lr_warmup: bool = False,
@@ -99,18 +111,36 @@ class KourkoutasBeta(Optimizer):
         diagnostics: bool = False,
         maximize: bool = False,
         state_dtype: torch.dtype | None = None,
+        stochastic_rounding: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
         capturable: bool = False,
+        differentiable: bool = False,
         process_group: Any = None,
     ) -> None:
         defaults = {k: v for k, v in locals().items() if k not in ("self", "params", "process_group", "__class__")}
         sharding.check_process_group(process_group)
+        if betas is None:
+            del defaults["betas"]
+        elif beta1 != Hyper.beta1 or beta2_max != Hyper.beta2_max:
+            options.refuse_two_sets_of_betas()
+        else:
+            del defaults["beta1"], defaults["beta2_max"]
         options.join_betas(defaults)
+        options.take_amsgrad(defaults)
         options.check_group(defaults)
         self.process_group = process_group
         self._groups: list[Group] = []
         super().__init__(params, defaults)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled; a function for `buckets` only if it can be, as the groups have its answers."""
+        state: dict[str, Any] = super().__getstate__()
+        try:
+            pickle.dumps(self.defaults["buckets"])
+        except (pickle.PicklingError, AttributeError, TypeError):
+            state["defaults"] = {**self.defaults, "buckets": "custom"}
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -124,10 +154,19 @@ class KourkoutasBeta(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; if it does not fit, nothing is added."""
-        super().add_param_group({**param_group})  # which fills in defaults, and warns of a parameter given twice
+        given = {**param_group}
+        if "betas" in given and ("beta1" in given or "beta2_max" in given):
+            options.refuse_two_sets_of_betas()
+        super().add_param_group(given)  # which fills in defaults, and warns of a parameter given twice
         group = self.param_groups.pop()
         options.join_betas(group)
+        options.take_amsgrad(group)
         options.check_group(group)
+        if group["buckets"] == "custom":
+            raise ValueError(
+                "`buckets` was a function that was not saved with the optimizer, since it cannot be pickled: give the "
+                "new group its own `buckets`"
+            )
         first = sum(len(g["params"]) for g in self.param_groups)
         names = names_of(group.get("param_names"), first, len(group["params"]), group["buckets"])
         once: dict[Tensor, str] = {}
@@ -172,9 +211,7 @@ class KourkoutasBeta(Optimizer):
             group = own.group
             for i, p in zip(saved["params"], group["params"], strict=True):
                 for name, value in loaded["state"].get(i, {}).items():
-                    dtype = group["state_dtype"] if name in options.MOMENTS else None
-                    if name in options.SCALARS:
-                        dtype = options.scalar_dtype(name, [p])
+                    dtype = options.loaded_dtype(name, value, p, group)
                     if dtype is not None:
                         self.state[p][name] = torch.as_tensor(value).detach().to(p.device, dtype, copy=True)
             own.pack(self.state, [], saved["betas"][1])
@@ -244,21 +281,33 @@ class KourkoutasBeta(Optimizer):
         v_max: list[Tensor],
         scalars: list[Any],
         members: list[Any],
+        stacked: list[Tensor],
+        outlines: list[Any],
     ) -> None:
         self._check(all_ranks=True)
-        collected = self._groups[number].collect(self.state)
+        own = self._groups[number]
+        collected = own.collect(self.state)
         for filled, entries in zip((params, grads, m, v, v_max), collected.tensors, strict=True):
             filled.extend(entries)
         scalars.extend(collected.scalars)
         members.extend(collected.members)
+        if own.stacks is not None:
+            kept, rest = own.stacks.of(collected.members.places, own.device).flat()
+            stacked.extend(kept)
+            outlines.extend(rest)
 
     def _traced(self, number: int, group: dict[str, Any]) -> ListStep:
         """The step of a group as torch.compile sees it."""
         tensors = Tensors([], [], [], [], [])
         scalars: list[Any] = []
         members: list[Any] = []
-        self._init_group(group, number, *tensors, scalars, members)
-        step = ListStep(self._groups[number], Collected(tensors, rule.State(*scalars), Members(*members)))
+        stacked: list[Tensor] = []
+        outlines: list[Any] = []
+        self._init_group(group, number, *tensors, scalars, members, stacked, outlines)
+        own, collected = self._groups[number], Collected(tensors, rule.State(*scalars), Members(*members))
+        step = ListStep(own, collected)
+        if stacked:
+            step = EigenStep(own, collected, Stacked.unflattened(stacked, outlines))
         step.check()
         return step
 

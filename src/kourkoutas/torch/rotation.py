@@ -17,7 +17,7 @@ from torch import Tensor
 def rotated(x: Tensor, axes: Sequence[int], bases: Sequence[Tensor], *, back: bool = False) -> Tensor:
     """Qᵀ·x·P of each matrix, and the same along the axes of other arrays; Q·x·Pᵀ on the way `back`."""
     for axis, q in zip(axes, bases, strict=True):
-        x = _product(q if back else q.mT, x, axis)
+        x = _product(q if back else q.transpose(1, 2), x, axis)
     return x
 
 
@@ -26,7 +26,7 @@ def _product(matrix: Tensor, x: Tensor, axis: int) -> Tensor:
     count, length = len(x), x.shape[axis + 1]
     before = math.prod(x.shape[1 : axis + 1])
     if axis + 2 == x.ndim:
-        product = x.reshape(count, before, length) @ matrix.mT
+        product = x.reshape(count, before, length) @ matrix.transpose(1, 2)
     elif before == 1:
         product = matrix @ x.reshape(count, length, -1)
     else:
@@ -39,12 +39,13 @@ def add_moments(axes: Sequence[int], factors: Sequence[Tensor], keep: Tensor, x:
     for axis, factor in zip(axes, factors, strict=True):
         flat = x.movedim(axis + 1, 1).reshape(len(x), x.shape[axis + 1], -1)
         factor.mul_(keep.view(-1, 1, 1))
-        factor.baddbmm_(flat, flat.mT)
+        factor.baddbmm_(flat, flat.transpose(1, 2))
 
 
 def eigenvectors(factor: Tensor) -> Tensor:
     """Those of the largest eigenvalue first; of what is not finite, which LAPACK refuses, those of zero."""
-    return torch.linalg.eigh(torch.nan_to_num(factor, 0.0, 0.0, 0.0)).eigenvectors.flip(-1)
+    finite = torch.nan_to_num(factor, 0.0, 0.0, 0.0)
+    return _contiguous(torch.linalg.eigh(finite).eigenvectors.flip(-1))
 
 
 def turned(factor: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,7 +55,12 @@ def turned(factor: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     values = (basis * product).sum(1)
     order = values.argsort(dim=1, descending=True, stable=True)
     product = product.gather(2, order.unsqueeze(1).expand_as(product))
-    return torch.linalg.qr(product).Q, order
+    return _contiguous(torch.linalg.qr(product).Q), order
+
+
+def _contiguous(x: Tensor) -> Tensor:
+    """A copy in the order of its axes: both branches of a `torch.cond` must have the same strides, and no aliases."""
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def reordered(x: Tensor, order: Tensor, axis: int) -> Tensor:

@@ -16,8 +16,6 @@ class Stack(NamedTuple):
     """What is kept of parameters of one shape, along a first axis; of complex ones as pairs of reals.
 
     All of them have seen as many gradients, so that their basis is made and turns at the same time.
-
-    NOTE: lists and tensors only, because these are what torch.compile lets out of `_init_group`.
     """
 
     numbers: list[int]  # which parameters, by their numbers in the lists of the step
@@ -45,6 +43,32 @@ class Stacked(NamedTuple):
     stacks: list[Stack]
     order: Tensor  # the numbers of the parameters in the lists of the step, stack by stack
     back: Tensor  # where each parameter of these lists is, in the order of the stacks
+
+    # NOTE: torch.compile lets tensors and constants out of `_init_group` in lists of their own, and nothing nested.
+
+    def flat(self) -> tuple[list[Tensor], list[Any]]:
+        """All tensors, and what else it takes to make the same of them again."""
+        tensors = [self.order, self.back]
+        outlines = []
+        for stack in self.stacks:
+            tensors += [stack.seen, stack.scale, *stack.moments(), *stack.factors, *stack.bases]
+            outlines.append((stack.numbers, stack.axes, stack.v_max is not None))
+        return tensors, outlines
+
+    @classmethod
+    def unflattened(cls, tensors: list[Tensor], outlines: list[Any]) -> Stacked:
+        """The reverse of `flat`."""
+        order, back, *rest = tensors
+        stacks = []
+        for numbers, axes, has_v_max in outlines:
+            seen, scale, m, v, *rest = rest
+            v_max = None
+            if has_v_max:
+                v_max, *rest = rest
+            count = len(axes)
+            factors, bases, rest = rest[:count], rest[count : 2 * count], rest[2 * count :]
+            stacks.append(Stack(numbers, m, v, v_max, seen, scale, axes, factors, bases))
+        return cls(stacks, order, back)
 
 
 class Shape:

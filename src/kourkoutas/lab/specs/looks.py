@@ -22,6 +22,8 @@ NAMES = {
     "kbeta-exact": "K-β exact",
     "kbeta-fixed": "K-β fixed",
     "kbeta-lbfgs": "K-β, then L-BFGS",
+    "kbeta-eigen": "K-β eigen",
+    "eigen95": "eigen 0.95",
     "adam90": "Adam 0.9",
     "adam95": "Adam 0.95",
     "adam99": "Adam 0.99",

@@ -51,7 +51,11 @@ KBETAS: dict[str, dict[str, Any]] = {
     "kbeta-exact": {"bias_correction": "exact"},
     "kbeta-fixed": {},
     "kbeta-lbfgs": {},
+    "kbeta-eigen": {"basis": "eigen"},
+    "eigen95": {"basis": "eigen", "beta2_min": 0.95, "beta2_max": 0.95},
 }
+# What a user gets by typing basis="eigen" and no more: a testbed's options for K-β, the paper's, are not for these.
+PLAIN = ("kbeta-eigen", "eigen95")
 ADAMS: dict[str, dict[str, Any]] = {
     "adam90": {"beta2": 0.9},
     "adam95": {"beta2": 0.95},
@@ -100,7 +104,14 @@ RIVALS: dict[str, Rival] = {
         {"momentum": 0.95, "nesterov": True, "ns_steps": 5, **_DECAYED},
     ),
     "schedulefree": Rival({"torch": "schedulefree:AdamWScheduleFree"}, _DECAYED),
-    "soap": Rival({"torch": "pytorch_optimizer:SOAP"}, {**_DECAYED, "beta1": 0.95, "beta2": 0.95}),
+    "soap": Rival(
+        {
+            "torch": "pytorch_optimizer:SOAP",
+            "jax": "kourkoutas.lab.specs.rivals:optax_soap",
+            "mlx": "kourkoutas.lab.specs.rivals:mlx_soap",
+        },
+        {**_DECAYED, "beta1": 0.95, "beta2": 0.95},
+    ),
     "adagc": Rival({"torch": "pytorch_optimizer:AdaGC"}, _DECAYED),
     "stable-spam": Rival({"torch": "pytorch_optimizer:StableSPAM"}, _DECAYED),
     "stableadamw": Rival({"torch": "pytorch_optimizer:StableAdamW"}, {**_DECAYED, "beta2": 0.99}),
@@ -281,9 +292,11 @@ class Recipe:
             return self.described
         hyper = Hyper.pick(self.options)
         known = {f.name: getattr(hyper, f.name) for f in dataclasses.fields(hyper)}
-        # Younger than the ids of version 0.1's runs: its default is not part of an id.
+        # Younger than the ids of version 0.1's runs: their defaults are not part of an id.
         if not hyper.lr_warmup:
             del known["lr_warmup"]
+        if hyper.basis is None:
+            known = {name: value for name, value in known.items() if not name.startswith("basis")}
         return {**known, **self.described}
 
     def lr_factor(self, t: Any, xp: Any = np) -> Any:
@@ -306,7 +319,8 @@ def recipe(label: str, kbeta: Mapping[str, Any] | None = None, overrides: Mappin
     name = base.removesuffix("-warm") if base in LABELS else base
     warm = WARM if base != name else None
     if name in KBETAS:
-        family, options = "kbeta", {"buckets": "parameter", **(kbeta or {}), **KBETAS[name]}
+        family = "kbeta"
+        options = {"buckets": "parameter", **({} if name in PLAIN else kbeta or {}), **KBETAS[name]}
         switch: dict[str, Any] = {}
         if name == "kbeta-lbfgs":
             family = name

@@ -4,6 +4,7 @@
   side)), so that one learning rate suits both.
 - Adam with Adafactor's β2 = 1 - t^-0.8 (Shazeer and Stern 2018): K-β with β2_min = β2_max, both moved before each step,
   and exact bias correction.
+- SOAP, which neither Optax nor MLX has: K-β in the eigenbasis with β2_min = β2_max, and exact bias correction.
 - K-β for the first part of a run and L-BFGS for the rest, as PINNs are often trained.
 
 They are functions, so that a framework is imported only by those who have it; their options, with the defaults, are in
@@ -128,6 +129,27 @@ def optax_adafactor(learning_rate: Any, *, power: float, beta1: float, eps: floa
         return updates, {"seen": state["seen"] + 1, "inner": inner}
 
     return optax.GradientTransformation(init, update)
+
+
+def _soap(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of SOAP as those of K-β."""
+    beta2 = options["beta2"]
+    rest = {name: value for name, value in options.items() if name != "beta2"}
+    return {**rest, "beta2_min": beta2, "beta2_max": beta2, "bias_correction": "exact", "basis": "eigen"}
+
+
+def optax_soap(learning_rate: Any, **options: Any) -> Any:
+    """A gradient transformation."""
+    from kourkoutas.optax import kourkoutas_beta
+
+    return kourkoutas_beta(learning_rate, **_soap(options))
+
+
+def mlx_soap(learning_rate: Any, **options: Any) -> Any:
+    """An optimizer of MLX."""
+    from kourkoutas.mlx import KourkoutasBeta
+
+    return KourkoutasBeta(learning_rate, **_soap(options))
 
 
 def torch_switch(first: Any, options: Mapping[str, Any], after: int) -> Any:
