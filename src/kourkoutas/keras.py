@@ -16,7 +16,7 @@ from typing import Any
 
 from kourkoutas import rule
 from kourkoutas.adam_names import explain_adams_names
-from kourkoutas.buckets import check_buckets, partition, unique_names
+from kourkoutas.buckets import Partition, check_buckets, partition, unique_names
 from kourkoutas.rule import Buckets, Hyper, check_learning_rate
 
 try:
@@ -64,7 +64,8 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         name: str = "kourkoutas_beta",
         **options: Any,
     ) -> None:
-        hyper = Hyper(**{k: options.pop(k) for k in rule.HYPER_NAMES if k in options}, weight_decay=weight_decay or 0.0)
+        given = {name: options.pop(name) for name in rule.HYPER_NAMES if name in options}
+        hyper = Hyper(**given, weight_decay=weight_decay or 0.0)
         if hyper.nonfinite == "raise":
             raise ValueError('`nonfinite` must be "propagate" or "skip" in Keras, whose compiled steps cannot raise')
         check_buckets(buckets)
@@ -81,18 +82,20 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
             return
         super().build(variables)
         names = unique_names([v.path.replace("/", ".") for v in variables], self.buckets)
-        parts = partition(self.buckets, names, variables)
-        self.bucket_names = list(parts.bucket_names)
-        self._bucket_of = list(parts.bucket_of)
+        self._parts = partition(self.buckets, names, variables)
+        self.bucket_names = list(self._parts.bucket_names)
         self._m = self.add_optimizer_variables(variables, "m")
         self._v = self.add_optimizer_variables(variables, "v")
         if self.hyper.leak is not None:
             self._v_max = self.add_optimizer_variables(variables, "v_max")
         dtype = max(map(_wide, variables), default="float32")  # "float64" if there is one
-        count = len(parts.bucket_names)
-        self._ema, self._sun, self._beta2 = (self._scalars(count, k, dtype) for k in ("ema", "sun", "beta2"))
-        self._t, self._log_beta2 = (self._scalars(len(variables), k, dtype) for k in ("t", "log_beta2"))
-        self._skipped = self._scalars(count, "skipped", "int32")
+        buckets = len(self.bucket_names)
+        self._ema = self._scalars(buckets, "ema", dtype)
+        self._sun = self._scalars(buckets, "sun", dtype)
+        self._beta2 = self._scalars(buckets, "beta2", dtype)
+        self._t = self._scalars(len(variables), "t", dtype)
+        self._log_beta2 = self._scalars(len(variables), "log_beta2", dtype)
+        self._skipped = self._scalars(buckets, "skipped", "int32")
 
     def _scalars(self, count: int, name: str, dtype: str) -> Any:
         return self.add_variable((count,), dtype=dtype, name=name)
@@ -115,64 +118,66 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
             return
         hyper, wide = self.hyper, self._ema.dtype
         indices = [self._get_variable_index(v) for v in trainable_variables]
-        bucket_of = [self._bucket_of[i] for i in indices]
-        number = {b: i for i, b in enumerate(dict.fromkeys(bucket_of))}
-        present, place = list(number), [number[b] for b in bucket_of]
+        members = Members(self._parts, indices)
+        rows, columns = members.rows, members.columns
         lr = ops.cast(learning_rate, wide)
         grads = [ops.cast(g, _wide(v)) for g, v in zip(grads, trainable_variables, strict=True)]
 
         # n = √ Σ_p ||g(p)||² of the buckets that have a gradient
-        members = _Members(place, len(present))
-        norm = members.pooled([_norm(g, wide) for g in grads])
+        norm = _pooled(ops.stack([_norm(g, wide) for g in grads]), members)
         exact, skip = hyper.bias_correction == "exact", hyper.nonfinite == "skip"
         old = rule.State(
-            ema=ops.take(self._ema, present),
-            step=ops.take(self._t, indices),
-            log_beta2=ops.take(self._log_beta2, indices) if exact else None,
-            skipped=ops.take(self._skipped, present) if skip else None,
+            ema=ops.take(self._ema, columns),
+            step=ops.take(self._t, rows),
+            log_beta2=ops.take(self._log_beta2, rows) if exact else None,
+            skipped=ops.take(self._skipped, columns) if skip else None,
         )
         mean_abs = ops.stack([_mean_abs(v, wide) for v in trainable_variables]) if hyper.adaptive_tiny else None
         new = rule.step(hyper, lr, norm, old, ops, members=members, mean_abs=mean_abs)
 
-        for k, (i, g, theta) in enumerate(zip(indices, grads, trainable_variables, strict=True)):
+        for k, (i, g, theta) in enumerate(zip(rows, grads, trainable_variables, strict=True)):
             own = rule.Coefficients(*(_entry(x, k) for x in new.k))
             self._update(i, g, theta, own, None if new.updated_each is None else new.updated_each[k])
-        _put(self._ema, present, new.state.ema)
-        _put(self._t, indices, new.state.step)
+        _put(self._ema, columns, new.state.ema)
+        _put(self._t, rows, new.state.step)
         if exact:
-            _put(self._log_beta2, indices, new.state.log_beta2)
+            _put(self._log_beta2, rows, new.state.log_beta2)
         if skip:
-            _put(self._skipped, present, new.state.skipped)
+            _put(self._skipped, columns, new.state.skipped)
         for variable, value in ((self._sun, new.sun), (self._beta2, new.beta2)):
-            kept = value if new.updated is None else ops.where(new.updated, value, ops.take(variable, present))
-            _put(variable, present, kept)
+            if new.updated is not None:
+                value = ops.where(new.updated, value, ops.take(variable, columns))
+            _put(variable, columns, value)
 
     def _update(self, i: int, g: Any, variable: Any, k: rule.Coefficients, updated: Any) -> None:
         """The update of `rule.Coefficients` on one variable; `updated` False leaves all as they were."""
         wide = _wide(variable)
-        c1, c2, rate, floor, limit, fade, leak = (None if x is None else ops.cast(x, wide) for x in k)
+        k = rule.Coefficients(*(None if x is None else ops.cast(x, wide) for x in k))
         theta = ops.cast(ops.stop_gradient(ops.convert_to_tensor(variable)), wide)
         m = ops.cast(self._m[i], wide)
         v = ops.cast(self._v[i], wide)
         # m = β1·m + (1-β1)·g,  v = β2·v + (1-β2)·g²
-        m = m + c1 * (g - m)
-        v = v + c2 * (g * g - v)
+        m = m + k.c1 * (g - m)
+        v = v + k.c2 * (g * g - v)
         new = [(self._m[i], m), (self._v[i], v)]
-        if leak is not None:
+        v_hat = v
+        if k.leak is not None:
             # v̂ = v_max = max(δ·v_max, v)
-            v = _larger(leak * ops.cast(self._v_max[i], wide), v)
-            new.append((self._v_max[i], v))
+            v_hat = _larger(k.leak * ops.cast(self._v_max[i], wide), v)
+            new.append((self._v_max[i], v_hat))
         # Δ = rate·m / (√v̂ + floor), clipped to ±limit
-        delta = rate * m / (ops.sqrt(v) + floor)
-        if limit is not None:
-            delta = ops.clip(delta, -limit, limit)
+        delta = k.rate * m / (ops.sqrt(v_hat) + k.floor)
+        if k.limit is not None:
+            delta = ops.clip(delta, -k.limit, k.limit)
         # θ = θ - (fade·θ + Δ)
-        if fade is not None and self._use_weight_decay(variable):
-            delta = fade * theta + delta
+        if k.fade is not None and self._use_weight_decay(variable):
+            delta = k.fade * theta + delta
         new.append((variable, theta - delta))
         for target, value in new:
             value = ops.cast(value, target.dtype)
-            self.assign(target, value if updated is None else ops.where(updated, value, ops.convert_to_tensor(target)))
+            if updated is not None:
+                value = ops.where(updated, value, ops.convert_to_tensor(target))
+            self.assign(target, value)
 
     def get_config(self) -> dict[str, Any]:
         """What a saved model needs to make this optimizer again."""
@@ -210,31 +215,62 @@ def _entry(x: Any, k: int) -> Any:
     return x[k] if getattr(x, "ndim", 0) else x
 
 
-class _Members:
-    """Variables of a step and their buckets, for `rule.step`."""
+class Members:
+    """The variables of a step and their buckets.
 
-    def __init__(self, place: list[int], count: int) -> None:
-        self._place = place
-        self._own: list[list[int]] = [[] for _ in range(count)]  # per bucket: its variables
-        for k, b in enumerate(place):
-            self._own[b].append(k)
+    Attributes:
+      bucket_of: for each variable, the number of its bucket.
+      bucket_names: one name per bucket.
+      rows: the places of the variables in the optimizer's arrays.
+      columns: the places of the buckets in the optimizer's arrays.
+    """
+
+    def __init__(self, parts: Partition, rows: list[int]) -> None:
+        buckets = [parts.bucket_of[i] for i in rows]
+        self.rows = rows
+        self.columns = list(dict.fromkeys(buckets))
+        number = {column: i for i, column in enumerate(self.columns)}
+        self.bucket_of = [number[column] for column in buckets]
+        self.bucket_names = [parts.bucket_names[column] for column in self.columns]
+
+    # From buckets to variables and back, as `rule.Members` has it.
 
     def spread(self, x: Any) -> Any:
-        return ops.take(x, self._place)
+        return ops.take(x, self.bucket_of)
 
     def largest(self, x: Any) -> Any:
-        return ops.stack([ops.max(ops.stack([x[k] for k in own])) for own in self._own])
+        return ops.stack([ops.max(own) for own in self._split(x)])
 
-    def pooled(self, norms: list[Any]) -> Any:
-        """√ Σ n² of the members of each bucket, without overflow."""
-        return ops.stack([_norm(ops.stack([norms[k] for k in own]), norms[0].dtype) for own in self._own])
+    def total(self, x: Any) -> Any:
+        return ops.stack([ops.sum(own) for own in self._split(x)])
+
+    def _split(self, x: Any) -> list[Any]:
+        """For each bucket, the entries of its variables.
+
+        NOTE: on torch keras.ops.segment_sum and segment_max compute in float32, whatever the dtype.
+        """
+        own: list[list[Any]] = [[] for _ in self.columns]
+        for k, bucket in enumerate(self.bucket_of):
+            own[bucket].append(x[k])
+        return [ops.stack(entries) for entries in own]
+
+
+def _pooled(norms: Any, members: Members) -> Any:
+    """√ Σ n² over the members of each bucket without overflow: s·√ Σ (n/s)² with s their largest n."""
+    scale = _positive(members.largest(norms))
+    return scale * ops.sqrt(members.total(ops.square(norms / members.spread(scale))))
+
+
+def _positive(scale: Any) -> Any:
+    """`scale` where one can divide by it, else 1."""
+    return ops.where((scale > 0) & ops.isfinite(scale), scale, ops.ones_like(scale))
 
 
 def _norm(g: Any, wide: str) -> Any:
     """||g|| without overflow: s·√ Σ (g/s)² with s the largest |g|."""
     g = ops.cast(g, wide)
     largest = ops.max(ops.abs(g)) if 0 not in g.shape else ops.zeros((), wide)
-    scale = ops.where((largest > 0) & ops.isfinite(largest), largest, ops.ones_like(largest))
+    scale = _positive(largest)
     return scale * ops.sqrt(ops.sum(ops.square(g / scale)))
 
 

@@ -4,13 +4,14 @@ Everything here is framework-free: `step` uses only arithmetic and a few calls o
 jax.numpy, mlx.core), so each front end runs the same lines on its own arrays. A front end adds three
 things: the pooled norms before it, the elementwise update after it, and where the state is kept.
 
-Symbols, as in the paper:
+Symbols, as in the paper, but for the learning rate, its ρ, which is γ everywhere here:
 
     n      pooled gradient norm of a bucket        norm
     r      moving average of n                     ema
     sun    n / (r + tiny_spike), squashed to [0,1) sun
     1-β2   how fast the second moment forgets      c2
     a1,b2  bias corrections of m and v             a1, b2
+    γ, λ   learning rate, weight decay             lr, hyper.weight_decay
 
 NOTE: `c2 = 1 - β2` is carried instead of β2. It is formed as (1-β2_max) + (β2_max-β2_min)·sun, which keeps all its
 digits in float32, where 1 - 0.999 would lose four of them.

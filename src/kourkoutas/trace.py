@@ -82,11 +82,18 @@ class Trace:
         rows = ring[(steps - 1) % ring.shape[0]].astype(np.float32)
         self._steps.append(steps)
         self._rows.append(rows)
-        named = list(enumerate(self.names))
-        for step, row in zip(steps, rows, strict=True) if self.sinks else ():
-            values = {f"{key}/{name}": float(row[k, b]) for k, key in enumerate(KEYS) for b, name in named}
-            for sink in self.sinks:
-                sink.write(int(step), values)
+        if self.sinks:
+            for step, row in zip(steps, rows, strict=True):
+                self._send(int(step), row)
+
+    def _send(self, step: int, row: NDArray[np.float32]) -> None:
+        """One row to every sink."""
+        values = {}
+        for key, entries in zip(KEYS, row.tolist(), strict=True):
+            for name, value in zip(self.names, entries, strict=True):
+                values[f"{key}/{name}"] = value
+        for sink in self.sinks:
+            sink.write(step, values)
 
     @property
     def steps(self) -> NDArray[np.int64]:
@@ -117,8 +124,8 @@ class Trace:
         """The newest row: bucket name → {"sun": …, "beta2": …, "norm": …}; empty before the first step."""
         if not self._rows:
             return {}
-        row = self._rows[-1][-1]
-        return {name: {key: float(row[k, b]) for k, key in enumerate(KEYS)} for b, name in enumerate(self.names)}
+        of_buckets = self._rows[-1][-1].T.tolist()
+        return {name: dict(zip(KEYS, values, strict=True)) for name, values in zip(self.names, of_buckets, strict=True)}
 
     def save(self, path: str | Path) -> None:
         """Write all rows to an .npz file with arrays `names`, `steps`, `sun`, `beta2` and `norm`."""

@@ -237,3 +237,23 @@ def test_a_fixed_beta2_is_adam_where_the_norm_is_not_finite(grads):
             optimizer.apply([keras.ops.convert_to_tensor(np.array(step, np.float32))], [variable])
         results.append(np.array(keras.ops.convert_to_numpy(variable)))
     np.testing.assert_allclose(*results, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beta_1": 0.8}, r"KourkoutasBeta\(\) has no argument `beta_1`; got 0\.8: write beta1=0\.8"),
+        ({"beta_2": 0.99}, r"`beta_2`; got 0\.99: .*write beta2_max=0\.99, and beta2_min=0\.99 too"),
+        ({"epsilon": 1e-7}, "`epsilon`; got 1e-07: write eps=1e-07"),
+        ({"amsgrad": True}, "`amsgrad`; got True: write decay=1 for AMSGrad"),
+    ],
+)
+def test_what_users_of_keras_adam_type_is_refused_in_one_line_with_the_remedy(options, message):
+    with pytest.raises(TypeError, match=message) as caught:
+        KourkoutasBeta(1e-3, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_arguments_that_keras_adam_takes_by_position_are_asked_for_by_name():
+    with pytest.raises(TypeError, match=r"takes only `learning_rate` by position; got also 0\.9: write its name"):
+        KourkoutasBeta(1e-3, 0.9, 0.999)

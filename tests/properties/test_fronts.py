@@ -81,11 +81,11 @@ def test_sun_and_beta2_stay_in_their_ranges_for_any_gradients(front, values, mon
     out = run(front, {"nonfinite": "skip", "buckets": "module"}, gradients(values), monkeypatch)
     skipped = np.isnan(out.sun)
     assert (skipped == np.isnan(out.beta2)).all()
-    assert (skipped.sum(0) == out.states[-1].vectors["skipped"]).all()
+    assert (skipped.sum(0) == out.states[-1].scalars["skipped"]).all()
     sun, beta2 = out.sun[~skipped], out.beta2[~skipped]
     assert ((sun >= 0) & (sun < 1)).all()
     assert ((beta2 >= Hyper.beta2_min - 1e-6) & (beta2 <= Hyper.beta2_max + 1e-6)).all()
-    assert np.isfinite(out.states[-1].vectors["ema"]).all()
+    assert np.isfinite(out.states[-1].scalars["ema"]).all()
 
 
 @tried(8)
@@ -203,7 +203,7 @@ def test_a_learning_rate_of_zero_moves_the_state_alone_and_a_beta1_of_zero_keeps
     grads = gradients(np.random.default_rng(10).normal(size=STEPS * EACH))
     out = run(front, {"beta1": beta1, "weight_decay": 0.1}, grads, monkeypatch, lr=0.0)
     last = out.states[-1]
-    assert last.vectors["step"].tolist() == [STEPS] * len(SHAPES)
+    assert last.scalars["step"].tolist() == [STEPS] * len(SHAPES)
     for name, start in params().items():
         np.testing.assert_array_equal(out.params[-1][name], start)
         m, r = np.zeros(SHAPES[name]), 0.0

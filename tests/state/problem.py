@@ -37,10 +37,10 @@ def gradients(params: Params, t: int, nan_at: tuple[int, ...] = ()) -> Params:
     return out
 
 
-def entry(state: Portable, vector: str, name: str) -> Any:
-    """The entry of a vector that is the parameter's own, or its bucket's."""
+def entry(state: Portable, kind: str, name: str) -> Any:
+    """The scalar of this kind that is the parameter's own, or its bucket's."""
     at = state.names.index(name)
-    return state.vectors[vector][state.bucket_of[at] if vector in PER_BUCKET else at]
+    return state.scalars[kind][state.bucket_of[at] if kind in PER_BUCKET else at]
 
 
 class Torch:

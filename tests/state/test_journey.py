@@ -155,11 +155,11 @@ def test_counts_of_calls_and_skipped_steps_travel(source, tmp_path):
     first.save(tmp_path / "file")
     kept = state.read(tmp_path / "file")
     assert kept.count == 9
-    assert dict(zip(kept.names, kept.vectors["step"].tolist(), strict=True)) == {
+    assert dict(zip(kept.names, kept.scalars["step"].tolist(), strict=True)) == {
         "dec.bias": 9, "dec.weight": 9, "enc.bias": 7, "enc.weight": 9, "gain": 9,
     }  # fmt: skip
     assert entry(kept, "skipped", "enc.bias") == 2
-    assert kept.vectors["skipped"].sum() == 2
+    assert kept.scalars["skipped"].sum() == 2
     for target in FRAMEWORKS:
         again = FRAMEWORKS[target](first.params, options, tmp_path / "file")
         again.save(tmp_path / "again")

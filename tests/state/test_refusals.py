@@ -114,8 +114,8 @@ def test_a_state_that_was_edited_by_halves_is_refused(name, tmp_path):
     made("torch", options).save(file)
     kept = state.read(file)
     for vector in ("ema", "step", "skipped"):
-        shorter = {**kept.vectors, vector: kept.vectors[vector][:-1]}
-        state.write(dataclasses.replace(kept, vectors=shorter), file)
+        shorter = {**kept.scalars, vector: kept.scalars[vector][:-1]}
+        state.write(dataclasses.replace(kept, scalars=shorter), file)
         refused(run, file, tmp_path, f"`{vector}` has 4 entries in the file, which lists 5")
 
 
@@ -147,7 +147,7 @@ def test_a_tensor_that_this_release_does_not_know_is_told(tmp_path):
     file = tmp_path / "file"
     made().save(file)
     kept = state.read(file)
-    state.write(dataclasses.replace(kept, vectors={**kept.vectors, "memory": np.zeros((5, 3))}), file)
+    state.write(dataclasses.replace(kept, scalars={**kept.scalars, "memory": np.zeros((5, 3))}), file)
     with pytest.raises(ValueError, match="holds 'memory', which this release does not know"):
         state.read(file)
 

@@ -25,7 +25,7 @@ def test_exact_correction_asked_for_later_travels_with_the_steps_taken(tmp_path)
         optimizer.step()
     optimizer.param_groups[0]["bias_correction"] = "exact"
     torch_state.save(optimizer, tmp_path / "s")
-    assert read(tmp_path / "s").vectors["log_beta2"] == pytest.approx(50 * np.log(0.999))
+    assert read(tmp_path / "s").scalars["log_beta2"] == pytest.approx(50 * np.log(0.999))
     solver = kourkoutas_beta(1.0, beta2_min=0.999, decay=1.0, bias_correction="exact")
     params = {"w": jnp.zeros(1)}
     state = optax_state.load(tmp_path / "s", solver.init(params))

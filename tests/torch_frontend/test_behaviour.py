@@ -287,11 +287,13 @@ def test_raise_names_the_bucket_and_changes_nothing_in_any_group(route):
         assert all(torch.equal(kept[k], now[k]) for k in kept)
 
 
-def test_propagate_spreads_nan_as_adam_does():
-    p = parameter(1.0, 2.0)
-    p.grad = torch.tensor([torch.nan, 1.0])
+def test_propagate_loses_the_whole_bucket_to_one_nan_where_adam_loses_the_entry():
+    p, q = parameter(1.0, 2.0), parameter(1.0, 2.0)
+    p.grad, q.grad = torch.tensor([torch.nan, 1.0]), torch.tensor([torch.nan, 1.0])
     KourkoutasBeta([p]).step()
-    assert p.isnan().all()  # the pooled norm is NaN, and with it β2 of the whole bucket
+    torch.optim.Adam([q]).step()
+    assert p.isnan().tolist() == [True, True]  # the pooled norm is NaN, and with it β2 of the whole bucket
+    assert q.isnan().tolist() == [True, False]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # raised by torch's own imports

@@ -11,7 +11,8 @@ import mlx.core as mx
 import numpy as np
 
 from kourkoutas import rule
-from kourkoutas.mlx.layout import Plan, precision
+from kourkoutas.mlx.layout import Members, precision
+from kourkoutas.rule import Hyper
 
 
 def _trim(x: mx.array, k: int) -> tuple[mx.array, list[mx.array]]:
@@ -71,7 +72,7 @@ def widest() -> mx.Dtype:
 
 
 @functools.lru_cache(maxsize=256)
-def compiled_measure(plan: Plan, dtype: mx.Dtype, wide: mx.Dtype) -> Callable[..., Any]:
+def compiled_measure(members: Members, dtype: mx.Dtype, wide: mx.Dtype) -> Callable[..., Any]:
     """(norm of each bucket, ⟨|p|⟩ of each of `params`), of parameters that have a gradient, in `dtype`.
 
     NOTE: Σ g² of finite gradients may overflow float32 where its root does not. float64 has room for it. Without
@@ -80,18 +81,12 @@ def compiled_measure(plan: Plan, dtype: mx.Dtype, wide: mx.Dtype) -> Callable[..
     """
     s = 2.0**64
 
-    def pooled(f: Callable[[mx.array], mx.array], grads: list[mx.array]) -> mx.array:
-        squares = _sums(f, grads)
-        if plan.one_each:
-            return squares
-        return mx.zeros(plan.width, wide).at[mx.array(plan.owner, mx.int32)].add(squares)
-
     def measure(grads: list[mx.array], params: list[mx.array]) -> tuple[mx.array, mx.array | None]:
         # n = sqrt(Σ_p Σ_i g_i²)
-        squares = pooled(lambda g: mx.square(g.astype(wide)), grads)
+        squares = members.total(_sums(lambda g: mx.square(g.astype(wide)), grads))
         norm = mx.sqrt(squares)
         if wide != mx.float64:
-            scaled = pooled(lambda g: mx.square(g.astype(wide) * (1 / s)), grads)
+            scaled = members.total(_sums(lambda g: mx.square(g.astype(wide) * (1 / s)), grads))
             norm = mx.where(mx.isinf(squares), mx.sqrt(scaled) * s, norm)
         norm = norm.astype(dtype)
         if not params:
@@ -107,39 +102,38 @@ def _entry(x: mx.array, i: int) -> mx.array:
     return mx.as_strided(x, (), (), i)
 
 
-def numbers(k: rule.Coefficients) -> list[tuple[str, Any]]:
-    """What the update reads; β1 is a number in its code."""
-    return [(name, x) for name, x in k._asdict().items() if x is not None and name != "c1"]
+def coefficients(k: rule.Coefficients) -> dict[str, Any]:
+    """The coefficients that the update reads, by name; it has β1 in its code."""
+    return {name: x for name, x in k._asdict().items() if x is not None and name != "c1"}
 
 
 @functools.lru_cache(maxsize=256)
-def compiled_update(plan: Plan) -> Callable[..., Any]:
+def compiled_update(hyper: Hyper, members: Members) -> Callable[..., Any]:
     """The elementwise part of a step, compiled: (parameters, moments) of all parameters that have a gradient.
 
-    NOTE: the scalars come in as entries of vectors, 0-d, and not as numbers in the code: MLX then fuses one kernel per
-    parameter, and builds the same kernel for every value of the hyper-parameters.
-    """
-    hyper = plan.hyper
+    `members` is part of the key only: other parameters have another compiled step, and few of them are kept.
 
-    def update_one(
-        g: mx.array, p: mx.array, slots: list[mx.array], scalars: dict[str, mx.array]
-    ) -> tuple[mx.array, ...]:
+    NOTE: the coefficients come in as 0-d entries of arrays, and not as constants in the code: MLX then fuses one kernel
+    per parameter, and builds the same kernel for every value of the hyper-parameters.
+    """
+
+    def update_one(g: mx.array, p: mx.array, slots: list[mx.array], k: dict[str, mx.array]) -> tuple[mx.array, ...]:
         dtype = precision([p])
-        x = {name: value.astype(dtype) for name, value in scalars.items()}
+        k = {name: x.astype(dtype) for name, x in k.items()}
         theta, g = p.astype(dtype), g.astype(dtype)
         m, v, *rest = (slot.astype(dtype) for slot in slots)
         # m = β1·m + (1-β1)·g,  v = β2·v + (1-β2)·g²
         m = hyper.beta1 * m + (1 - hyper.beta1) * g
-        v = (1 - x["c2"]) * v + x["c2"] * mx.square(g)
+        v = (1 - k["c2"]) * v + k["c2"] * mx.square(g)
         # v̂ = v, or v_max = max(δ·v_max, v)
-        v_hat = v if hyper.leak is None else mx.maximum(x["leak"] * rest[0], v)
+        v_hat = v if hyper.leak is None else mx.maximum(k["leak"] * rest[0], v)
         # Δθ = rate·m / (sqrt(v̂) + floor), clipped to ±limit
-        delta = x["rate"] * m / (mx.sqrt(v_hat) + x["floor"])
+        delta = k["rate"] * m / (mx.sqrt(v_hat) + k["floor"])
         if hyper.max_ratio is not None:
-            delta = mx.minimum(mx.maximum(delta, -x["limit"]), x["limit"])
+            delta = mx.minimum(mx.maximum(delta, -k["limit"]), k["limit"])
         # θ ← θ - (fade·θ + Δθ)
         if hyper.weight_decay:
-            delta = x["fade"] * theta + delta
+            delta = k["fade"] * theta + delta
         new = (theta - delta, m, v) if hyper.leak is None else (theta - delta, m, v, v_hat)
         return tuple(value.astype(old.dtype) for value, old in zip(new, (p, *slots), strict=True))
 
@@ -152,7 +146,8 @@ def compiled_update(plan: Plan) -> Callable[..., Any]:
     ) -> list[list[mx.array]]:
         out = []
         for i, (g, p, *old) in enumerate(zip(grads, params, *slots, strict=True)):
-            new = update_one(g, p, old, {name: _entry(x, i) if x.ndim else x for name, x in k.items()})
+            own = {name: _entry(x, i) if x.ndim else x for name, x in k.items()}
+            new = update_one(g, p, old, own)
             if updated is not None:
                 new = tuple(mx.where(_entry(updated, i), x, y) for x, y in zip(new, (p, *old), strict=True))
             out.append(new)

@@ -14,15 +14,14 @@ from mlx.utils import tree_map
 from kourkoutas import rule
 from kourkoutas.adam_names import explain_adams_names
 from kourkoutas.buckets import check_buckets
-from kourkoutas.mlx.arithmetic import compiled_measure, compiled_update, numbers, widest
-from kourkoutas.mlx.layout import Layout, Plan, flat, pairs
+from kourkoutas.mlx.arithmetic import coefficients, compiled_measure, compiled_update, widest
+from kourkoutas.mlx.layout import Layout, Leaf, Members, flat, leaves_of
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, check_learning_rate
 from kourkoutas.trace import KEYS, WINDOW, Trace
 
 Schedule = Callable[[mx.array], Any]
 
 _DEFAULT = Hyper()
-_STATE = ("ema", "t", "log_beta2", "skipped")  # the names of `rule.State` here
 _LAST = 2**31 - 2  # counts are int32, and stay at their end instead of turning negative
 
 
@@ -138,95 +137,131 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
 
     def apply_gradients(self, gradients: Any, parameters: Any) -> Any:
         """The updated parameters, as a tree of the same structure as `gradients`."""
-        leaves = list(pairs(gradients, parameters))
-        if len({path for path, _, _ in leaves}) < len(leaves):
+        leaves = list(leaves_of(gradients, parameters))
+        if len({leaf.path for leaf in leaves}) < len(leaves):
             flat(gradients)  # which names the path that occurs twice
         layout, state = self._layout, self._state
-        if not self._initialized or any(path not in layout.number for path, _, _ in leaves):
-            self._build({path: p for path, _, p in leaves}, parameters)
-        # In the order of the state's vectors, so that they need no reordering when every gradient is there.
-        present = sorted((leaf for leaf in leaves if leaf[1] is not None), key=lambda leaf: layout.number[leaf[0]])
-        paths: list[str] = [leaf[0] for leaf in present]
-        grads: list[Any] = [leaf[1] for leaf in present]
-        params: list[mx.array] = [leaf[2] for leaf in present]
-        for path, p in zip(paths, params, strict=True):
-            if any(state[slot][path].shape != p.shape for slot in layout.slots):
-                raise ValueError(
-                    f"the state of {path!r} has another shape than the parameter, {p.shape}: load a state that was "
-                    "saved with these parameters, or make a new optimizer"
-                )
-        changed = {name: mx.array(schedule(self.step)) for name, schedule in self._schedulers.items()}
-        for name in ("learning_rate", "alpha"):
-            if (value := changed.get(name, state[name])).size != 1:
-                raise ValueError(f"`{name}` must be one number; got an array of shape {value.shape}")
-        plan = layout.plan([layout.number[path] for path in paths])
-        if plan.rows is not None:
-            state["t"] = mx.broadcast_to(state["t"], (len(layout.number),))
+        if not self._initialized or any(leaf.path not in layout.place for leaf in leaves):
+            self._build({leaf.path: leaf.parameter for leaf in leaves}, parameters)
+        present = [leaf for leaf in leaves if leaf.gradient is not None]
+        # In the order of the state's arrays, so that these need no reordering when every gradient is there.
+        present.sort(key=lambda leaf: layout.place[leaf.path])
+        self._check_shapes(present)
+        scheduled = self._scheduled()
+        members = layout.members([layout.place[leaf.path] for leaf in present])
+        if members.rows is not None:
+            state["t"] = mx.broadcast_to(state["t"], (len(layout.place),))
 
-        norm = mean = None
+        norm = mean_abs = None
         if present:
-            measure = compiled_measure(plan, state["ema"].dtype, widest())
-            norm, mean = measure(grads, params if self.hyper.adaptive_tiny else [])
+            measure = compiled_measure(members, state["ema"].dtype, widest())
+            measured = [leaf.parameter for leaf in present] if self.hyper.adaptive_tiny else []
+            norm, mean_abs = measure([leaf.gradient for leaf in present], measured)
         if self.hyper.nonfinite == "raise" and norm is not None:
-            self._raise_unless_finite(norm, plan)
+            _raise_unless_finite(norm, members)
 
-        state.update(changed)
+        state.update(scheduled)
         state["step"] = self.step + 1
-
-        out: dict[str, mx.array] = {}
-        if norm is None:
-            if self.diagnostics:
-                _record(state, plan, None)
-        else:
-            lr = state["learning_rate"].astype(norm.dtype).reshape(())
-            alpha: Any = state["alpha"].astype(norm.dtype).reshape(())
-            before = {name: plan.take(name, state[name]) for name in layout.vectors}
-            before["t"] = mx.minimum(before["t"], _LAST)
-            step = rule.step(
-                self.hyper.with_alpha(alpha),
-                lr,
-                norm,
-                rule.State(*(before.get(name) for name in _STATE)),
-                mx,
-                members=None if plan.one_each else plan,
-                mean_abs=mean,
-            )
-            after = dict(zip(_STATE, step.state, strict=True))
-            state.update({name: plan.put(name, state[name], after[name]) for name in before})
-            if self.diagnostics:
-                _record(state, plan, step)
-            # NOTE: a loop that evaluates only the parameters must evaluate the counts and the ring with them; they
-            # would pile up as an ever longer unevaluated graph otherwise.
-            k = {name: x if isinstance(x, mx.array) else mx.array(x, lr.dtype) for name, x in numbers(step.k)}
-            k["rate"] = mx.depends([k["rate"]], [x for x in state.values() if isinstance(x, mx.array)])[0]
-            slots = [[state[slot][path] for path in paths] for slot in layout.slots]
-            new, *moments = compiled_update(plan)(k, step.updated_each, grads, params, slots)
-            for slot, arrays in zip(layout.slots, moments, strict=True):
-                state[slot].update(zip(paths, arrays, strict=True))
-            out = dict(zip(paths, new, strict=True))
-        result = iter([out.get(path, p) for path, _, p in leaves])
+        updated: dict[str, mx.array] = {}
+        if norm is not None:
+            updated = self._step(present, members, norm, mean_abs)
+        elif self.diagnostics:
+            _record(state, members, None)
+        result = iter([updated.get(leaf.path, leaf.parameter) for leaf in leaves])
         return tree_map(lambda _: next(result), gradients)
 
-    def _raise_unless_finite(self, norm: mx.array, plan: Plan) -> None:
-        try:
-            bad = np.flatnonzero(~np.isfinite(np.array(norm)))
-        except (RuntimeError, ValueError):
-            raise ValueError(
-                "`nonfinite` is 'raise', which reads the norms at every step and so cannot be compiled: "
-                "use nonfinite='skip', or call the optimizer outside mx.compile"
-            ) from None
-        if bad.size:
-            columns = plan.columns or tuple(range(plan.buckets))
-            raise NonFiniteGradient(self._layout.parts.bucket_names[columns[int(bad[0])]])
+    def _check_shapes(self, present: list[Leaf]) -> None:
+        for leaf in present:
+            shape = leaf.parameter.shape
+            if any(self._state[slot][leaf.path].shape != shape for slot in self._layout.slots):
+                raise ValueError(
+                    f"the state of {leaf.path!r} has another shape than the parameter, {shape}: load a state that was "
+                    "saved with these parameters, or make a new optimizer"
+                )
+
+    def _scheduled(self) -> dict[str, mx.array]:
+        """What the schedules give for this step, before anything has changed."""
+        scheduled = {name: mx.array(schedule(self.step)) for name, schedule in self._schedulers.items()}
+        for name in ("learning_rate", "alpha"):
+            value = scheduled.get(name, self._state[name])
+            if value.size != 1:
+                raise ValueError(f"`{name}` must be one number; got an array of shape {value.shape}")
+        return scheduled
+
+    def _step(
+        self, present: list[Leaf], members: Members, norm: mx.array, mean_abs: mx.array | None
+    ) -> dict[str, mx.array]:
+        """From norms to new parameters, by path; the state moves with them."""
+        layout, state = self._layout, self._state
+        lr = state["learning_rate"].astype(norm.dtype).reshape(())
+        alpha: Any = state["alpha"].astype(norm.dtype).reshape(())
+        before = {name: members.take(name, state[name]) for name in layout.scalars}
+        before["t"] = mx.minimum(before["t"], _LAST)
+        step = rule.step(
+            self.hyper.with_alpha(alpha),
+            lr,
+            norm,
+            rule.State(
+                ema=before["ema"], step=before["t"], log_beta2=before.get("log_beta2"), skipped=before["skipped"]
+            ),
+            mx,
+            members=members,
+            mean_abs=mean_abs,
+        )
+        after = {
+            "ema": step.state.ema,
+            "t": step.state.step,
+            "log_beta2": step.state.log_beta2,
+            "skipped": step.state.skipped,
+        }
+        for name in layout.scalars:
+            state[name] = members.put(name, state[name], after[name])
+        if self.diagnostics:
+            _record(state, members, step)
+
+        k = {}
+        for name, x in coefficients(step.k).items():
+            k[name] = x if isinstance(x, mx.array) else mx.array(x, lr.dtype)
+        # NOTE: a loop that evaluates only the parameters must evaluate the counts and the ring with them; they would
+        # pile up as an ever longer unevaluated graph otherwise.
+        k["rate"] = mx.depends([k["rate"]], [x for x in state.values() if isinstance(x, mx.array)])[0]
+        paths = [leaf.path for leaf in present]
+        grads = [leaf.gradient for leaf in present]
+        params = [leaf.parameter for leaf in present]
+        slots = [[state[slot][path] for path in paths] for slot in layout.slots]
+        update = compiled_update(self.hyper, members)
+        new, *moments = update(k, step.updated_each, grads, params, slots)
+        for slot, arrays in zip(layout.slots, moments, strict=True):
+            state[slot].update(zip(paths, arrays, strict=True))
+        return dict(zip(paths, new, strict=True))
 
 
-def _record(state: dict[str, Any], plan: Plan, step: rule.Step | None) -> None:
+def _raise_unless_finite(norm: mx.array, members: Members) -> None:
+    try:
+        bad = np.flatnonzero(~np.isfinite(np.array(norm)))
+    except (RuntimeError, ValueError):
+        raise ValueError(
+            "`nonfinite` is 'raise', which reads the norms at every step and so cannot be compiled: "
+            "use nonfinite='skip', or call the optimizer outside mx.compile"
+        ) from None
+    if bad.size:
+        raise NonFiniteGradient(members.bucket_names[int(bad[0])])
+
+
+def _record(state: dict[str, Any], members: Members, step: rule.Step | None) -> None:
     """Write (sun, β2, n) of all buckets: NaN for those without a gradient (`step` is None: all) and those skipped."""
-    row = None if step is None else mx.stack([step.sun, step.beta2, step.norm])
-    if row is None or plan.columns is not None:
-        blank = mx.full((len(KEYS), plan.buckets), math.nan, state["ring"].dtype)
-        here = mx.array([plan.columns or ()] * len(KEYS), mx.int32)
-        row = blank if row is None else mx.put_along_axis(blank, here, row, axis=1)
+    if step is None:
+        row = _blank(state["ring"])
+    else:
+        row = mx.stack([step.sun, step.beta2, step.norm])
+        if members.columns is not None:
+            here = mx.array([members.columns] * len(KEYS), mx.int32)
+            row = mx.put_along_axis(_blank(state["ring"]), here, row, axis=1)
     # ring[(t-1) % WINDOW] = (sun, β2, n) of step t
     state["ring"] = mx.slice_update(state["ring"], row[None], (state["count"] % WINDOW).reshape(1), (0,))
     state["count"] = state["count"] + 1
+
+
+def _blank(ring: mx.array) -> mx.array:
+    """A row of `ring` in which no bucket has anything."""
+    return mx.full(ring.shape[1:], math.nan, ring.dtype)

@@ -1,5 +1,6 @@
 """The arithmetic of a step: pooled norms before `rule.step`, the elementwise update after it."""
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,8 @@ _FEW = 256
 
 def precision(arrays: Iterable[Any]) -> Any:
     """The dtype of scalars and of elementwise arithmetic: float64 as soon as one of `arrays` is, else float32."""
-    return jnp.float64 if any(jnp.result_type(x) in (jnp.float64, jnp.complex128) for x in arrays) else jnp.float32
+    wide = any(jnp.result_type(x) in (jnp.float64, jnp.complex128) for x in arrays)
+    return jnp.float64 if wide else jnp.float32
 
 
 def as_real(x: Any) -> jax.Array:
@@ -31,35 +33,40 @@ def as_real(x: Any) -> jax.Array:
 
 def from_real(x: jax.Array, dtype: Any) -> jax.Array:
     """The inverse of `as_real`."""
-    return (lax.complex(x[..., 0], x[..., 1]) if jnp.issubdtype(dtype, jnp.complexfloating) else x).astype(dtype)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        x = lax.complex(x[..., 0], x[..., 1])
+    return x.astype(dtype)
 
 
 class Members:
-    """The parameters that have a gradient, and their buckets: known for a whole trace.
+    """The parameters of a step, those that have a gradient, and their buckets: known for a whole trace.
 
     Attributes:
-      rows: numbers of the parameters that have a gradient.
-      columns: numbers of the buckets that have a gradient.
-      index: for each of `rows`, the place of its bucket in `columns`.
+      bucket_of: for each parameter, the number of its bucket.
+      bucket_names: one name per bucket.
+      rows: the places of the parameters in the state's arrays.
+      columns: the places of the buckets in the state's arrays.
       one_each: whether each parameter is a bucket of its own.
     """
 
     def __init__(self, parts: Partition, rows: Sequence[int]) -> None:
         self.rows = np.asarray(rows, np.int32)
-        self.columns, index = np.unique(np.asarray(parts.bucket_of, np.int32)[self.rows], return_inverse=True)
-        self.index = index.astype(np.int32)
-        self.one_each = np.array_equal(self.index, np.arange(len(self.columns)))
-
-    def sum(self, x: jax.Array) -> jax.Array:
-        return x if self.one_each else jax.ops.segment_sum(x, self.index, len(self.columns))
+        buckets = np.asarray(parts.bucket_of, np.int32)[self.rows]
+        self.columns, bucket_of = np.unique(buckets, return_inverse=True)
+        self.bucket_of: Any = bucket_of.astype(np.int32)
+        self.bucket_names = [parts.bucket_names[column] for column in self.columns]
+        self.one_each = np.array_equal(self.bucket_of, np.arange(len(self.columns)))
 
     # From buckets to parameters and back, as `rule.Members` has it.
 
-    def largest(self, x: jax.Array) -> jax.Array:
-        return x if self.one_each else jax.ops.segment_max(x, self.index, len(self.columns))
-
     def spread(self, x: jax.Array) -> jax.Array:
-        return x if self.one_each else x[self.index]
+        return x if self.one_each else x[self.bucket_of]
+
+    def largest(self, x: jax.Array) -> jax.Array:
+        return x if self.one_each else jax.ops.segment_max(x, self.bucket_of, len(self.columns))
+
+    def total(self, x: jax.Array) -> jax.Array:
+        return x if self.one_each else jax.ops.segment_sum(x, self.bucket_of, len(self.columns))
 
     def pooled(self, norm: jax.Array) -> jax.Array:
         """n of each bucket from ||g|| of each parameter, whose squares may overflow."""
@@ -67,17 +74,23 @@ class Members:
             return norm
         largest = self.largest(norm)
         unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
-        return unit * jnp.sqrt(self.sum((norm / self.spread(unit)) ** 2))
+        return unit * jnp.sqrt(self.total((norm / self.spread(unit)) ** 2))
 
 
 def at(x: Any, places: np.ndarray) -> Any:
     """The entries of an array at `places` of its first axis, ascending."""
-    return x if x is None or len(places) == len(x) else x[places]
+    if x is None or len(places) == len(x):
+        return x
+    return x[places]
 
 
 def put(x: Any, places: np.ndarray, new: Any) -> Any:
     """An array with `new` at `places` of its first axis, ascending."""
-    return x if x is None else new.astype(x.dtype) if len(places) == len(x) else x.at[places].set(new)
+    if x is None:
+        return None
+    if len(places) == len(x):
+        return new.astype(x.dtype)
+    return x.at[places].set(new)
 
 
 def measure(
@@ -104,13 +117,17 @@ def measure(
 
     squares, *rest = _over_axes(sums, axes)
     mean_abs = rest.pop() if thetas is not None else None
-    total = members.sum(squares)
+    scaled_squares = rest.pop() if rest else None
+    total = members.total(squares)
+
+    def only_scaled(block: Sequence[int]) -> list[jax.Array]:
+        return _square_sums([gs[i] for i in block], (1 / s,), dtype)
 
     def guarded() -> jax.Array:
         finite = jnp.isfinite(total)
-        scaled = rest or _over_axes(lambda block: _square_sums([gs[i] for i in block], (1 / s,), dtype), axes)
-        root = jnp.sqrt(jnp.where(finite, 1, members.sum(*scaled))) * s
+        scaled = _over_axes(only_scaled, axes)[0] if scaled_squares is None else scaled_squares
         # The root of 1 where the root is not used: its derivative at 0 would be NaN.
+        root = jnp.sqrt(jnp.where(finite, 1, members.total(scaled))) * s
         return jnp.where(finite, jnp.sqrt(jnp.where(finite, total, 1)), root)
 
     every = jnp.all(jnp.isfinite(total))
@@ -137,26 +154,34 @@ def _square_sums(gs: Sequence[Any], factors: Sequence[float], dtype: Any) -> lis
     """
     # NOTE: without the barrier XLA shares g² between the norm and the update, and writes it to memory in between.
     xs = [as_real(lax.optimization_barrier(g)).astype(dtype) for g in gs]
-    limit = _FEW if jax.default_backend() == "cpu" and jax.device_count() == 1 else -1
+    together = jax.default_backend() == "cpu" and jax.device_count() == 1
     groups: dict[Any, list[int]] = {}
     for i, x in enumerate(xs):
-        groups.setdefault(x.shape if x.size <= limit else i, []).append(i)
+        alike = x.shape if together and x.size <= _FEW else i
+        groups.setdefault(alike, []).append(i)
 
     def sums(group: Sequence[int]) -> Sequence[jax.Array]:
         x = jnp.stack([xs[i] for i in group])
-        squares, inner = [(x * f) ** 2 for f in factors], range(1, x.ndim)
-        if len(factors) == 1 or xs[group[0]].size > limit:
-            return [jnp.sum(each, inner) for each in squares]
-        both: Sequence[jax.Array] = lax.reduce(squares, [jnp.zeros((), dtype)] * len(squares), _added, inner)
-        return both
+        squares = [(x * f) ** 2 for f in factors]
+        inner = range(1, x.ndim)
+        small = together and xs[group[0]].size <= _FEW
+        if len(factors) > 1 and small:
+            zeros = [jnp.zeros((), dtype)] * len(factors)
+            both: Sequence[jax.Array] = lax.reduce(squares, zeros, _added, inner)
+            return both
+        return [jnp.sum(each, inner) for each in squares]
 
-    parts = [sums(group) for group in groups.values()]
-    return [in_order([row[k] for row in parts], groups.values(), dtype) for k in range(len(factors))]
+    per_group = [sums(group) for group in groups.values()]
+    vectors = []
+    for k in range(len(factors)):
+        of_factor = [each[k] for each in per_group]
+        vectors.append(in_order(of_factor, groups.values(), dtype))
+    return vectors
 
 
 def in_order(parts: Sequence[jax.Array], groups: Iterable[Sequence[int]], dtype: Any) -> jax.Array:
     """One array with an entry per parameter along its last axis, from `parts` with those of a group of them each."""
-    places = [i for group in groups for i in group]
+    places = list(itertools.chain.from_iterable(groups))
     x = jnp.concatenate(parts, -1) if parts else jnp.zeros(0, dtype)
     return x if places == sorted(places) else x[..., np.argsort(places).astype(np.int32)]
 
@@ -177,8 +202,10 @@ def _over_axes(sums: Callable[[Sequence[int]], list[jax.Array]], axes: Sequence[
         blocks.setdefault(each.names, []).append(i)
     if not any(blocks):
         return sums(range(len(axes)))
-    stacked = {names: jnp.stack(sums(block)) for names, block in blocks.items()}
-    parts = [lax.psum(block, names) if names else block for names, block in stacked.items()]
+    parts = []
+    for names, block in blocks.items():
+        stacked = jnp.stack(sums(block))
+        parts.append(lax.psum(stacked, names) if names else stacked)
     return list(jnp.unstack(in_order(parts, blocks.values(), parts[0].dtype)))
 
 
@@ -235,8 +262,8 @@ def update_leaf(hyper: Hyper, k: Coefficients, updated: Any, g: Any, m: Any, v: 
     if hyper.max_ratio is not None:
         u = jnp.clip(u, -hyper.max_ratio, hyper.max_ratio)
     return Leaf(
-        from_real(u, dtype),
-        from_real(m_new, m.dtype),
-        from_real(v_new, v.dtype),
-        None if v_max is None else from_real(v_hat, v_max.dtype),
+        u=from_real(u, dtype),
+        m=from_real(m_new, m.dtype),
+        v=from_real(v_new, v.dtype),
+        v_max=None if v_max is None else from_real(v_hat, v_max.dtype),
     )

@@ -128,6 +128,7 @@ def kourkoutas_beta(
         before, after = state[0], new_state[0]
         us, rebuild = align(updates, before.mu, "gradients")
         if hyper.lr_warmup:
+            # γ_t = γ·√(1 - β2_max^t)
             factors = warmup(beta2_max, _steps_taken(after)[1].astype(after.ema.dtype), jnp)
             us = [None if u is None else u * f.astype(jnp.real(u).dtype) for u, f in zip(us, factors, strict=True)]
         if hyper.nonfinite == "skip" or hyper.basis is not None:
@@ -135,8 +136,10 @@ def kourkoutas_beta(
             stays = after.missed > before.missed
             us = [None if u is None else jnp.where(s, jnp.zeros_like(u), u) for u, s in zip(us, stays, strict=True)]
         # NOTE: zeros for a missing gradient, as `optax.apply_updates` cannot add None to an array.
-        ms = jax.tree.leaves(before.mu)
-        return rebuild([jnp.zeros_like(m) if u is None else u for u, m in zip(us, ms, strict=True)]), new_state
+        for i, m in enumerate(jax.tree.leaves(before.mu)):
+            if us[i] is None:
+                us[i] = jnp.zeros_like(m)
+        return rebuild(us), new_state
 
     return optax.GradientTransformationExtraArgs(chain.init, update_fn)
 
@@ -321,13 +324,18 @@ def _transformation(
             norm = members.pooled(grads.norm)
             mean_abs = None if thetas is None else jnp.array([mean_abs_of(theta) for theta in thetas], real)
         if hyper.nonfinite == "raise":
-            _refuse_nonfinite(norm, [layout.parts.bucket_names[b] for b in columns])
+            _refuse_nonfinite(norm, members.bucket_names)
 
         count, t = _steps_taken(state)
         log_beta2 = state.log_beta2
         if log_beta2 is not None:  # a count and moments that were set, as from Adam's state, have no Σ log β2 with them
             log_beta2 = jnp.where(log_beta2 == 0, rule.adam_log_beta2(hyper.beta2_max, t, jnp), log_beta2).astype(real)
-        before = rule.State(at(state.ema, columns), at(t, rows), at(log_beta2, rows), at(state.skipped, columns))
+        before = rule.State(
+            ema=at(state.ema, columns),
+            step=at(t, rows),
+            log_beta2=at(log_beta2, rows),
+            skipped=at(state.skipped, columns),
+        )
         starts = None
         if state.basis is not None:  # moments that were set, as from Adam's state, are right in the basis that there is
             starts = (at(state.basis.seen, rows) == 0) & (before.step == 0)
@@ -344,7 +352,8 @@ def _transformation(
             took = None if step.updated is None else members.spread(step.updated)
             leaves, basis = _update_in_basis(hyper, step, basis, grads, starts, took, gs, leaves)
 
-        taken = jnp.ones(len(here), bool) if step.updated_each is None else step.updated_each
+        took_one = jnp.ones(len(here), bool) if step.updated_each is None else step.updated_each
+        took_one = put(jnp.zeros(len(gs), bool), rows, took_one)
         ring, recorded = _record(state, step, columns)
         new = KourkoutasBetaState(
             count=count + 1,
@@ -356,7 +365,7 @@ def _transformation(
             skipped=put(state.skipped, columns, step.state.skipped),
             ring=ring,
             rows=recorded,
-            missed=jnp.where(put(jnp.zeros(len(gs), bool), rows, taken), state.missed, state.missed + 1),
+            missed=jnp.where(took_one, state.missed, state.missed + 1),
             basis=basis,
         )
         return rebuild([leaf.u for leaf in leaves]), new

@@ -65,8 +65,10 @@ class Axes(NamedTuple):
 
     def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the parameter of which this device has a part of shape `shape`."""
-        dims = (self.dims or ())[: len(shape)]
-        return (*(n * _axis_size(axes) for n, axes in zip(shape, dims, strict=False)), *shape[len(dims) :])
+        whole = list(shape)
+        for i, axes in enumerate((self.dims or ())[: len(shape)]):
+            whole[i] *= _axis_size(axes)
+        return tuple(whole)
 
 
 def _axis_size(names: tuple[str, ...]) -> int:
@@ -82,8 +84,9 @@ class Layout(NamedTuple):
     @property
     def unbound(self) -> list[str]:
         """The axes, all of them if one is not an axis of a `shard_map` (or another map) around this trace."""
-        names = sorted({name for each in self.axes for name in each.names})
-        return [] if _are_bound(self.axes) else names
+        if _are_bound(self.axes):
+            return []
+        return sorted(set(itertools.chain.from_iterable(each.names for each in self.axes)))
 
 
 def layouts(buckets: Buckets, axis_name: AxisName = None) -> Callable[[PyTree], Layout]:
@@ -163,14 +166,22 @@ def _read_axes(value: Any) -> Axes:
     if isinstance(value, str):
         return Axes((value,), None)
     if isinstance(value, PartitionSpec):
-        dims = tuple(() if d is None else (d,) if isinstance(d, str) else tuple(d) for d in value)
-        return Axes(tuple(sorted({name for axes in dims for name in axes})), dims)
+        dims = tuple(_axes_of_dimension(entry) for entry in value)
+        names = set(itertools.chain.from_iterable(dims))
+        return Axes(tuple(sorted(names)), dims)
     if isinstance(value, tuple) and all(isinstance(name, str) for name in value):
         return Axes(tuple(sorted(set(value))), None if value else ())
     raise TypeError(
         f"`axis_name` must be the name of a mesh axis, a tuple of names, a PartitionSpec or None, "
         f"a tree of these like the parameters, or a callable f(name, array); got {value!r}"
     )
+
+
+def _axes_of_dimension(entry: Any) -> tuple[str, ...]:
+    """The axes of one dimension, from its entry in a PartitionSpec: None, a name or several."""
+    if entry is None:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 def _are_bound(axes: list[Axes]) -> bool:
@@ -191,10 +202,11 @@ def align(tree: PyTree, like: PyTree, what: str) -> tuple[list[Any], Callable[[S
         return leaves, treedef.unflatten
     got, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)
     want = jax.tree_util.tree_leaves_with_path(like, is_leaf=_is_none)
-    for a, b in itertools.zip_longest(got, want):
-        if a is None or b is None or a[0] != b[0] or (b[1] is None and a[1] is not None):
-            here = "nothing" if a is None or a[1] is None else repr(name_of(a[0]))
-            there = "nothing" if b is None or b[1] is None else repr(name_of(b[0]))
+    end: Any = (None, None)
+    for (path, x), (path_there, y) in itertools.zip_longest(got, want, fillvalue=end):
+        if path != path_there or (y is None and x is not None):
+            here = "nothing" if x is None else repr(name_of(path))
+            there = "nothing" if y is None else repr(name_of(path_there))
             raise ValueError(
                 f"the tree of {what} does not match the parameters; the first path that differs: {here} in the {what}, "
                 f"{there} in the parameters given to init(): pass the same tree, with None where a gradient is missing"

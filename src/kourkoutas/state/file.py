@@ -28,7 +28,7 @@ Array = NDArray[Any]
 
 ENTRY, VERSION = "kourkoutas-state", 1
 MOMENTS = ("m", "v", "v_max")
-VECTORS = {"step": np.int64, "log_beta2": np.float64, "ema": np.float64, "skipped": np.int64}
+SCALARS = {"step": np.int64, "log_beta2": np.float64, "ema": np.float64, "skipped": np.int64}
 PER_BUCKET = ("ema", "skipped")
 _OPTIONS = {
     "v_max": "`decay` or `max_ratio` (a v_max)",
@@ -39,8 +39,12 @@ _OPTIONS = {
 
 def kinds_of(hyper: Hyper) -> set[str]:
     """The optional parts of the state that an optimizer with these settings keeps."""
-    kept = (hyper.leak is not None, hyper.bias_correction == "exact", hyper.nonfinite == "skip")
-    return {kind for kind, there in zip(_OPTIONS, kept, strict=True) if there}
+    kept = {
+        "v_max": hyper.leak is not None,
+        "log_beta2": hyper.bias_correction == "exact",
+        "skipped": hyper.nonfinite == "skip",
+    }
+    return {kind for kind, there in kept.items() if there}
 
 
 class Parameter(NamedTuple):
@@ -60,7 +64,7 @@ class Portable:
       bucket_of: for each parameter, the number of its bucket.
       count: how often the optimizer was called.
       moments: "m", "v" and with AMSGrad "v_max": name → array.
-      vectors: "step" and with bias_correction="exact" "log_beta2", with one entry per parameter; "ema" and with
+      scalars: "step" and with bias_correction="exact" "log_beta2", with one entry per parameter; "ema" and with
         nonfinite="skip" "skipped", with one entry per bucket.
     """
 
@@ -68,11 +72,11 @@ class Portable:
     bucket_of: tuple[int, ...]
     count: int
     moments: dict[str, dict[str, Array]]
-    vectors: dict[str, Array]
+    scalars: dict[str, Array]
 
     @property
     def kinds(self) -> set[str]:
-        return {*self.moments, *self.vectors} & _OPTIONS.keys()
+        return {*self.moments, *self.scalars} & _OPTIONS.keys()
 
     def arranged(self, here: Mapping[str, Parameter], kinds: set[str]) -> Portable:
         """This state in the order of the parameters `here`, with buckets in the order of their first members.
@@ -82,11 +86,13 @@ class Portable:
         number = {name: i for i, name in enumerate(self.names)}
         if wrong := list(self._misfits(here, kinds if here else self.kinds, number)):
             raise ValueError(f"the state does not fit, and nothing was changed: {'; '.join(wrong)}")
-        order = [number[name] for name in here]
-        columns = {b: i for i, b in enumerate(dict.fromkeys(self.bucket_of[i] for i in order))}
-        bucket_of = tuple(columns[self.bucket_of[i]] for i in order)
-        vectors = {kind: x[list(columns) if kind in PER_BUCKET else order] for kind, x in self.vectors.items()}
-        return Portable(tuple(here), bucket_of, self.count, self.moments, vectors)
+        rows = [number[name] for name in here]
+        buckets = [self.bucket_of[row] for row in rows]
+        columns = list(dict.fromkeys(buckets))
+        new_number = {bucket: i for i, bucket in enumerate(columns)}
+        bucket_of = tuple(new_number[bucket] for bucket in buckets)
+        scalars = {kind: x[columns if kind in PER_BUCKET else rows] for kind, x in self.scalars.items()}
+        return Portable(tuple(here), bucket_of, self.count, self.moments, scalars)
 
     def _misfits(self, here: Mapping[str, Parameter], kinds: set[str], number: Mapping[str, int]) -> Iterable[str]:
         there_only, here_only = sorted(number.keys() - here.keys()), sorted(here.keys() - number.keys())
@@ -95,26 +101,32 @@ class Portable:
                 f"only the file has {_listed(there_only)}, only the optimizer has {_listed(here_only)}: give the "
                 "parameters the same names in both"
             )
-        for name in (name for name in here if name in number):
-            want = "complex " * here[name].is_complex + f"shape {tuple(here[name].shape)}"
-            arrays = [kept.get(name) for kept in self.moments.values()]
-            found = [
-                "shape none" if x is None else "complex " * np.iscomplexobj(x) + f"shape {x.shape}" for x in arrays
-            ]
-            if other := [each for each in found if each != want]:
-                yield f"{name!r} has {other[0]} in the file and {want} here"
+        for name in here:
+            if name not in number:
+                continue
+            want = _described(tuple(here[name].shape), here[name].is_complex)
+            for kept in self.moments.values():
+                x = kept.get(name)
+                found = "shape none" if x is None else _described(x.shape, np.iscomplexobj(x))
+                if found != want:
+                    yield f"{name!r} has {found} in the file and {want} here"
+                    break
         if not there_only and not here_only:
             theirs = _buckets({name: self.bucket_of[i] for name, i in number.items()})
             ours = _buckets({name: each.bucket for name, each in here.items()})
             if moved := [name for name in here if theirs[name] != ours[name]]:
                 yield f"other parameters share a bucket with {_listed(moved)} here: use the same `buckets`"
-        for kind, x in self.vectors.items():
+        for kind, x in self.scalars.items():
             entries = max(self.bucket_of, default=-1) + 1 if kind in PER_BUCKET else len(self.names)
             if len(x) != entries:
                 yield f"`{kind}` has {len(x)} entries in the file, which lists {entries}"
         for kind in sorted(kinds ^ self.kinds):
             where = "with, the optimizer without" if kind in self.kinds else "without, the optimizer with"
             yield f"the file was written {where} {_OPTIONS[kind]}"
+
+
+def _described(shape: tuple[int, ...], is_complex: bool) -> str:
+    return f"complex shape {shape}" if is_complex else f"shape {shape}"
 
 
 def _buckets(bucket_of: Mapping[str, Any]) -> dict[str, frozenset[str]]:
@@ -128,37 +140,52 @@ def _buckets(bucket_of: Mapping[str, Any]) -> dict[str, frozenset[str]]:
 
 def _listed(names: list[str]) -> str:
     """Names for an error: the first ten, and how many more."""
-    return (", ".join(map(repr, names[:10])) or "none") + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    if not names:
+        return "none"
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return ", ".join(map(repr, names[:10])) + more
 
 
-def made(here: Mapping[str, Parameter], count: int, moments: Mapping[str, Any], **vectors: Any) -> Portable:
-    """The state of an optimizer with these parameters; a vector or a kind of moments that it does not keep is None."""
+def made(here: Mapping[str, Parameter], count: int, moments: Mapping[str, Any], **scalars: Any) -> Portable:
+    """The state of an optimizer with these parameters; a kind of scalars or moments that it does not keep is None."""
     place: dict[Any, int] = {}
     bucket_of = tuple(place.setdefault(each.bucket, len(place)) for each in here.values())
-    if len(vectors["ema"]) != len(place):
+    if len(scalars["ema"]) != len(place):
         raise ValueError(
-            f"the state has {len(vectors['ema'])} buckets and `buckets` gives {len(place)}: use the `buckets` that "
+            f"the state has {len(scalars['ema'])} buckets and `buckets` gives {len(place)}: use the `buckets` that "
             "the state was made with"
         )
     kept = {kind: dict(zip(here, arrays, strict=True)) for kind, arrays in moments.items() if arrays is not None}
-    numbers = {kind: np.asarray(x).astype(VECTORS[kind]) for kind, x in vectors.items() if x is not None}
-    return Portable(tuple(here), bucket_of, count, kept, numbers)
+    wide = {kind: np.asarray(x).astype(SCALARS[kind]) for kind, x in scalars.items() if x is not None}
+    return Portable(tuple(here), bucket_of, count, kept, wide)
 
 
 def write(state: Portable, file: str | Path) -> None:
     """Write the file; a kill leaves the old one or the new one."""
-    moments = {f"{kind}/{name}": x for kind, arrays in state.moments.items() for name, x in arrays.items()}
-    pairs = {key: np.stack([x.real, x.imag], -1) if np.iscomplexobj(x) else x for key, x in moments.items()}
-    tensors = {key: np.ascontiguousarray(x).reshape(np.shape(x)) for key, x in {**pairs, **state.vectors}.items()}
+    tensors: dict[str, Array] = {}
+    paired: set[str] = set()
+    for kind, arrays in state.moments.items():
+        for name, x in arrays.items():
+            if np.iscomplexobj(x):
+                paired.add(name)
+                x = np.stack([x.real, x.imag], -1)
+            tensors[f"{kind}/{name}"] = _contiguous(x)
+    for kind, x in state.scalars.items():
+        tensors[kind] = _contiguous(x)
     header: dict[str, Any] = {
         "version": VERSION,
         "parameters": [{"name": n, "bucket": b} for n, b in zip(state.names, state.bucket_of, strict=True)],
-        "complex": sorted({key.partition("/")[2] for key, x in moments.items() if np.iscomplexobj(x)}),
+        "complex": sorted(paired),
         "count": state.count,
     }
     header["sha256"] = _checksum(header, tensors)
     metadata = {ENTRY: json.dumps(header, ensure_ascii=False)}
     atomic.replace(Path(file), lambda stream: stream.write(save(tensors, metadata)))
+
+
+def _contiguous(x: Array) -> Array:
+    """x in one piece; NumPy would make an array of one entry of a 0-d one."""
+    return np.ascontiguousarray(x).reshape(np.shape(x))
 
 
 def read(file: str | Path) -> Portable:
@@ -178,7 +205,7 @@ def read(file: str | Path) -> Portable:
         raise ValueError(f"{file}: its checksum does not fit, so it was damaged or edited: write or copy it again")
     moments: dict[str, dict[str, Array]] = {}
     paired = set(header["complex"])
-    for key in [key for key in tensors if key not in VECTORS]:
+    for key in [key for key in tensors if key not in SCALARS]:
         kind, _, name = key.partition("/")
         if kind not in MOMENTS:
             raise ValueError(
@@ -188,8 +215,9 @@ def read(file: str | Path) -> Portable:
         if name in paired:
             x = x.view(np.result_type(x.dtype, np.complex64)).squeeze(-1)
         moments.setdefault(kind, {})[name] = x
-    names, bucket_of = ([entry[part] for entry in header["parameters"]] for part in ("name", "bucket"))
-    return Portable(tuple(names), tuple(bucket_of), header["count"], moments, tensors)
+    names = tuple(entry["name"] for entry in header["parameters"])
+    bucket_of = tuple(entry["bucket"] for entry in header["parameters"])
+    return Portable(names, bucket_of, header["count"], moments, tensors)
 
 
 def _opened(file: Path) -> tuple[dict[str, Any] | None, dict[str, Array]]:

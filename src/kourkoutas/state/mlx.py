@@ -25,15 +25,22 @@ def save(optimizer: KourkoutasBeta, file: str | Path) -> None:
     here = _parameters(optimizer, state["m"])
 
     def moments(kind: str) -> Any:
-        arrays = map(flat(state[kind]).__getitem__, here)
-        return [np.array(x.astype(precision([x]))) for x in arrays]
+        if kind not in {"m", "v", *kinds}:
+            return None
+        arrays = flat(state[kind])
+        return [np.array(arrays[name].astype(precision([arrays[name]]))) for name in here]
+
+    def scalars(kind: str) -> Any:
+        return np.array(state[kind]) if kind in {"ema", *kinds} else None
 
     kept = made(
         here,
         int(state["step"].item()),
-        {kind: moments(kind) for kind in MOMENTS if kind in {"m", "v", *kinds}},
+        {kind: moments(kind) for kind in MOMENTS},
         step=np.broadcast_to(np.array(state["t"]), len(here)),
-        **{kind: np.array(state[kind]) for kind in ("ema", "log_beta2", "skipped") if kind in {"ema", *kinds}},
+        log_beta2=scalars("log_beta2"),
+        ema=scalars("ema"),
+        skipped=scalars("skipped"),
     )
     write(kept, file)
 
@@ -50,18 +57,21 @@ def load(file: str | Path, optimizer: KourkoutasBeta, parameters: Any) -> None:
     new: dict[str, Any] = {name: optimizer.state[name] for name in ("learning_rate", "alpha")}
     new["step"] = mx.array(saved.count, optimizer.state["step"].dtype)
     for kind, moments in saved.moments.items():
-        # NOTE: MLX would make float32 of a float64 array from NumPy.
-        wide = {name: mx.float64 if moments[name].dtype == np.float64 else mx.float32 for name in here}
-        new[kind] = {name: mx.array(moments[name], wide[name]).astype(arrays[name].dtype) for name in here}
-    new["skipped"] = mx.zeros(len(saved.vectors["ema"]), mx.int32)
-    for kind, x in saved.vectors.items():
+        new[kind] = {name: _array(moments[name]).astype(arrays[name].dtype) for name in here}
+    new["skipped"] = mx.zeros(len(saved.scalars["ema"]), mx.int32)
+    for kind, x in saved.scalars.items():
         if kind != "step":
             new[kind] = mx.array(x.tolist(), mx.int32 if kind == "skipped" else real)
-    step = np.minimum(saved.vectors["step"], np.iinfo(np.int32).max).tolist()
-    alike = len(set(step)) == 1 and "skipped" not in saved.vectors
+    step = np.minimum(saved.scalars["step"], np.iinfo(np.int32).max).tolist()
+    alike = len(set(step)) == 1 and "skipped" not in saved.scalars
     new["t"] = mx.array(step[0] if alike else step, mx.int32)
     optimizer.state = new
     optimizer.init(parameters)
+
+
+def _array(x: np.ndarray) -> mx.array:
+    """x with its dtype; MLX by itself would make float32 of float64."""
+    return mx.array(x, mx.float64 if x.dtype == np.float64 else mx.float32)
 
 
 def _parameters(optimizer: KourkoutasBeta, tree: Any) -> dict[str, Parameter]:

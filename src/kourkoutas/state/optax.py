@@ -31,8 +31,10 @@ def save(state: optax.OptState, file: str | Path, *, buckets: Buckets = "paramet
             )
 
     def moments(tree: Any) -> Any:
-        arrays = map(np.asarray, jax.tree.leaves(tree))
-        return None if tree is None else [x if x.itemsize >= 4 else x.astype(np.float32) for x in arrays]
+        if tree is None:
+            return None
+        arrays = [np.asarray(x) for x in jax.tree.leaves(tree)]
+        return [x if x.itemsize >= 4 else x.astype(np.float32) for x in arrays]
 
     kept = made(
         here,
@@ -64,7 +66,7 @@ def load(file: str | Path, like: optax.OptState, *, buckets: Buckets = "paramete
         new = [saved.moments[kind][name] for name in here] if tree is not None else []
         return jax.tree.map(_like, jax.tree.unflatten(jax.tree.structure(tree), new), tree)
 
-    step = saved.vectors["step"]
+    step = saved.scalars["step"]
     count = max(saved.count, step.max(initial=0))
     new = old._replace(
         count=_like(np.minimum(count, _LAST), old.count),
@@ -72,17 +74,17 @@ def load(file: str | Path, like: optax.OptState, *, buckets: Buckets = "paramete
         nu=moments("v", old.nu),
         nu_max=moments("v_max", old.nu_max),
         missed=_like(np.minimum(count - step, _LAST), old.missed),
-        **{kind: _like(x, getattr(old, kind)) for kind, x in saved.vectors.items() if kind != "step"},
+        **{kind: _like(x, getattr(old, kind)) for kind, x in saved.scalars.items() if kind != "step"},
     )
     return jax.tree.map(lambda x: new if is_state(x) else x, like, is_leaf=is_state)
 
 
 def _parameters(mu: PyTree, buckets: Buckets) -> dict[str, Parameter]:
-    arrays, parts = zip(leaf_names(mu), jax.tree.leaves(mu), strict=True), layouts(buckets)(mu).parts
-    return {
-        name: Parameter(x.shape, bucket, jnp.iscomplexobj(x))
-        for (name, x), bucket in zip(arrays, parts.bucket_of, strict=True)
-    }
+    bucket_of = layouts(buckets)(mu).parts.bucket_of
+    found = {}
+    for name, x, bucket in zip(leaf_names(mu), jax.tree.leaves(mu), bucket_of, strict=True):
+        found[name] = Parameter(x.shape, bucket, jnp.iscomplexobj(x))
+    return found
 
 
 def _like(x: Any, like: Any) -> Any:

@@ -39,24 +39,24 @@ def save(optimizer: KourkoutasBeta, file: str | Path) -> None:
         return np.array([float(state.get(key, 0)) for state in states])
 
     def per_bucket(key: str) -> Any:
-        """The number that the members of a bucket share; those without a state yet have 0."""
+        """The scalar that the members of a bucket share; those without a state yet have 0."""
         found = np.zeros(len(place))
         np.maximum.at(found, bucket_of, per_parameter(key))
         return found
 
     step = calls = per_parameter("step")
-    vectors = {"step": step, "ema": per_bucket("norm_ema")}
+    scalars = {"step": step, "ema": per_bucket("norm_ema")}
     if "log_beta2" in kinds:  # of steps taken before "exact" was asked for there is none
         beta2s = np.array([float(group["betas"][1]) for group in optimizer.param_groups for _ in group["params"]])
         there = ["log_beta2" in state for state in states]
         with np.errstate(divide="ignore"):  # log 0
-            vectors["log_beta2"] = np.where(there, per_parameter("log_beta2"), adam_log_beta2(beta2s, step, np))
+            scalars["log_beta2"] = np.where(there, per_parameter("log_beta2"), adam_log_beta2(beta2s, step, np))
     if "skipped" in kinds:
-        vectors["skipped"] = per_bucket("skipped")
-        calls = step + vectors["skipped"][bucket_of]
+        scalars["skipped"] = per_bucket("skipped")
+        calls = step + scalars["skipped"][bucket_of]
     kept = {kind: moments(slot) for kind, slot in _SLOTS.items() if kind in {"m", "v", *kinds}}
     # PyTorch counts the steps of parameters, not the calls.
-    write(made(here, int(calls.max(initial=0)), kept, **vectors), file)
+    write(made(here, int(calls.max(initial=0)), kept, **scalars), file)
 
 
 def load(file: str | Path, optimizer: KourkoutasBeta) -> None:
@@ -104,7 +104,7 @@ def _entries(state: Portable, i: int, p: Tensor) -> dict[str, Tensor]:
     """What the optimizer keeps of one parameter, number `i` of the state."""
     real = torch.float64 if p.dtype in (torch.float64, torch.complex128) else torch.float32
     kept = {_SLOTS[kind]: torch.from_numpy(arrays[state.names[i]]) for kind, arrays in state.moments.items()}
-    for kind, x in state.vectors.items():
+    for kind, x in state.scalars.items():
         own = x[state.bucket_of[i] if kind in PER_BUCKET else i]
         dtype = {"step": torch.float32, "skipped": torch.int64}.get(kind, real)
         kept["norm_ema" if kind == "ema" else kind] = torch.tensor(own, dtype=dtype)

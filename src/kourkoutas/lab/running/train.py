@@ -173,7 +173,7 @@ class _Run:
 
     def _take(self, start: int, stop: int) -> NDArray[np.float64]:
         steps = np.arange(start, stop)
-        # ρ_t of the schedule, times the factor of the arm at its update t = step + 1
+        # γ_t of the schedule, times the factor of the arm at its update t = step + 1
         lrs = self._problem.lr(steps) * self._recipe.lr_factor(steps + 1)
         batches = self._problem.batches(start, stop)
         began = time.perf_counter()

@@ -138,7 +138,7 @@ class DarcyProblem(Plain):
         return order[place * s.batch : (place + 1) * s.batch]
 
     def lr(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
-        # ½ρ(1 + cos(π t/T))
+        # ½γ(1 + cos(π t/T))
         return np.asarray(self.settings.lr * 0.5 * (1 + np.cos(np.pi * steps / self.steps)))
 
     def evaluate(self, E: Engine, params: Params, step: int) -> dict[str, float]:

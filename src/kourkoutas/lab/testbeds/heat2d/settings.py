@@ -144,7 +144,7 @@ def rates(schedule: str) -> tuple[tuple[int, float], ...]:
 
 
 def learning_rates(settings: Settings, steps: NDArray[np.int64]) -> NDArray[np.float64]:
-    """ρ(e) of each step, e = 1 + step // epoch_steps; with `lr` set, lr·ρ(e)/max ρ."""
+    """γ(e) of each step, e = 1 + step // epoch_steps; with `lr` set, lr·γ(e)/max γ."""
     first, lrs = zip(*rates(settings.schedule), strict=True)
     epoch = 1 + np.asarray(steps) // settings.epoch_steps
     own = np.array(lrs) if settings.lr is None else settings.lr * (np.array(lrs) / max(lrs))

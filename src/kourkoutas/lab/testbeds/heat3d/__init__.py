@@ -91,7 +91,7 @@ class Heat3DProblem(Plain):
         return geometry.constants(self.settings.points, self.settings.case)
 
     def lr(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
-        # ρ_t = ρ_end + ½(ρ_0 - ρ_end)(1 + cos(π t / ramp)), then ρ_end
+        # γ_t = γ_end + ½(γ_0 - γ_end)(1 + cos(π t / ramp)), then γ_end
         s = self.settings
         t = np.minimum(steps, s.ramp)
         return np.asarray(s.lr_end + 0.5 * (s.lr - s.lr_end) * (1 + np.cos(np.pi * t / s.ramp)))
