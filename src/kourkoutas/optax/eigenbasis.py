@@ -277,22 +277,26 @@ def stacked(basis: Eigenbasis, like: Sequence[Any], gs: Sequence[Any]) -> Gradie
 
 
 def _norms(stacks: Sequence[Stack], of_shape: Mapping[str, jax.Array], dtype: Any) -> jax.Array:
-    """||g|| of each parameter; for sums of squares that overflow see `kourkoutas.optax.arithmetic.measure`."""
-    s = 2.0 ** (jnp.finfo(dtype).maxexp // 2)
+    """||g|| of each parameter.
 
-    def squares(factor: float) -> jax.Array:
-        parts = []
-        for stack in stacks:
-            x = of_shape[stack.shape].astype(dtype)
-            parts.append(jnp.sum((x * factor) ** 2, range(1, x.ndim)))
-        return in_order(parts, [stack.places.tolist() for stack in stacks], dtype)
+    NOTE: Σg² may overflow or underflow where its root does not. In a branch that is hardly ever taken the norms are
+    therefore u·√Σ(g/u)², with u the largest |g|. Unlike n of a bucket, these must be right when they are tiny, too.
+    """
+    places = [stack.places.tolist() for stack in stacks]
+    arrays = [of_shape[stack.shape].astype(dtype) for stack in stacks]
 
-    total = squares(1.0)
+    def squares(xs: Sequence[jax.Array]) -> jax.Array:
+        return in_order([jnp.sum(x * x, range(1, x.ndim)) for x in xs], places, dtype)
 
     def guarded() -> jax.Array:
-        return jnp.where(jnp.isfinite(total), jnp.sqrt(total), jnp.sqrt(squares(1 / s)) * s)
+        largest = [jnp.max(jnp.abs(x), range(1, x.ndim), initial=0) for x in arrays]
+        units = [jnp.where((u > 0) & jnp.isfinite(u), u, 1) for u in largest]
+        scaled = [x / column(u, x) for x, u in zip(arrays, units, strict=True)]
+        return in_order(units, places, dtype) * jnp.sqrt(squares(scaled))
 
-    norm: jax.Array = _when(jnp.all(jnp.isfinite(total)), lambda: jnp.sqrt(total), guarded)
+    total = squares(arrays)
+    is_safe = jnp.isfinite(total) & (total > jnp.finfo(dtype).tiny / jnp.finfo(dtype).eps)
+    norm: jax.Array = _when(jnp.all(is_safe), lambda: jnp.sqrt(total), guarded)
     return norm
 
 
@@ -324,6 +328,8 @@ def advanced(
       memory: μ.
     """
     stacks = grads.stacks
+    if not stacks:
+        return basis, list(moments)
     here = np.sort(np.asarray([i for stack in stacks for i in stack.numbers], np.int32))
     seen, scale = at(basis.seen, here), at(basis.scale, here)
     keep, gain, new_scale = factor_weights(memory, grads.norm, scale, jnp)
