@@ -372,11 +372,11 @@ def test_more_matrices_of_one_shape_need_no_more_products_and_no_more_decomposit
     def heavy(count):
         params, solver = {f"w{i}": jnp.ones((4, 4)) for i in range(count)}, EVERY_KIND[kind]
         found = operations(jax.make_jaxpr(functools.partial(step, solver))(params, solver.init(params), params).jaxpr)
-        return {name: found[name] for name in ("dot_general", "geqrf", "householder_product", "eigh", "cond")}
+        return {name: found[name] for name in ("dot_general", "qr", "eigh", "cond")}
 
-    # Six products of a step, L·Q and R·P, and two for each way of m.
-    assert heavy(3) == heavy(30)
-    assert heavy(3) == {"dot_general": 12, "geqrf": 2, "householder_product": 2, "eigh": 2, "cond": heavy(1)["cond"]}
+    # Six products of a step, L·Q and R·P, and four for m; two for the parameters, which XLA drops if nobody reads them.
+    products = 14 if kind == "soap" else 12
+    assert heavy(3) == heavy(30) == {**heavy(1), "dot_general": products, "qr": 2, "eigh": 2}
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
