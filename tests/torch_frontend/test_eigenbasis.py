@@ -243,6 +243,20 @@ def test_factors_of_bfloat16_parameters_are_float32():
     assert {kept[name].dtype for name in ("exp_avg", "exp_avg_sq", "factor_0", "basis_1")} == {torch.float32}
 
 
+def test_stochastic_rounding_keeps_changes_of_bfloat16_parameters_that_are_too_small_for_them():
+    # A step of 1e-3 is below half an ulp of 1, which is 2e-3: rounded to nearest, nothing would ever move.
+    grads = gradients({"w": (32, 32)}, 41, dtype=torch.bfloat16)
+    moved = []
+    for dtype, options in ((torch.float32, {}), (torch.bfloat16, {"stochastic_rounding": True}), (torch.bfloat16, {})):
+        params = parameters({"w": (32, 32)}, dtype)
+        feed(eigen(params, lr=1e-3, **options), params, [{"w": g["w"].to(dtype)} for g in grads])
+        moved.append(params["w"].detach().double() - 1)
+    exact, by_chance, to_nearest = moved
+    slope = float((by_chance * exact).sum() / (exact * exact).sum())
+    assert slope == pytest.approx(1, abs=0.25)
+    assert not to_nearest.any()
+
+
 def test_a_long_axis_has_no_factor():
     params = parameters({"w": (9, 4)})
     optimizer = eigen(params, basis_limit=8)
@@ -303,7 +317,6 @@ def test_a_tensor_put_into_the_state_is_what_the_next_step_uses():
     [
         ({"basis": "svd"}, "`basis` must be None or \"eigen\"; got 'svd'"),
         ({"capturable": True}, "`capturable` is True but `basis`"),
-        ({"fused": True}, "`fused` is True but `basis`"),
         ({"state_dtype": torch.bfloat16}, "`state_dtype` is torch.bfloat16 but `basis`"),
     ],
 )

@@ -6,6 +6,7 @@ way of updating serves every parameter, and the number of operations depends on 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,14 +14,15 @@ from torch import Tensor
 
 from kourkoutas import eigenbasis
 from kourkoutas.rule import Coefficients
-from kourkoutas.torch import rotation
+from kourkoutas.torch import rotation, rounding
 from kourkoutas.torch.dtypes import real, wide
 from kourkoutas.torch.group import Collected, Group
-from kourkoutas.torch.lists import ListStep, norms
+from kourkoutas.torch.lists import ListStep, cannot_be_written, norms
 from kourkoutas.torch.sharding import is_fsdp1
 from kourkoutas.torch.stacks import Stack, Stacked
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_SAFE = 1e-15  # norms above this, and below its inverse, are sums of squares that float32 holds
 
 
 class EigenStep(ListStep):
@@ -37,6 +39,8 @@ class EigenStep(ListStep):
         self.stacks, self.order, self.back = stacked
         self.grads: list[Tensor] = []
         self.each: list[Tensor] = []
+        in_float64 = any(stack.m.dtype is torch.float64 for stack in self.stacks)
+        self.wide = torch.float64 if in_float64 else torch.float32
 
     @classmethod
     def gathered(cls, own: Group, collected: Collected) -> EigenStep:
@@ -47,13 +51,16 @@ class EigenStep(ListStep):
 
     def check(self) -> None:
         """Raise if a gradient is not like its parameter, or a parameter is not a whole and plain tensor."""
-        self.compare("`param`", self.tensors.params)
-        self.compare("`grad`", self.tensors.grads, written=False)
-        for place, p in zip(self.members.places, self.tensors.params, strict=True):
+        for place, p, g in zip(self.members.places, self.tensors.params, self.tensors.grads, strict=True):
             if type(p) not in _PLAIN or is_fsdp1(p):
                 raise TypeError(
                     f'`basis` is "eigen", which needs whole and plain tensors; parameter {place} is a '
                     f"{type(p).__name__} or a shard: put it into a group with basis=None"
+                )
+            if g.shape != p.shape or g.device != p.device or cannot_be_written(p):
+                raise RuntimeError(
+                    f"`grad` of parameter {place} has another shape or device than the parameter, or the parameter was "
+                    "made in inference mode: set it anew"
                 )
 
     def measure(self) -> None:
@@ -67,8 +74,12 @@ class EigenStep(ListStep):
         self.starts = self._starts()
 
     def _norms(self, grads: Tensor) -> Tensor:
-        """||g|| of each of a stack; where there is no float64, in units of the largest entry."""
+        """||g|| of each of a stack, which does not overflow before it must: see the note on norms in `rule`."""
         flat = grads.flatten(1) if grads.ndim > 1 else grads.unsqueeze(1)
+        if self.device.type == "cpu" and not torch.compiler.is_compiling():
+            found = torch.linalg.vector_norm(flat, dim=1)
+            if float(found.min()) > _SAFE and float(found.max()) < 1 / _SAFE:
+                return found.to(self.dtype)
         if self.dtype is torch.float64 or not flat.numel():
             return torch.linalg.vector_norm(flat, dim=1, dtype=self.dtype)
         largest = flat.abs().amax(1)
@@ -81,11 +92,20 @@ class EigenStep(ListStep):
             return torch.zeros(0, dtype=self.dtype, device=self.device)
         return torch.cat([part.to(self.device) for part in parts]).index_select(0, self.back)
 
-    def _by_stack(self, x: Any) -> list[Any]:
-        """The other way round: what belongs to each stack; a number, or None, belongs to all."""
-        if not isinstance(x, Tensor) or x.ndim == 0:
-            return [x] * len(self.stacks)
-        return list(x.index_select(0, self.order).split([len(stack.numbers) for stack in self.stacks]))
+    def _by_stack(self, vectors: list[Any]) -> list[list[Any]]:
+        """The other way round: of several vectors, the entries of each stack; a number, or None, belongs to all.
+
+        All vectors go to the stacks' dtype, and into their order, in one piece: each operation takes its time.
+        """
+        places = [i for i, x in enumerate(vectors) if isinstance(x, Tensor) and x.ndim]
+        sizes = [len(stack.numbers) for stack in self.stacks]
+        found: list[list[Any]] = [list(vectors) for _ in self.stacks]
+        if places:
+            table = torch.stack([vectors[i] for i in places]).index_select(1, self.order).to(self.wide)
+            for of_stack, columns in zip(found, table.split(sizes, 1), strict=True):
+                for i, column in zip(places, columns.unbind(), strict=True):
+                    of_stack[i] = column
+        return found
 
     def _starts(self) -> Any:
         """Which parameters only make their basis now; None if no one does."""
@@ -95,18 +115,46 @@ class EigenStep(ListStep):
         return self._in_order(first)
 
     def update(self, k: Coefficients, updated: Tensor | None) -> None:
-        coefficients = zip(*(self._by_stack(x) for x in k), strict=True)
-        taken = None if self.found.updated is None else self.members.spread(self.found.updated)
-        each = zip(self.stacks, self.grads, self.each, coefficients, self._by_stack(taken), strict=True)
-        for stack, grads, norm, k_stack, took in each:
+        coefficients = self._by_stack(list(k))
+        taken: list[Any] = [None] * len(self.stacks)
+        if self.found.updated is not None:
+            each = self.members.spread(self.found.updated)
+            taken = list(each.index_select(0, self.order).split([len(stack.numbers) for stack in self.stacks]))
+        weights = self._factor_weights()
+        for number, stack in enumerate(self.stacks):
+            grads, took = self.grads[number], taken[number]
             if took is not None:  # zeros for what is skipped
                 grads = torch.where(as_column(took, grads), grads, 0)
-            params = [self.tensors.params[i] for i in stack.numbers]
-            _move(stack, params, grads, Coefficients(*(as_column(x, grads) for x in k_stack)))
+            k_stack = Coefficients(*(as_column(x, grads) for x in coefficients[number]))
+            self._descend(stack, _update(stack, grads, k_stack), k_stack.fade)
             if stack.axes:
-                _add_to_factors(stack, grads, norm, self.hyper.basis_memory, took)
+                _add_to_factors(stack, grads, weights[number], took)
                 _turn(stack, self.hyper.basis_every, took)
             stack.seen.add_(1)
+
+    def _factor_weights(self) -> list[Sequence[Tensor]]:
+        """`eigenbasis.factor_weights` of each stack, worked out for all of them at once."""
+        if not self.stacks:
+            return []
+        scale = torch.cat([stack.scale for stack in self.stacks])
+        norm = torch.cat(self.each).to(scale)
+        weights = torch.stack(eigenbasis.factor_weights(self.hyper.basis_memory, norm, scale, torch))
+        each = weights.split([len(stack.numbers) for stack in self.stacks], 1)
+        return [part.unbind() for part in each]
+
+    def _descend(self, stack: Stack, change: Tensor, fade: Any) -> None:
+        """θ ← θ - (fade·θ + Δ)."""
+        params = [self.tensors.params[i] for i in stack.numbers]
+        if fade is not None:
+            change = change + fade * wide(real(torch.stack(params)))
+        if params[0].is_complex():
+            change = torch.view_as_complex(change)
+        if params[0].dtype is not torch.bfloat16 or not self.group["stochastic_rounding"]:
+            torch._foreach_sub_(params, list(change.unbind()))
+            return
+        for i, p, each in zip(stack.numbers, params, change.unbind(), strict=True):
+            bits = rounding.noise_of("param", self.noise_bits(self.members.places[i], p))
+            p.copy_(rounding.rounded(p.float() - each, bits))
 
 
 def as_column(x: Any, like: Tensor) -> Any:
@@ -117,8 +165,8 @@ def as_column(x: Any, like: Tensor) -> Any:
     return column if x.ndim == 0 else column.view(-1, *[1] * (like.ndim - 1))
 
 
-def _move(stack: Stack, params: list[Tensor], grads: Tensor, k: Coefficients) -> None:
-    """The update of `rule.Coefficients` in the basis."""
+def _update(stack: Stack, grads: Tensor, k: Coefficients) -> Tensor:
+    """Move m, v and v_max in the basis, as `rule.Coefficients` says; Δ in the coordinates of the parameters."""
     m, v, v_hat = stack.m, stack.v, stack.v
     g = rotation.rotated(grads, stack.axes, stack.bases)
     # m ← m + c1·(g - m),  v ← β2·v + c2·g²
@@ -133,18 +181,12 @@ def _move(stack: Stack, params: list[Tensor], grads: Tensor, k: Coefficients) ->
     delta.mul_(k.rate)
     if k.limit is not None:
         delta = delta.clamp(-k.limit, k.limit)
-    delta = rotation.rotated(delta, stack.axes, stack.bases, back=True)
-    if k.fade is not None:
-        delta = delta + k.fade * wide(real(torch.stack(params)))
-    if params[0].is_complex():
-        delta = torch.view_as_complex(delta)
-    # θ ← θ - (fade·θ + Δ)
-    torch._foreach_sub_(params, list(delta.unbind()))
+    return rotation.rotated(delta, stack.axes, stack.bases, back=True)
 
 
-def _add_to_factors(stack: Stack, grads: Tensor, norm: Tensor, memory: float, took: Any) -> None:
+def _add_to_factors(stack: Stack, grads: Tensor, weights: Sequence[Tensor], took: Any) -> None:
     """Factors are made of gradients as they are, in the coordinates of the parameter."""
-    keep, gain, scale = eigenbasis.factor_weights(memory, norm.to(stack.scale), stack.scale, torch)
+    keep, gain, scale = weights
     if took is not None:
         keep, gain = torch.where(took, keep, 1.0), torch.where(took, gain, 0.0)
         scale = torch.where(took, scale, stack.scale)

@@ -164,9 +164,11 @@ class Group:
                     "dense (sparse=False) or give its parameters to torch.optim.SparseAdam"
                 )
         self._show_scalars(state, places)
+        moments: dict[str, list[Tensor]] = {}
         if self.hyper.basis is not None:
-            self._show_stacks(state, places)
-        moments = {name: self._moments(name, state, chosen) for name in self.moment_names}
+            self._show_stacks(state, places)  # m and v are there
+        else:
+            moments = {name: self._moments(name, state, chosen) for name in self.moment_names}
         m, v, v_max = (moments.get(name, []) for name in options.MOMENTS)
         tensors = Tensors(chosen, [p.grad for p in chosen], m, v, v_max)
         if self.shards is not None:

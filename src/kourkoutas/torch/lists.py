@@ -22,6 +22,7 @@ from kourkoutas.torch.group import Collected, Group, Tensors
 from kourkoutas.torch.recorder import Row
 
 _LATE = torch.tensor(1e30, device="cpu")  # a step count at which Adam's bias correction is 1; its kernel only reads it
+_PIECE = 1 << 18  # elements
 _TYPES = {Tensor, torch.nn.Parameter}
 _WIDE = (torch.float32, torch.float64)
 
@@ -61,17 +62,17 @@ class ListStep:
 
     def check(self) -> None:
         """Raise if a gradient or a state is not like its parameter or cannot be written, before anything has moved."""
-        self.compare("`param`", self.tensors.params)
-        self.compare("`grad`", self.tensors.grads, written=False)
+        self._compare("`param`", self.tensors.params)
+        self._compare("`grad`", self.tensors.grads, written=False)
         for name, moments in self.tensors.moments():
-            self.compare(f"`{name}` in the state", moments)
+            self._compare(f"`{name}` in the state", moments)
         if self.own.noisy_states:
             rounding.check_shards(self.own)
 
-    def compare(self, what: str, tensors: list[Tensor], *, written: bool = True) -> None:
+    def _compare(self, what: str, tensors: list[Tensor], *, written: bool = True) -> None:
         for place, x, p in zip(self.members.places, tensors, self.tensors.params, strict=True):
             alike = x.shape == p.shape and x.device == p.device and arithmetic_dtype(x) == arithmetic_dtype(p)
-            if not alike or (written and _cannot_be_written(x)):
+            if not alike or (written and cannot_be_written(x)):
                 raise RuntimeError(
                     f"{what} of parameter {place} has another shape, dtype or device than the parameter, is "
                     "negated lazily, or was made in inference mode: set it anew, or load another state"
@@ -214,7 +215,7 @@ class ListStep:
         if not noisy:
             return
         for number, i in enumerate(chosen):  # one by one: the bits take eight bytes an element
-            bits = self._noise_bits(self.members.places[i], old.m[number])
+            bits = self.noise_bits(self.members.places[i], old.m[number])
             for name, targets, values in noisy:
                 targets[number].copy_(rounding.rounded(values[number], rounding.noise_of(name, bits)))
 
@@ -223,7 +224,7 @@ class ListStep:
             return bool(self.group["stochastic_rounding"])
         return self.own.noisy_states
 
-    def _noise_bits(self, place: int, like: Tensor) -> Tensor:
+    def noise_bits(self, place: int, like: Tensor) -> Tensor:
         shard = None if self.own.shards is None else self.own.shards[place]
         return rounding.noise_bits(self.scalars.step.select(0, place), place, like, shard)
 
@@ -294,7 +295,8 @@ class FusedStep(ListStep):
 
         Adam's kernel computes θ ← θ - γ'·m/(√v̂ + ε') once a huge step count has made its own bias correction 1. With
         γ' = rate and ε' = floor that is our update, apart from the clip and from weight decay. For the latter it moves
-        zeros, which gives -Δ, so that θ is rounded once, as on the other routes.
+        zeros, which gives -Δ, so that θ is rounded once, as on the other routes; piece by piece, so that the zeros stay
+        in cache.
         """
         count = len(self.tensors.params)
         moves = _floats(True if updated is None else updated, count)
@@ -302,25 +304,30 @@ class FusedStep(ListStep):
         for i, p in enumerate(self.tensors.params):
             if not moves[i] or not p.numel():
                 continue
-            moved = torch.zeros_like(p) if fade[i] else p
-            private.fused_adamw(
-                [moved],
-                [self.tensors.grads[i]],
-                [self.tensors.m[i]],
-                [self.tensors.v[i]],
-                [self.tensors.v_max[i]] if self.tensors.v_max else [],
-                [_LATE],
-                lr=rate[i],
-                beta1=self.hyper.beta1,
-                beta2=beta2[i],
-                weight_decay=0.0,
-                eps=floor[i],
-                amsgrad=bool(self.tensors.v_max),
-                maximize=self.group["maximize"],
-            )
-            if fade[i]:
-                # θ ← θ - (fade·θ + Δ)
-                p.add_(moved.add_(p, alpha=-fade[i]))
+            each = [tensors[i] for tensors in self.tensors if tensors]  # θ, g, m, v and, if it is kept, v_max
+            pieces: Any = [each]
+            if fade[i] and p.numel() > _PIECE:
+                pieces = zip(*(x.view(-1).split(_PIECE) for x in each), strict=True)
+            for theta, g, m, v, *v_max in pieces:
+                moved = torch.zeros_like(theta) if fade[i] else theta
+                private.fused_adamw(
+                    [moved],
+                    [g],
+                    [m],
+                    [v],
+                    v_max,
+                    [_LATE],
+                    lr=rate[i],
+                    beta1=self.hyper.beta1,
+                    beta2=beta2[i],
+                    weight_decay=0.0,
+                    eps=floor[i],
+                    amsgrad=bool(v_max),
+                    maximize=self.group["maximize"],
+                )
+                if fade[i]:
+                    # θ ← θ - (fade·θ + Δ)
+                    theta.add_(moved.add_(theta, alpha=-fade[i]))
 
 
 def _square_sum(g: Tensor) -> float:
@@ -328,7 +335,7 @@ def _square_sum(g: Tensor) -> float:
     if 0 < g.numel() <= 1 << 14:
         x = g.numpy()
         return float(np.vdot(x, x))
-    return float(sum(x.dot(x).item() for x in g.view(-1).split(1 << 18)))
+    return float(sum(x.dot(x).item() for x in g.view(-1).split(_PIECE)))
 
 
 def _floats(x: Any, n: int) -> list[float]:
@@ -336,7 +343,7 @@ def _floats(x: Any, n: int) -> list[float]:
     return x.tolist() if getattr(x, "ndim", 0) else [float(x or 0)] * n
 
 
-def _cannot_be_written(x: Tensor) -> bool:
+def cannot_be_written(x: Tensor) -> bool:
     if torch.compiler.is_compiling():  # asking for the bits would break a graph in two
         return False
     return x.is_neg() or (x.is_inference() and not torch.is_inference_mode_enabled())

@@ -130,8 +130,6 @@ def _check_eigenbasis(options: dict[str, Any]) -> None:
             '`capturable` is True but `basis` is "eigen", and a captured graph cannot tell when the basis turns: leave '
             "`capturable` out, or put the step into torch.compile"
         )
-    if options["fused"]:
-        raise ValueError('`fused` is True but `basis` is "eigen", which has a step of its own: leave `fused` out')
     if options["state_dtype"] is torch.bfloat16:
         raise ValueError(
             '`state_dtype` is torch.bfloat16 but `basis` is "eigen", whose state is float32 at least: leave it out'

@@ -86,24 +86,28 @@ class Shape:
         shape = self.like.shape if params[0].ndim > 1 else ()
         self.axes = list(eigenbasis.factored_axes(shape, limit))
         self.kept: dict[str, Tensor] = {}
-        self.views: dict[str, list[Tensor]] = {}
+        self.views: list[dict[str, Tensor]] = []  # for each parameter, what its state shows
         self.shown: set[int] = set()  # the rows whose views were put into the state of their parameter
 
-    def show(self, state: Any, rows: list[int]) -> None:
-        """Make sure that the states of some parameters show what is kept of them."""
+    def show(self, state: Any, rows: list[int]) -> bool:
+        """Make sure that the states of some parameters show what is kept of them; whether it is packed anew."""
         missing = [row for row in rows if not self._shows(state, row)]
         if not missing:
-            return
-        if not self.views or not all(self._is_new(state, row) for row in missing):
+            return False
+        packs = not self.views or not all(self._is_new(state, row) for row in missing)
+        if packs:
             self._pack(state)
             missing = [row for row, p in enumerate(self.params) if row in rows or p in state]
         for row in missing:
-            state[self.params[row]].update({name: views[row] for name, views in self.views.items()})
+            state[self.params[row]].update(self.views[row])
         self.shown.update(missing)
+        return packs
 
     def _shows(self, state: Any, row: int) -> bool:
-        entries = state.get(self.params[row], {})
-        return bool(self.views) and all(entries.get(name) is views[row] for name, views in self.views.items())
+        entries = state.get(self.params[row])
+        if not self.views or entries is None:
+            return False
+        return all(entries.get(name) is view for name, view in self.views[row].items())
 
     def _is_new(self, state: Any, row: int) -> bool:
         """Whether nothing was ever kept of a parameter, here or in its state."""
@@ -111,13 +115,14 @@ class Shape:
 
     def _pack(self, state: Any) -> None:
         """Keep what the states of the parameters show, and what they would begin with where they show nothing."""
+        self.views = [{} for _ in self.params]
         for name, first in self._first().items():
             values = [self._value(state, p, name, first) for p in self.params]
             self.kept[name] = kept = torch.stack(values)
-            shown = kept
             if name in self.moment_names and self.params[0].is_complex():
-                shown = torch.view_as_complex(kept)
-            self.views[name] = list(shown.unbind())
+                kept = torch.view_as_complex(kept)
+            for views, view in zip(self.views, kept.unbind(), strict=True):
+                views[name] = view
         self.shown.clear()
 
     def _first(self) -> dict[str, Tensor]:
@@ -194,7 +199,7 @@ class Stacks:
 
     def __init__(self, params: Sequence[Tensor], limit: int, moment_names: Sequence[str]) -> None:
         self.made_for = self.key(params, limit, moment_names)
-        self._orders: dict[Any, tuple[Tensor, Tensor]] = {}
+        self._latest: Any = None  # the stacks of the last step, and of which parameters they were
         kinds: dict[Any, list[int]] = {}
         for i, p in enumerate(params):
             kinds.setdefault((p.shape, p.dtype, p.device), []).append(i)
@@ -209,19 +214,25 @@ class Stacks:
         """Make sure that the states of the parameters at `places` show what is kept."""
         wanted = set(places)
         for shape in self.shapes:
-            shape.show(state, [row for row, place in enumerate(shape.places) if place in wanted])
+            if shape.show(state, [row for row, place in enumerate(shape.places) if place in wanted]):
+                self._latest = None
 
     def of(self, places: Sequence[int], device: torch.device) -> Stacked:
-        """What is kept of the parameters at `places`: stacks of neighbours that have seen as many gradients."""
+        """What is kept of the parameters at `places`: stacks of neighbours that have seen as many gradients.
+
+        As long as the same parameters step, they go on to have seen as many as each other.
+        """
+        if self._latest is None or self._latest[0] != (places, device):
+            self._latest = (list(places), device), self._stacked(places, device)
+        return self._latest[1]
+
+    def _stacked(self, places: Sequence[int], device: torch.device) -> Stacked:
         number_of = {place: number for number, place in enumerate(places)}
         stacks = []
         for shape in self.shapes:
             rows = [row for row, place in enumerate(shape.places) if place in number_of]
             for run in shape.runs(rows):
                 stacks.append(shape.stack(run, [number_of[shape.places[row]] for row in run]))
-        order = tuple(number for stack in stacks for number in stack.numbers)
-        if (order, device) not in self._orders:
-            self._orders.clear()
-            there = torch.tensor(order, dtype=torch.int64, device=device)
-            self._orders[order, device] = there, there.argsort()
-        return Stacked(stacks, *self._orders[order, device])
+        order = [number for stack in stacks for number in stack.numbers]
+        there = torch.tensor(order, dtype=torch.int64, device=device)
+        return Stacked(stacks, there, there.argsort())

@@ -1,0 +1,155 @@
+"""What a step in the eigenbasis costs: ours beside its bare linear algebra, SOAP of a library, and K-β without a basis.
+
+    python benchmarks/eigenbasis_step.py [--rounds 15] [--models pinn charlm] [--out FILE.json]
+
+A round is two turns of the basis, 20 steps, of each contestant; the order alternates, and the ratios are medians of the
+rounds' ratios. "bare" is what cannot be saved: six products of each matrix and gradient a step, and every tenth step a
+product and a QR for each side, batched by shape, with nothing else around them. pytorch_optimizer and heavyball take
+part where they are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+EVERY, STEPS = 10, 20
+Step = Callable[[], object]
+
+
+def shapes(model: str) -> list[tuple[int, ...]]:
+    """The parameters of Testbed B's network, and of the character model of the laptop preset."""
+    if model == "pinn":
+        matrices = [(128, 3), *[(128, 128)] * 14, (1, 128)]
+        return [shape for matrix in matrices for shape in (matrix, (matrix[0],))]
+    from kourkoutas.lab import testbeds
+
+    testbed = testbeds.get("char_lm")
+    problem = testbed.problem(testbeds.settings_of(testbed, "laptop", {"text": "generated"}), seed=0)
+    return [tuple(p.shape) for p in problem.params.values()]
+
+
+def parameters(model: str) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes(model)]
+    for p in params:
+        p.grad = torch.randn(p.shape, generator=generator)
+    return params
+
+
+def bare(model: str, limit: int) -> Step:
+    """The products and QRs of a step, batched by shape."""
+    kinds: dict[tuple[int, ...], int] = {}
+    for shape in shapes(model):
+        kinds[shape] = kinds.get(shape, 0) + 1
+    work = []
+    for shape, count in kinds.items():
+        if len(shape) != 2:
+            continue
+        grads = torch.randn(count, *shape)
+        sides = []
+        for axis, length in enumerate(shape):
+            if 1 < length <= limit:
+                factor = torch.randn(count, length, length)
+                sides.append((axis, torch.linalg.qr(factor).Q, factor @ factor.mT))
+        work.append((grads, sides))
+    taken = 0
+
+    def along(axis: int, matrix: Tensor, x: Tensor) -> Tensor:
+        return matrix @ x if axis == 0 else x @ matrix
+
+    def step() -> None:
+        nonlocal taken
+        taken += 1
+        for grads, sides in work:
+            x = grads
+            for axis, basis, _ in sides:
+                x = along(axis, basis, x)
+            for axis, basis, _ in sides:
+                x = along(axis, basis, x)
+            for axis, basis, factor in sides:
+                _ = grads @ grads.mT if axis == 0 else grads.mT @ grads
+                if taken % EVERY == 0:
+                    torch.linalg.qr(factor @ basis)
+
+    return step
+
+
+def contestants(model: str, limit: int) -> dict[str, Step]:
+    from kourkoutas.torch import KourkoutasBeta
+
+    found = {
+        "bare": bare(model, limit),
+        "K-β": KourkoutasBeta(parameters(model), lr=1e-3).step,
+        "K-β eigen": KourkoutasBeta(parameters(model), lr=1e-3, basis="eigen", basis_limit=limit).step,
+    }
+    if importlib.util.find_spec("pytorch_optimizer") is not None:
+        from pytorch_optimizer import SOAP
+
+        found["pytorch_optimizer.SOAP"] = SOAP(parameters(model), lr=1e-3, max_precondition_dim=limit).step
+    if importlib.util.find_spec("heavyball") is not None:
+        import heavyball
+
+        found["heavyball.SOAP"] = heavyball.SOAP(parameters(model), lr=1e-3, max_precond_dim=limit).step
+    return found
+
+
+def measure(model: str, rounds: int, limit: int) -> dict[str, list[float]]:
+    """Seconds per step of each contestant, round by round."""
+    steps = contestants(model, limit)
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for step in steps.values():
+        for _ in range(STEPS):
+            step()
+    for number in range(rounds):
+        order = list(steps) if number % 2 else list(steps)[::-1]
+        for name in order:
+            start = time.perf_counter()
+            for _ in range(STEPS):
+                steps[name]()
+            seconds[name].append((time.perf_counter() - start) / STEPS)
+    return seconds
+
+
+def ratio(seconds: dict[str, list[float]], name: str, baseline: str) -> float:
+    return statistics.median(a / b for a, b in zip(seconds[name], seconds[baseline], strict=True))
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--models", nargs="+", default=["pinn", "charlm"], choices=["pinn", "charlm"])
+    parser.add_argument("--limit", type=int, default=1024)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args(argv)
+    report = {}
+    for model in given.models:
+        seconds = measure(model, given.rounds, given.limit)
+        report[model] = {
+            name: {
+                "ms": 1e3 * statistics.median(times),
+                "over bare": ratio(seconds, name, "bare"),
+                **({"over " + other: ratio(seconds, name, other) for other in seconds if other.endswith("SOAP")}),
+            }
+            for name, times in seconds.items()
+        }
+        sys.stdout.write(f"{model}, {torch.get_num_threads()} threads\n")
+        for name, found in report[model].items():
+            cells = "  ".join(f"{key} {value:.2f}" for key, value in found.items())
+            sys.stdout.write(f"  {name:24} {cells}\n")
+    if given.out is not None:
+        given.out.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
