@@ -31,7 +31,6 @@ on the scale, and squares of gradients below 1e-19 or above 1e19 would not fit i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,7 +66,7 @@ def factor_weights(memory: float, norm: Any, scale: Any, xp: Any) -> tuple[Any, 
     new = unit * xp.sqrt(memory * (scale / unit) ** 2 + (1 - memory) * (norm / unit) ** 2)
     safe = xp.where(counts, new, 1.0)
     keep = xp.where(counts, memory * (scale / safe) ** 2, 1.0)
-    gain = xp.where(counts, math.sqrt(1 - memory) / safe, 0.0)
+    gain = xp.where(counts, (1 - memory) ** 0.5 / safe, 0.0)
     return keep, gain, xp.where(counts, new, scale)
 
 
