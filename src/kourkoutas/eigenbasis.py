@@ -6,8 +6,8 @@ of their eigenvectors. Of a matrix, with gradient G:
     L ← μ·L + (1-μ)·G·Gᵀ,   R ← μ·R + (1-μ)·Gᵀ·G              the factors
     G' = Qᵀ·G·P                                                Q, P: the bases, of L and of R
 
-m and v are those of G', and θ moves by Q·Δ'·Pᵀ, where Δ' is K-β's step of m and v. Since ‖G'‖ = ‖G‖, the sunspike and β2
-are what they are without a basis; with a fixed β2 this is SOAP (Vyas et al. 2024, arXiv 2409.11321). The clip of
+m and v are those of G', and θ moves by Q·Δ'·Pᵀ, where Δ' is K-β's step of m and v. Since ‖G'‖ = ‖G‖, the sunspike and
+β2 are what they are without a basis; with a fixed β2 this is SOAP (Vyas et al. 2024, arXiv 2409.11321). The clip of
 `max_ratio` bounds the entries of Δ', not those of the step in the parameter's own coordinates.
 
 After every `basis_every` steps the basis turns: its columns are sorted by their eigenvalues diag(QᵀLQ), largest first,

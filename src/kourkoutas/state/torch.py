@@ -71,7 +71,7 @@ def _bases(here: dict[str, Parameter], states: list[Any]) -> dict[str, dict[str,
     found: dict[str, dict[str, Any]] = {}
     for (name, parameter), state in zip(here.items(), states, strict=True):
         for kind, shape in parameter.bases().items():
-            matrix = np.eye(*shape) if kind.startswith("basis") else np.zeros(shape)
+            matrix = np.eye(shape[0]) if kind.startswith("basis") else np.zeros(shape)
             if kind in state:
                 matrix = state[kind].detach().cpu().numpy().copy()
             found.setdefault(kind, {})[name] = matrix
