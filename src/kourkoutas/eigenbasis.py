@@ -6,8 +6,8 @@ of their eigenvectors. Of a matrix, with gradient G:
     L ← μ·L + (1-μ)·G·Gᵀ,   R ← μ·R + (1-μ)·Gᵀ·G              the factors
     G' = Qᵀ·G·P                                                Q, P: the bases, of L and of R
 
-m and v are those of G', and θ moves by Q·Δ'·Pᵀ, where Δ' is K-β's step of m and v. Since ‖G'‖ = ‖G‖, the sunspike and β2
-are what they are without a basis; with a fixed β2 this is SOAP (Vyas et al. 2024, arXiv 2409.11321). The clip of
+m and v are those of G', and θ moves by Q·Δ'·Pᵀ, where Δ' is K-β's step of m and v. Since ‖G'‖ = ‖G‖, the sunspike and
+β2 are what they are without a basis; with a fixed β2 this is SOAP (Vyas et al. 2024, arXiv 2409.11321). The clip of
 `max_ratio` bounds the entries of Δ', not those of the step in the parameter's own coordinates.
 
 After every `basis_every` steps the basis turns: its columns are sorted by their eigenvalues diag(QᵀLQ), largest first,
@@ -31,7 +31,6 @@ on the scale, and squares of gradients below 1e-19 or above 1e19 would not fit i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,7 +66,7 @@ def factor_weights(memory: float, norm: Any, scale: Any, xp: Any) -> tuple[Any, 
     new = unit * xp.sqrt(memory * (scale / unit) ** 2 + (1 - memory) * (norm / unit) ** 2)
     safe = xp.where(counts, new, 1.0)
     keep = xp.where(counts, memory * (scale / safe) ** 2, 1.0)
-    gain = xp.where(counts, math.sqrt(1 - memory) / safe, 0.0)
+    gain = xp.where(counts, (1 - memory) ** 0.5 / safe, 0.0)
     return keep, gain, xp.where(counts, new, scale)
 
 

@@ -51,7 +51,7 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     NOTE: m, v and v_max have the variable's dtype; scalars are float32, or float64 for float64 variables. float16 and
     bfloat16 variables are updated in float32 and rounded once. `nonfinite="raise"` is refused: a compiled step cannot
-    raise.
+    raise. `basis="eigen"` is refused, too: it is in `kourkoutas.torch`, `kourkoutas.optax` and `kourkoutas.mlx`.
     """
 
     @explain_adams_names
@@ -68,6 +68,11 @@ class KourkoutasBeta(keras.optimizers.Optimizer):  # type: ignore[misc]
         hyper = Hyper(**given, weight_decay=weight_decay or 0.0)
         if hyper.nonfinite == "raise":
             raise ValueError('`nonfinite` must be "propagate" or "skip" in Keras, whose compiled steps cannot raise')
+        if hyper.basis is not None:
+            raise ValueError(
+                f"`basis` must be None in Keras; got {hyper.basis!r}: train the model with kourkoutas.torch or "
+                "kourkoutas.optax, which have it"
+            )
         check_buckets(buckets)
         if not callable(learning_rate):
             check_learning_rate(learning_rate, "learning_rate")

@@ -74,6 +74,16 @@ def check_learning_rate(value: Any, name: str = "lr") -> None:
     _check(name, value, lambda x: math.isfinite(x) and x >= 0, "must be a finite number >= 0, for example 1e-3")
 
 
+def check_basis(every: Any, memory: Any, limit: Any, prefix: str = "") -> None:
+    """Raise unless the settings of `basis="eigen"` are right; `prefix` begins their names (framework arrays pass)."""
+    _check(f"{prefix}memory", memory, lambda x: 0 <= x < 1, "must be in [0, 1), for example 0.95")
+    for name, value, example in (("every", every, 10), ("limit", limit, 1024)):
+        whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        is_array = hasattr(value, "dtype") and not isinstance(value, np.generic)
+        if not is_array and not (whole and value >= 1):
+            raise ValueError(f"`{prefix}{name}` must be a whole number >= 1, for example {example}; got {value!r}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hyper:
     """Hyper-parameters of Kourkoutas-β, the same names and defaults in every front end.
@@ -156,11 +166,7 @@ class Hyper:
             lambda x: x >= 0 and float(x).is_integer(),
             "must be a whole number >= 0, for example 0 or 350",
         )
-        _check("basis_memory", self.basis_memory, lambda x: 0 <= x < 1, "must be in [0, 1), for example 0.95")
-        for name, example in (("basis_every", 10), ("basis_limit", 1024)):
-            value = getattr(self, name)
-            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"`{name}` must be a whole number >= 1, for example {example}; got {value!r}")
+        check_basis(self.basis_every, self.basis_memory, self.basis_limit, prefix="basis_")
         for name in ("adaptive_tiny", "lr_warmup"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"`{name}` must be True or False; got {getattr(self, name)!r}")

@@ -165,6 +165,9 @@ NUMBERS = {
     "max_ratio": 0.9,
     "warmup_steps": 2,
     "weight_decay": 0.01,
+    "basis_every": 3,
+    "basis_memory": 0.9,
+    "basis_limit": 64,
 }
 
 

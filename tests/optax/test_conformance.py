@@ -36,8 +36,8 @@ def test_case_agrees_with_the_oracle(case):
         check(case, run(case, jit=False))
 
 
-# Every pattern of missing gradients is a compilation of its own, so two cases with all the extras stand for the rest.
-JITTED = [case for case in CASES if case.id.startswith("weight-decay-full")]
+# Every pattern of missing gradients is a compilation of its own, so few cases with all the extras stand for the rest.
+JITTED = [case for case in CASES if case.id.startswith("weight-decay-full") or case.id == "eigen-full-float64"]
 
 
 @pytest.mark.parametrize("case", JITTED, ids=[case.id for case in JITTED])

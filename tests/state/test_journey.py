@@ -50,6 +50,8 @@ CASES = {
     "global": {"buckets": "global"},
     "function": {"buckets": by_kind},
     "lr_warmup": {"bias_correction": "exact", "lr_warmup": True},
+    # No axis is longer than the other, or it has no factor: other eigenvectors are not determined.
+    "eigen": {"basis": "eigen", "basis_every": 7, "basis_memory": 0.9, "basis_limit": 3, "bias_correction": "exact"},
     "fixed beta2": {"beta2_min": 0.95, "beta2_max": 0.95},
     "betas": {"beta1": 0.8, "beta2_min": 0.7, "beta2_max": 0.99, "alpha": 0.8, "tiny_spike": 1e-4, "eps": 1e-6},
 }
@@ -58,6 +60,7 @@ TOGETHER = {
     "default": {},
     "everything": CASES["everything"],
     "amsgrad, none, shape": {"decay": 1.0, "bias_correction": "none", "buckets": "shape", "weight_decay": 0.1},
+    "eigen": CASES["eigen"],
     "leaky, lr_warmup": {"decay": 0.98, "bias_correction": "none", "lr_warmup": True},
     "clip only, exact, global": {"decay": 0.0, "max_ratio": 0.5, "bias_correction": "exact", "buckets": "global"},
     "exact, lr_warmup, skip, module": {
@@ -127,7 +130,7 @@ def test_bfloat16_moments_of_torch_arrive_to_the_bit(tmp_path):
             assert torch.equal(first.optimizer.state[p][slot], fourth.optimizer.state[fourth.tensors[name]][slot])
 
 
-@pytest.mark.parametrize("case", ["everything", "lr_warmup"])
+@pytest.mark.parametrize("case", ["everything", "lr_warmup", "eigen"])
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_the_same_framework_goes_on_to_the_bit(name, case, tmp_path):
     options = {**CASES[case], "nonfinite": "skip"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -72,8 +72,10 @@ def widest() -> mx.Dtype:
 
 
 @functools.lru_cache(maxsize=256)
-def compiled_measure(members: Members, dtype: mx.Dtype, wide: mx.Dtype) -> Callable[..., Any]:
-    """(norm of each bucket, ⟨|p|⟩ of each of `params`), of parameters that have a gradient, in `dtype`.
+def compiled_measure(hyper: Hyper, members: Members, dtype: mx.Dtype, wide: mx.Dtype) -> Callable[..., Any]:
+    """(norm of each bucket, norm of each parameter, ⟨|p|⟩ of each parameter), of those with a gradient, in `dtype`.
+
+    What the settings do not need is None.
 
     NOTE: Σ g² of finite gradients may overflow float32 where its root does not. float64 has room for it. Without
     float64, Σ (g/s)² is used where Σ g² overflows, with s = 2⁶⁴ the root of float32's largest number: it overflows only
@@ -81,18 +83,24 @@ def compiled_measure(members: Members, dtype: mx.Dtype, wide: mx.Dtype) -> Calla
     """
     s = 2.0**64
 
-    def measure(grads: list[mx.array], params: list[mx.array]) -> tuple[mx.array, mx.array | None]:
-        # n = sqrt(Σ_p Σ_i g_i²)
-        squares = members.total(_sums(lambda g: mx.square(g.astype(wide)), grads))
+    def root(squares: mx.array, scaled: mx.array | None) -> mx.array:
         norm = mx.sqrt(squares)
-        if wide != mx.float64:
-            scaled = members.total(_sums(lambda g: mx.square(g.astype(wide) * (1 / s)), grads))
+        if scaled is not None:
             norm = mx.where(mx.isinf(squares), mx.sqrt(scaled) * s, norm)
-        norm = norm.astype(dtype)
-        if not params:
-            return norm, None
+        return norm.astype(dtype)
+
+    def measure(grads: list[mx.array], params: list[mx.array]) -> tuple[mx.array, mx.array | None, mx.array | None]:
+        # n = sqrt(Σ_p Σ_i g_i²)
+        squares = _sums(lambda g: mx.square(g.astype(wide)), grads)
+        scaled = None
+        if wide != mx.float64:
+            scaled = _sums(lambda g: mx.square(g.astype(wide) * (1 / s)), grads)
+        pooled = root(members.total(squares), None if scaled is None else members.total(scaled))
+        each = None if hyper.basis is None else root(squares, scaled)
+        if not hyper.adaptive_tiny:
+            return pooled, each, None
         magnitude = _sums(lambda p: mx.abs(p.astype(dtype)), params)
-        return norm, magnitude / mx.array([max(p.size, 1) for p in params], dtype)
+        return pooled, each, magnitude / mx.array([max(p.size, 1) for p in params], dtype)
 
     return mx.compile(measure)
 
@@ -107,6 +115,41 @@ def coefficients(k: rule.Coefficients) -> dict[str, Any]:
     return {name: x for name, x in k._asdict().items() if x is not None and name != "c1"}
 
 
+def own_coefficients(k: dict[str, mx.array], i: int, dtype: mx.Dtype) -> dict[str, mx.array]:
+    """The coefficients of parameter i."""
+    return {name: (_entry(x, i) if x.ndim else x).astype(dtype) for name, x in k.items()}
+
+
+def moved(
+    hyper: Hyper, g: mx.array, moments: Sequence[mx.array], k: dict[str, mx.array]
+) -> tuple[mx.array, tuple[mx.array, ...]]:
+    """(Δθ without weight decay, the moments afterwards) of one parameter."""
+    m, v, *rest = moments
+    # m = β1·m + (1-β1)·g,  v = β2·v + (1-β2)·g²
+    m = hyper.beta1 * m + (1 - hyper.beta1) * g
+    v = (1 - k["c2"]) * v + k["c2"] * mx.square(g)
+    # v̂ = v, or v_max = max(δ·v_max, v)
+    v_hat = v if hyper.leak is None else mx.maximum(k["leak"] * rest[0], v)
+    # Δθ = rate·m / (sqrt(v̂) + floor), clipped to ±limit
+    delta = k["rate"] * m / (mx.sqrt(v_hat) + k["floor"])
+    if hyper.max_ratio is not None:
+        delta = mx.minimum(mx.maximum(delta, -k["limit"]), k["limit"])
+    return delta, (m, v) if hyper.leak is None else (m, v, v_hat)
+
+
+def subtracted(hyper: Hyper, theta: mx.array, delta: mx.array, k: dict[str, mx.array]) -> mx.array:
+    """θ - (fade·θ + Δθ)"""
+    return theta - (k["fade"] * theta + delta if hyper.weight_decay else delta)
+
+
+def chosen(updated: mx.array | None, i: int, new: Sequence[mx.array], old: Sequence[mx.array]) -> list[mx.array]:
+    """What is kept of parameter i: `new` in the dtypes of `old`, or `old` if the parameter is not updated."""
+    cast = [x.astype(y.dtype) for x, y in zip(new, old, strict=True)]
+    if updated is None:
+        return cast
+    return [mx.where(_entry(updated, i), x, y) for x, y in zip(cast, old, strict=True)]
+
+
 @functools.lru_cache(maxsize=256)
 def compiled_update(hyper: Hyper, members: Members) -> Callable[..., Any]:
     """The elementwise part of a step, compiled: (parameters, moments) of all parameters that have a gradient.
@@ -117,26 +160,6 @@ def compiled_update(hyper: Hyper, members: Members) -> Callable[..., Any]:
     per parameter, and builds the same kernel for every value of the hyper-parameters.
     """
 
-    def update_one(g: mx.array, p: mx.array, slots: list[mx.array], k: dict[str, mx.array]) -> tuple[mx.array, ...]:
-        dtype = precision([p])
-        k = {name: x.astype(dtype) for name, x in k.items()}
-        theta, g = p.astype(dtype), g.astype(dtype)
-        m, v, *rest = (slot.astype(dtype) for slot in slots)
-        # m = β1·m + (1-β1)·g,  v = β2·v + (1-β2)·g²
-        m = hyper.beta1 * m + (1 - hyper.beta1) * g
-        v = (1 - k["c2"]) * v + k["c2"] * mx.square(g)
-        # v̂ = v, or v_max = max(δ·v_max, v)
-        v_hat = v if hyper.leak is None else mx.maximum(k["leak"] * rest[0], v)
-        # Δθ = rate·m / (sqrt(v̂) + floor), clipped to ±limit
-        delta = k["rate"] * m / (mx.sqrt(v_hat) + k["floor"])
-        if hyper.max_ratio is not None:
-            delta = mx.minimum(mx.maximum(delta, -k["limit"]), k["limit"])
-        # θ ← θ - (fade·θ + Δθ)
-        if hyper.weight_decay:
-            delta = k["fade"] * theta + delta
-        new = (theta - delta, m, v) if hyper.leak is None else (theta - delta, m, v, v_hat)
-        return tuple(value.astype(old.dtype) for value, old in zip(new, (p, *slots), strict=True))
-
     def update(
         k: dict[str, mx.array],
         updated: mx.array | None,
@@ -146,11 +169,11 @@ def compiled_update(hyper: Hyper, members: Members) -> Callable[..., Any]:
     ) -> list[list[mx.array]]:
         out = []
         for i, (g, p, *old) in enumerate(zip(grads, params, *slots, strict=True)):
-            own = {name: _entry(x, i) if x.ndim else x for name, x in k.items()}
-            new = update_one(g, p, old, own)
-            if updated is not None:
-                new = tuple(mx.where(_entry(updated, i), x, y) for x, y in zip(new, (p, *old), strict=True))
-            out.append(new)
+            dtype = precision([p])
+            own = own_coefficients(k, i, dtype)
+            delta, moments = moved(hyper, g.astype(dtype), [slot.astype(dtype) for slot in old], own)
+            theta = subtracted(hyper, p.astype(dtype), delta, own)
+            out.append(chosen(updated, i, [theta, *moments], [p, *old]))
         return [list(arrays) for arrays in zip(*out, strict=True)]
 
     return mx.compile(update)

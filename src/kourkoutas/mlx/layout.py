@@ -10,15 +10,31 @@ The state holds arrays only, in one flat dictionary per kind, so that it saves w
     ema, skipped                       (B,), one scalar per bucket
     ring, count                        as `kourkoutas.trace` describes them, with `diagnostics=True`
 
+and with `basis="eigen"`, when m, v and v_max are float32 at least:
+
+    seen                               (P,), how many gradients each parameter had, skipped ones included
+    basis_age                          path → an array of which only the length counts, see below
+    factor_scale                       shape → (n,), s of `kourkoutas.eigenbasis.factor_weights`
+    factor_0, factor_1, …              shape → (n, length, length), the factors along each axis
+    basis_0, basis_1, …                shape → (n, length, length), their eigenvectors as columns
+
+A shape is written like "128x64"; n parameters have it, paths in natural order. So all of them take part in one product
+and in one QR, and nothing is copied together for that.
+
 NOTE: `t` is 0-d as long as every parameter has had a gradient at every step. All of them then share their bias
 corrections, which spares MLX two small operations per parameter and step. When it becomes an array of (P,), the state
 has another shape, and `mx.compile` traces a compiled step again.
+
+NOTE: the length of a `basis_age` is 0 before the parameter's first gradient, 1 when its basis was just made or has just
+turned, and grows by one with each gradient. A length is known without evaluating anything, and also while `mx.compile`
+traces a step, where no value is known. So a compiled step, too, makes and turns the basis in time. It is traced once
+for each length, `basis_every` + 1 times in all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,16 +42,62 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from kourkoutas.buckets import Partition, bucket_key, partition
+from kourkoutas.eigenbasis import factored_axes
 from kourkoutas.rule import Buckets, Hyper
 from kourkoutas.trace import KEYS, WINDOW
 
 State = dict[str, Any]
-PER_PARAMETER = ("t", "log_beta2")
+PER_PARAMETER = ("t", "log_beta2", "seen")
+COUNTS = ("t", "seen", "skipped")
 
 
 def precision(arrays: Iterable[mx.array]) -> mx.Dtype:
     """The dtype of scalars and of elementwise arithmetic: float64 as soon as one of `arrays` is, else float32."""
     return mx.float64 if any(x.dtype == mx.float64 for x in arrays) else mx.float32
+
+
+def moment_dtype(hyper: Hyper, p: mx.array) -> mx.Dtype:
+    """That of the parameter; in a basis at least float32, since there the entries of v lie further apart."""
+    return p.dtype if hyper.basis is None else precision([p])
+
+
+class Kind(NamedTuple):
+    """The parameters of one shape, if parameters of that shape have a basis.
+
+    Attributes:
+      shape: as it is written in the state.
+      lengths: (axis, its length) of the axes that have a factor.
+      paths: of the parameters, in natural order.
+    """
+
+    shape: str
+    lengths: tuple[tuple[int, int], ...]
+    paths: tuple[str, ...]
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        return tuple(axis for axis, _ in self.lengths)
+
+    def start(self, dtype: mx.Dtype) -> dict[str, mx.array]:
+        """What is kept of one parameter before its first gradient, by its name in the state."""
+        first = {"factor_scale": mx.zeros((), dtype)}
+        for axis, length in self.lengths:
+            first[f"factor_{axis}"] = mx.zeros((length, length), dtype)
+            first[f"basis_{axis}"] = mx.eye(length, dtype=dtype)
+        return first
+
+
+def kinds_of(moments: Mapping[str, mx.array], paths: Iterable[str], limit: int) -> dict[str, Kind]:
+    """The kinds of the parameters `paths`, by their shapes, which `moments` have as well."""
+    kinds: dict[str, Kind] = {}
+    for path in paths:
+        lengths = moments[path].shape
+        shape = "x".join(map(str, lengths))
+        axes = factored_axes(lengths, limit)
+        if axes:
+            kind = kinds.get(shape, Kind(shape, tuple((axis, lengths[axis]) for axis in axes), ()))
+            kinds[shape] = kind._replace(paths=(*kind.paths, path))
+    return kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +162,14 @@ class Layout:
     Attributes:
       place: path → the parameter's place in those arrays of the state that have an entry per parameter.
       parts: the parameters' buckets.
+      kinds: the parameters that have a basis.
     """
 
     def __init__(self, hyper: Hyper, buckets: Buckets, diagnostics: bool) -> None:
         self.hyper, self.buckets, self.diagnostics = hyper, buckets, diagnostics
         self.place: dict[str, int] = {}
         self.parts = Partition((), ())
+        self.kinds: tuple[Kind, ...] = ()
         self._keys: dict[str, Hashable] = {}
 
     @property
@@ -117,7 +181,8 @@ class Layout:
     def scalars(self) -> tuple[str, ...]:
         """What is kept per parameter or per bucket, one scalar each."""
         exact = ("log_beta2",) if self.hyper.bias_correction == "exact" else ()
-        return ("t", *exact, "ema", "skipped")
+        seen = () if self.hyper.basis is None else ("seen",)
+        return ("t", *exact, *seen, "ema", "skipped")
 
     def members(self, places: list[int]) -> Members:
         """The members of a step in which the parameters at `places`, ascending, have a gradient."""
@@ -158,7 +223,7 @@ class Layout:
         for name in self.scalars:
             if name == "t" and "t" in state and not state["t"].ndim:
                 continue
-            kind = mx.int32 if name in ("t", "skipped") else dtype
+            kind = mx.int32 if name in COUNTS else dtype
             self._check_scalars(state, name, len(old) if name in PER_PARAMETER else len(before.bucket_names), kind)
             state[name] = _rearranged(state[name], parameters_from if name in PER_PARAMETER else buckets_from, 0)
         if self.diagnostics:
@@ -169,16 +234,59 @@ class Layout:
         for slot in self.slots:
             for path, p in new.items():
                 if path not in state[slot]:
-                    state[slot][path] = mx.zeros_like(p)
+                    state[slot][path] = mx.zeros(p.shape, moment_dtype(self.hyper, p))
+        if self.hyper.basis is not None:
+            self._build_bases(state, old, names)
         self.place, self.parts = place, after
+
+    def _build_bases(self, state: State, old: list[str], names: list[str]) -> None:
+        """The same for what `basis="eigen"` keeps; the state was of the parameters `old`, and is of `names` now."""
+        before = kinds_of(state["m"], old, self.hyper.basis_limit)
+        after = kinds_of(state["m"], names, self.hyper.basis_limit)
+        self._check_bases(state, before)
+        for kind in after.values():
+            known = before[kind.shape].paths if kind.shape in before else ()
+            dtype = precision(state["m"][path] for path in kind.paths)
+            for name, first in kind.start(dtype).items():
+                stacks = state.setdefault(name, {})
+                if kind.paths != known:
+                    stacks[kind.shape] = _grown(stacks.get(kind.shape), known, kind.paths, first)
+        for path in names:
+            state["basis_age"].setdefault(path, basis_age(0))
+        self.kinds = tuple(after.values())
+
+    def _check_bases(self, state: State, kinds: Mapping[str, Kind]) -> None:
+        """Raise unless the state has the factors and bases of exactly these kinds."""
+        wanted, found = {}, {}
+        for kind in kinds.values():
+            for name, first in kind.start(mx.float32).items():
+                wanted[name, kind.shape] = (len(kind.paths), *first.shape)
+        for name, stacks in state.items():
+            if name.startswith(("factor_", "basis_")) and name != "basis_age":
+                for shape, x in stacks.items():
+                    found[name, shape] = tuple(x.shape)
+        for name, shape in {**wanted, **found}:
+            here, there = wanted.get((name, shape), "none"), found.get((name, shape), "none")
+            if here != there:
+                raise ValueError(
+                    f"the state's {name!r} of {shape!r} has shape {there} but the parameters and `basis_limit` "
+                    f"{self.hyper.basis_limit} give {here}: load a state saved with the same parameters and "
+                    "`basis_limit`"
+                )
 
     def _flatten_moments(self, state: State) -> None:
         """Make one flat dictionary per slot of the moments in `state`; tree_unflatten nests those of a loaded one."""
+        needed = self.slots if self.hyper.basis is None else (*self.slots, "basis_age")
+        if "basis_age" in state and "basis_age" not in needed:
+            raise ValueError(
+                "the state was made with basis='eigen' and its moments lie in that basis, but `basis` is None: "
+                "construct with basis='eigen', or begin with a new state"
+            )
         kept: State = {}
-        for slot in ("m", "v", "v_max"):
-            if slot in state or slot in self.slots:
+        for slot in ("m", "v", "v_max", "basis_age"):
+            if slot in state or slot in needed:
                 kept[slot] = flat(state.get(slot, {}))
-        for slot in self.slots:
+        for slot in needed:
             if lacking := [path for path in kept["m"] if path not in kept[slot]]:
                 raise ValueError(
                     f"the state has no {slot!r} of {lacking[0]!r}, which these settings need: load a state saved with "
@@ -229,6 +337,18 @@ def _rearranged(x: mx.array, source: list[int], fill: float) -> mx.array:
         return x
     padded = mx.concatenate([x, mx.full((*x.shape[:-1], 1), fill, x.dtype)], axis=-1)
     return padded[..., mx.array([i if i >= 0 else size for i in source], mx.int32)]
+
+
+def _grown(x: mx.array | None, old: Sequence[str], new: Sequence[str], first: mx.array) -> mx.array:
+    """The stack x of the parameters `old` as one of the parameters `new`; what is new begins with `first`."""
+    row = {path: i for i, path in enumerate(old)}
+    rows = mx.array([row.get(path, len(old)) for path in new], mx.int32)
+    known = [] if x is None else [x.astype(first.dtype)]
+    return mx.concatenate([*known, first[None]])[rows]
+
+
+def basis_age(length: int) -> mx.array:
+    return mx.zeros((length,), mx.bool_)
 
 
 def flat(tree: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from kourkoutas import rule
 from kourkoutas.adam_names import explain_adams_names
 from kourkoutas.buckets import check_buckets
 from kourkoutas.mlx.arithmetic import coefficients, compiled_measure, compiled_update, widest
+from kourkoutas.mlx.eigenbasis import EigenStep
 from kourkoutas.mlx.layout import Layout, Leaf, Members, flat, leaves_of
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, check_learning_rate
 from kourkoutas.trace import KEYS, WINDOW, Trace
@@ -50,6 +51,10 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
 
     NOTE: `nonfinite="raise"` reads the norms back at every step and cannot be used inside `mx.compile`.
 
+    NOTE: with `basis="eigen"` the eigendecomposition of the first gradient's factors and the QR of each turn run on the
+    CPU stream, since MLX has them nowhere else; everything else runs on the default device. A step inside `mx.compile`
+    makes and turns the basis as an eager one does. For that MLX traces it `basis_every` + 1 times, in the first steps.
+
     Example:
       >>> import mlx.core as mx
       >>> params = {"w": mx.array([1.0, -2.0])}
@@ -80,6 +85,10 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         buckets: Buckets = "parameter",
         nonfinite: Literal["propagate", "skip", "raise"] = _DEFAULT.nonfinite,
         lr_warmup: bool = _DEFAULT.lr_warmup,
+        basis: Literal["eigen"] | None = _DEFAULT.basis,
+        basis_every: int = _DEFAULT.basis_every,
+        basis_memory: float = _DEFAULT.basis_memory,
+        basis_limit: int = _DEFAULT.basis_limit,
         diagnostics: bool = False,
     ) -> None:
         if not callable(learning_rate):
@@ -152,11 +161,11 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         if members.rows is not None:
             state["t"] = mx.broadcast_to(state["t"], (len(layout.place),))
 
-        norm = mean_abs = None
+        norm = norms = mean_abs = None
         if present:
-            measure = compiled_measure(members, state["ema"].dtype, widest())
+            measure = compiled_measure(self.hyper, members, state["ema"].dtype, widest())
             measured = [leaf.parameter for leaf in present] if self.hyper.adaptive_tiny else []
-            norm, mean_abs = measure([leaf.gradient for leaf in present], measured)
+            norm, norms, mean_abs = measure([leaf.gradient for leaf in present], measured)
         if self.hyper.nonfinite == "raise" and norm is not None:
             _raise_unless_finite(norm, members)
 
@@ -164,7 +173,7 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         state["step"] = self.step + 1
         updated: dict[str, mx.array] = {}
         if norm is not None:
-            updated = self._step(present, members, norm, mean_abs)
+            updated = self._step(present, members, norm, norms, mean_abs)
         elif self.diagnostics:
             _record(state, members, None)
         result = iter([updated.get(leaf.path, leaf.parameter) for leaf in leaves])
@@ -189,10 +198,17 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         return scheduled
 
     def _step(
-        self, present: list[Leaf], members: Members, norm: mx.array, mean_abs: mx.array | None
+        self, present: list[Leaf], members: Members, norm: mx.array, norms: mx.array | None, mean_abs: mx.array | None
     ) -> dict[str, mx.array]:
-        """From norms to new parameters, by path; the state moves with them."""
+        """From norms to new parameters, by path; the state moves with them.
+
+        `norm` is that of each bucket, `norms` those of each parameter, which a basis needs.
+        """
         layout, state = self._layout, self._state
+        paths = [leaf.path for leaf in present]
+        grads: list[Any] = [leaf.gradient for leaf in present]
+        params = [leaf.parameter for leaf in present]
+        eigen = None if self.hyper.basis is None else EigenStep(layout, members, state, paths)
         lr = state["learning_rate"].astype(norm.dtype).reshape(())
         alpha: Any = state["alpha"].astype(norm.dtype).reshape(())
         before = {name: members.take(name, state[name]) for name in layout.scalars}
@@ -207,6 +223,7 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
             mx,
             members=members,
             mean_abs=mean_abs,
+            starts=None if eigen is None else eigen.starts,
         )
         after = {
             "ema": step.state.ema,
@@ -214,6 +231,8 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
             "log_beta2": step.state.log_beta2,
             "skipped": step.state.skipped,
         }
+        if eigen is not None:
+            after["seen"] = mx.minimum(before["seen"], _LAST) + 1
         for name in layout.scalars:
             state[name] = members.put(name, state[name], after[name])
         if self.diagnostics:
@@ -222,15 +241,18 @@ class KourkoutasBeta(Optimizer):  # type: ignore[misc]
         k = {}
         for name, x in coefficients(step.k).items():
             k[name] = x if isinstance(x, mx.array) else mx.array(x, lr.dtype)
-        # NOTE: a loop that evaluates only the parameters must evaluate the counts and the ring with them; they would
-        # pile up as an ever longer unevaluated graph otherwise.
-        k["rate"] = mx.depends([k["rate"]], [x for x in state.values() if isinstance(x, mx.array)])[0]
-        paths = [leaf.path for leaf in present]
-        grads = [leaf.gradient for leaf in present]
-        params = [leaf.parameter for leaf in present]
+        # NOTE: a loop that evaluates only the parameters must evaluate the counts, the ring and the factors with them;
+        # they would pile up as an ever longer unevaluated graph otherwise.
+        pending = [x for x in state.values() if isinstance(x, mx.array)]
+        if eigen is not None:
+            grads = eigen.take_in(grads, norms, step.updated)
+            pending += eigen.pending
+        k["rate"] = mx.depends([k["rate"]], pending)[0]
         slots = [[state[slot][path] for path in paths] for slot in layout.slots]
-        update = compiled_update(self.hyper, members)
-        new, *moments = update(k, step.updated_each, grads, params, slots)
+        if eigen is None:
+            new, *moments = compiled_update(self.hyper, members)(k, step.updated_each, grads, params, slots)
+        else:
+            new, *moments = eigen.update(k, grads, params, slots)
         for slot, arrays in zip(layout.slots, moments, strict=True):
             state[slot].update(zip(paths, arrays, strict=True))
         return dict(zip(paths, new, strict=True))

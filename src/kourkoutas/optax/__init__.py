@@ -31,7 +31,15 @@ try:
 except ModuleNotFoundError:
     raise ImportError("kourkoutas.optax needs JAX and Optax: pip install 'kourkoutas-beta[jax]'") from None
 
+from kourkoutas.optax.eigenbasis import in_eigenbasis
 from kourkoutas.optax.optimizer import KourkoutasBetaState, kourkoutas_beta, pull, scale_by_kourkoutas_beta
 from kourkoutas.optax.trees import bucket_names
 
-__all__ = ["KourkoutasBetaState", "bucket_names", "kourkoutas_beta", "pull", "scale_by_kourkoutas_beta"]
+__all__ = [
+    "KourkoutasBetaState",
+    "bucket_names",
+    "in_eigenbasis",
+    "kourkoutas_beta",
+    "pull",
+    "scale_by_kourkoutas_beta",
+]

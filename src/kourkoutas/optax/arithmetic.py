@@ -68,6 +68,30 @@ class Members:
     def total(self, x: jax.Array) -> jax.Array:
         return x if self.one_each else jax.ops.segment_sum(x, self.bucket_of, len(self.columns))
 
+    def pooled(self, norm: jax.Array) -> jax.Array:
+        """n of each bucket from ||g|| of each parameter, whose squares may overflow."""
+        if self.one_each:
+            return norm
+        largest = self.largest(norm)
+        unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+        return unit * jnp.sqrt(self.total((norm / self.spread(unit)) ** 2))
+
+
+def at(x: Any, places: np.ndarray) -> Any:
+    """The entries of an array at `places` of its first axis, ascending."""
+    if x is None or len(places) == len(x):
+        return x
+    return x[places]
+
+
+def put(x: Any, places: np.ndarray, new: Any) -> Any:
+    """An array with `new` at `places` of its first axis, ascending."""
+    if x is None:
+        return None
+    if len(places) == len(x):
+        return new.astype(x.dtype)
+    return x.at[places].set(new)
+
 
 def measure(
     gs: Sequence[Any], thetas: Sequence[Any] | None, members: Members, axes: Sequence[Axes], dtype: Any
@@ -88,7 +112,7 @@ def measure(
         rows = _square_sums([gs[i] for i in block], (1.0,) if branches else (1.0, 1 / s), dtype)
         if thetas is not None:
             # ⟨|θ|⟩ = Σ over the parts of the part's mean / number of parts, as all parts have one size
-            rows.append(jnp.array([_mean_abs(thetas[i]) / axes[i].size() for i in block], dtype))
+            rows.append(jnp.array([mean_abs_of(thetas[i]) / axes[i].size() for i in block], dtype))
         return rows
 
     squares, *rest = _over_axes(sums, axes)
@@ -151,18 +175,18 @@ def _square_sums(gs: Sequence[Any], factors: Sequence[float], dtype: Any) -> lis
     vectors = []
     for k in range(len(factors)):
         of_factor = [each[k] for each in per_group]
-        vectors.append(_in_order(of_factor, groups.values(), dtype))
+        vectors.append(in_order(of_factor, groups.values(), dtype))
     return vectors
 
 
-def _in_order(parts: Sequence[jax.Array], groups: Iterable[Sequence[int]], dtype: Any) -> jax.Array:
+def in_order(parts: Sequence[jax.Array], groups: Iterable[Sequence[int]], dtype: Any) -> jax.Array:
     """One array with an entry per parameter along its last axis, from `parts` with those of a group of them each."""
     places = list(itertools.chain.from_iterable(groups))
     x = jnp.concatenate(parts, -1) if parts else jnp.zeros(0, dtype)
     return x if places == sorted(places) else x[..., np.argsort(places).astype(np.int32)]
 
 
-def _mean_abs(p: Any) -> jax.Array:
+def mean_abs_of(p: Any) -> jax.Array:
     x = as_real(p)
     return jnp.mean(jnp.abs(x)) if x.size else jnp.zeros((), x.dtype)
 
@@ -182,7 +206,7 @@ def _over_axes(sums: Callable[[Sequence[int]], list[jax.Array]], axes: Sequence[
     for names, block in blocks.items():
         stacked = jnp.stack(sums(block))
         parts.append(lax.psum(stacked, names) if names else stacked)
-    return list(jnp.unstack(_in_order(parts, blocks.values(), parts[0].dtype)))
+    return list(jnp.unstack(in_order(parts, blocks.values(), parts[0].dtype)))
 
 
 def update_dtype(g: Any, m: Any) -> Any:

@@ -1,7 +1,7 @@
 """The optimizer: its two public functions, its state, and what a step does in the order in which it does it."""
 
 # Annotations stay objects here (no `from __future__ import annotations`): Optax's own checks read them.
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,7 +13,20 @@ from jax import lax
 
 from kourkoutas import rule
 from kourkoutas.adam_names import explain_adams_names
-from kourkoutas.optax.arithmetic import Leaf, Members, each_parameter, measure, precision, update_leaf
+from kourkoutas.optax.arithmetic import (
+    Leaf,
+    Members,
+    as_real,
+    at,
+    each_parameter,
+    mean_abs_of,
+    measure,
+    precision,
+    put,
+    update_dtype,
+    update_leaf,
+)
+from kourkoutas.optax.eigenbasis import Eigenbasis, Gradients, Moment, advanced, column, first_basis, stacked
 from kourkoutas.optax.trees import AxisName, Layout, PyTree, align, layouts, name_of
 from kourkoutas.rule import Buckets, Hyper, NonFiniteGradient, check_learning_rate, warmup
 from kourkoutas.trace import KEYS, WINDOW, Trace
@@ -46,6 +59,10 @@ def kourkoutas_beta(
     lr_warmup: bool = _DEFAULT.lr_warmup,
     diagnostics: bool = False,
     axis_name: AxisName = None,
+    basis: str | None = _DEFAULT.basis,
+    basis_every: int | jax.Array = _DEFAULT.basis_every,
+    basis_memory: Scalar = _DEFAULT.basis_memory,
+    basis_limit: int | jax.Array = _DEFAULT.basis_limit,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Kourkoutas-β: Adam with a second-moment memory that shortens when gradients spike.
 
@@ -114,9 +131,10 @@ def kourkoutas_beta(
             # γ_t = γ·√(1 - β2_max^t)
             factors = warmup(beta2_max, _steps_taken(after)[1].astype(after.ema.dtype), jnp)
             us = [None if u is None else u * f.astype(jnp.real(u).dtype) for u, f in zip(us, factors, strict=True)]
-        if hyper.nonfinite == "skip":
-            skipped = after.missed > before.missed
-            us = [None if u is None else jnp.where(s, jnp.zeros_like(u), u) for u, s in zip(us, skipped, strict=True)]
+        if hyper.nonfinite == "skip" or hyper.basis is not None:
+            # What was skipped, or only made its basis, is not decayed either.
+            stays = after.missed > before.missed
+            us = [None if u is None else jnp.where(s, jnp.zeros_like(u), u) for u, s in zip(us, stays, strict=True)]
         # NOTE: zeros for a missing gradient, as `optax.apply_updates` cannot add None to an array.
         for i, m in enumerate(jax.tree.leaves(before.mu)):
             if us[i] is None:
@@ -162,6 +180,10 @@ def scale_by_kourkoutas_beta(
     nonfinite: str = _DEFAULT.nonfinite,
     diagnostics: bool = False,
     axis_name: AxisName = None,
+    basis: str | None = _DEFAULT.basis,
+    basis_every: int | jax.Array = _DEFAULT.basis_every,
+    basis_memory: Scalar = _DEFAULT.basis_memory,
+    basis_limit: int | jax.Array = _DEFAULT.basis_limit,
 ) -> optax.GradientTransformation:
     r"""Rescale updates according to the Kourkoutas-β algorithm.
 
@@ -198,6 +220,12 @@ def scale_by_kourkoutas_beta(
       axis_name: inside `shard_map`, the mesh axes over which parameters are sharded: names or a PartitionSpec for all
         of them, a tree of these like the parameters, or a callable of name and array; see `kourkoutas.optax.trees`.
         Norms are then those of whole parameters. Leave it None under `jit`, where XLA sums over all devices by itself.
+      basis: None, or "eigen": m and v live in the eigenbasis of each matrix's gradient factors, as in SOAP; see
+        `kourkoutas.eigenbasis`. A parameter's first gradient then makes its basis and moves nothing. Needs whole
+        parameters, so no `axis_name`.
+      basis_every: with "eigen", after how many steps the basis turns, ≥ 1.
+      basis_memory: with "eigen", the decay of the factors, in [0, 1).
+      basis_limit: with "eigen", the longest axis that gets a factor, ≥ 1.
 
     The other arguments are those of `kourkoutas.rule.Hyper`.
 
@@ -230,7 +258,10 @@ class KourkoutasBetaState(NamedTuple):
       skipped: steps skipped by each bucket, int32, (buckets,), with `nonfinite="skip"`.
       ring: the newest rows of the trace, float32, (WINDOW, 3, buckets), with `diagnostics=True`.
       rows: the number of rows ever written, int32, with `diagnostics=True`.
-      missed: calls in which a parameter took no step, for want of a gradient or skipped, int32, (parameters,).
+      missed: calls in which a parameter took no step, for want of a gradient, skipped, or to make its basis, int32,
+        (parameters,).
+      basis: factors and bases, `kourkoutas.optax.eigenbasis.Eigenbasis`, with `basis="eigen"`; mu, nu and nu_max are
+        then in the bases.
 
     NOTE: the bias corrections of a parameter use t = count - missed, or 0 where that is negative. `missed` is there
     whatever the options, since whether gradients go missing is not known at `init`. `count` may be set, as in
@@ -247,6 +278,7 @@ class KourkoutasBetaState(NamedTuple):
     ring: jax.Array | None
     rows: jax.Array | None
     missed: jax.Array
+    basis: Eigenbasis | None
 
 
 def _transformation(
@@ -254,6 +286,11 @@ def _transformation(
 ) -> optax.GradientTransformation:
     """The update u of `scale_by_kourkoutas_beta`: no learning rate, no weight decay."""
     layout_of = layouts(buckets, axis_name)
+    if hyper.basis is not None and axis_name is not None:
+        raise ValueError(
+            f"`axis_name` is {axis_name!r}, and basis={hyper.basis!r} needs whole parameters on every device: leave "
+            "`axis_name` out and use jit, which sees whole arrays, or use basis=None inside shard_map"
+        )
 
     def init_fn(params: optax.Params) -> KourkoutasBetaState:
         return _first_state(params, hyper, len(layout_of(params).parts.bucket_names), diagnostics)
@@ -280,7 +317,12 @@ def _transformation(
             every, _ = align(params, state.mu, "params")
             thetas = [every[i] for i in here]
         real = state.ema.dtype
-        norm, mean_abs = measure([gs[i] for i in here], thetas, members, [layout.axes[i] for i in here], real)
+        if state.basis is None:
+            norm, mean_abs = measure([gs[i] for i in here], thetas, members, [layout.axes[i] for i in here], real)
+        else:
+            grads = stacked(state.basis, ms, _as_updates(gs, ms))
+            norm = members.pooled(grads.norm)
+            mean_abs = None if thetas is None else jnp.array([mean_abs_of(theta) for theta in thetas], real)
         if hyper.nonfinite == "raise":
             _refuse_nonfinite(norm, members.bucket_names)
 
@@ -289,53 +331,101 @@ def _transformation(
         if log_beta2 is not None:  # a count and moments that were set, as from Adam's state, have no Σ log β2 with them
             log_beta2 = jnp.where(log_beta2 == 0, rule.adam_log_beta2(hyper.beta2_max, t, jnp), log_beta2).astype(real)
         before = rule.State(
-            ema=_at(state.ema, columns),
-            step=_at(t, rows),
-            log_beta2=_at(log_beta2, rows),
-            skipped=_at(state.skipped, columns),
+            ema=at(state.ema, columns),
+            step=at(t, rows),
+            log_beta2=at(log_beta2, rows),
+            skipped=at(state.skipped, columns),
         )
-        step = rule.step(hyper, 1.0, norm, before, jnp, members=members, mean_abs=mean_abs)
+        starts = None
+        if state.basis is not None:  # moments that were set, as from Adam's state, are right in the basis that there is
+            starts = (at(state.basis.seen, rows) == 0) & (before.step == 0)
+        step = rule.step(hyper, 1.0, norm, before, jnp, members=members, mean_abs=mean_abs, starts=starts)
 
-        ks = each_parameter(step.k, len(here), real)
-        updated = [None] * len(here) if step.updated_each is None else jnp.unstack(step.updated_each)
         leaves = [Leaf(None, m, v, v_max) for m, v, v_max in zip(ms, vs, v_maxs, strict=True)]
-        for i, k, one in zip(here, ks, updated, strict=True):
-            leaves[i] = update_leaf(hyper, k, one, gs[i], ms[i], vs[i], v_maxs[i])
+        basis = state.basis
+        if basis is None:
+            ks = each_parameter(step.k, len(here), real)
+            updated = [None] * len(here) if step.updated_each is None else jnp.unstack(step.updated_each)
+            for i, k, one in zip(here, ks, updated, strict=True):
+                leaves[i] = update_leaf(hyper, k, one, gs[i], ms[i], vs[i], v_maxs[i])
+        else:
+            took = None if step.updated is None else members.spread(step.updated)
+            leaves, basis = _update_in_basis(hyper, step, basis, grads, starts, took, gs, leaves)
 
         took_one = jnp.ones(len(here), bool) if step.updated_each is None else step.updated_each
-        took_one = _put(jnp.zeros(len(gs), bool), rows, took_one)
+        took_one = put(jnp.zeros(len(gs), bool), rows, took_one)
         ring, recorded = _record(state, step, columns)
         new = KourkoutasBetaState(
             count=count + 1,
             mu=treedef.unflatten([leaf.m for leaf in leaves]),
             nu=treedef.unflatten([leaf.v for leaf in leaves]),
             nu_max=None if state.nu_max is None else treedef.unflatten([leaf.v_max for leaf in leaves]),
-            ema=_put(state.ema, columns, step.state.ema),
-            log_beta2=_put(log_beta2, rows, step.state.log_beta2),
-            skipped=_put(state.skipped, columns, step.state.skipped),
+            ema=put(state.ema, columns, step.state.ema),
+            log_beta2=put(log_beta2, rows, step.state.log_beta2),
+            skipped=put(state.skipped, columns, step.state.skipped),
             ring=ring,
             rows=recorded,
             missed=jnp.where(took_one, state.missed, state.missed + 1),
+            basis=basis,
         )
         return rebuild([leaf.u for leaf in leaves]), new
 
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def _at(x: Any, places: np.ndarray) -> Any:
-    """Those of the state's scalars `x` at `places`, ascending."""
-    if x is None or len(places) == len(x):
-        return x
-    return x[places]
+def _as_updates(gs: Sequence[Any], ms: Sequence[Any]) -> list[Any]:
+    """Gradients with the dtypes of their updates, as pairs of real numbers where these are complex."""
+    return [None if g is None else as_real(jnp.asarray(g, update_dtype(g, m))) for g, m in zip(gs, ms, strict=True)]
 
 
-def _put(x: Any, places: np.ndarray, new: Any) -> Any:
-    """The state's scalars `x` with `new` at `places`, ascending."""
-    if x is None:
-        return None
-    if len(places) == len(x):
-        return new.astype(x.dtype)
-    return x.at[places].set(new)
+def _update_in_basis(
+    hyper: Hyper,
+    step: rule.Step,
+    basis: Eigenbasis,
+    grads: Gradients,
+    starts: Any,
+    took: Any,
+    gs: Sequence[Any],
+    leaves: Sequence[Leaf],
+) -> tuple[list[Leaf], Eigenbasis]:
+    """All parameters and their bases after the step: rotate, update, rotate back, all of one shape at once.
+
+    Args:
+      step: has an entry for each parameter that has a gradient, as have `starts` and `took`.
+      basis: before the step.
+      grads: `gs` by shape.
+      starts: which only make their basis.
+      took: which are not skipped; None: all.
+      gs: gradients; None where there is none.
+      leaves: all parameters before the step.
+    """
+    kinds = ["m", "v"] if hyper.leak is None else ["m", "v", "v_max"]
+    rows = [jnp.broadcast_to(x, grads.norm.shape) for x in (step.k.c1, step.k.c2, step.k.rate, step.k.floor)]
+    us: dict[str, jax.Array] = {}
+    after: dict[str, dict[str, jax.Array]] = {kind: {} for kind in kinds}
+    for stack in grads.stacks:
+        g = stack.enter(grads.of_shape[stack.shape])
+        c1, c2, rate, floor = (column(at(x, stack.places), g) for x in rows)
+        k = step.k._replace(c1=c1, c2=c2, rate=rate, floor=floor)
+        updated = column(at(step.updated_each, stack.places), g)
+        old = {kind: stack.join({i: as_real(getattr(leaves[i], kind)) for i in stack.numbers}) for kind in kinds}
+        leaf = update_leaf(hyper, k, updated, g, old["m"], old["v"], old.get("v_max"))
+        us[stack.shape] = stack.leave(leaf.u)
+        for kind in kinds:
+            after[kind][stack.shape] = getattr(leaf, kind)
+
+    moments = [Moment(after[kind], turns=kind == "m") for kind in kinds]
+    basis, moments = advanced(basis, grads, starts, took, moments, hyper.basis_every, hyper.basis_memory)
+    new = list(leaves)
+    for stack in grads.stacks:
+        dtypes = {i: update_dtype(gs[i], leaves[i].m) for i in stack.numbers}
+        parts: dict[str, Any] = {"u": stack.part(us[stack.shape], dtypes), "v_max": dict.fromkeys(stack.numbers)}
+        for kind, moment in zip(kinds, moments, strict=True):
+            like = {i: getattr(leaves[i], kind) for i in stack.numbers}
+            parts[kind] = stack.part(moment.of_shape[stack.shape], like)
+        for i in stack.numbers:
+            new[i] = Leaf(**{kind: part[i] for kind, part in parts.items()})
+    return new, basis
 
 
 def _first_state(params: optax.Params, hyper: Hyper, buckets: int, diagnostics: bool) -> KourkoutasBetaState:
@@ -364,6 +454,7 @@ def _first_state(params: optax.Params, hyper: Hyper, buckets: int, diagnostics: 
         ring=jnp.zeros((WINDOW, len(KEYS), buckets), jnp.float32) if diagnostics else None,
         rows=jnp.zeros((), jnp.int32) if diagnostics else None,
         missed=jnp.zeros(len(leaves), jnp.int32),
+        basis=None if hyper.basis is None else first_basis(params, hyper.basis_limit),
     )
 
 

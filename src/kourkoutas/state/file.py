@@ -2,6 +2,9 @@
 
 NOTE: 16-bit moments are widened to float32, which is exact, and rounded back by an optimizer that keeps 16 bits.
 Moments of a complex parameter are written as pairs (real, imaginary) along one more axis, the last.
+
+NOTE: with `basis="eigen"` the moments are those in the basis, and the file has factors and bases of each parameter: of
+a complex one along the axes of the pairs.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,12 +31,21 @@ Array = NDArray[Any]
 
 ENTRY, VERSION = "kourkoutas-state", 1
 MOMENTS = ("m", "v", "v_max")
-SCALARS = {"step": np.int64, "log_beta2": np.float64, "ema": np.float64, "skipped": np.int64}
+SCALARS = {
+    "step": np.int64,
+    "log_beta2": np.float64,
+    "ema": np.float64,
+    "skipped": np.int64,
+    "seen": np.int64,
+    "factor_scale": np.float64,
+}
 PER_BUCKET = ("ema", "skipped")
+PER_AXIS = ("factor", "basis")
 _OPTIONS = {
     "v_max": "`decay` or `max_ratio` (a v_max)",
     "log_beta2": "`bias_correction='exact'`",
     "skipped": "`nonfinite='skip'`",
+    "seen": "`basis='eigen'`",
 }
 
 
@@ -43,6 +55,7 @@ def kinds_of(hyper: Hyper) -> set[str]:
         "v_max": hyper.leak is not None,
         "log_beta2": hyper.bias_correction == "exact",
         "skipped": hyper.nonfinite == "skip",
+        "seen": hyper.basis is not None,
     }
     return {kind for kind, there in kept.items() if there}
 
@@ -53,6 +66,16 @@ class Parameter(NamedTuple):
     shape: tuple[int, ...]
     bucket: Any  # a key, equal for parameters of one bucket
     is_complex: bool = False
+    axes: tuple[int, ...] = ()  # those that have a factor, by `kourkoutas.eigenbasis.factored_axes`
+
+    def bases(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of its factors and bases."""
+        lengths = (*self.shape, 2) if self.is_complex else self.shape
+        shapes: dict[str, tuple[int, ...]] = {}
+        for axis in self.axes:
+            for what in PER_AXIS:
+                shapes[f"{what}_{axis}"] = (lengths[axis], lengths[axis])
+        return shapes
 
 
 @dataclass(frozen=True)
@@ -65,7 +88,10 @@ class Portable:
       count: how often the optimizer was called.
       moments: "m", "v" and with AMSGrad "v_max": name → array.
       scalars: "step" and with bias_correction="exact" "log_beta2", with one entry per parameter; "ema" and with
-        nonfinite="skip" "skipped", with one entry per bucket.
+        nonfinite="skip" "skipped", with one entry per bucket; with basis="eigen" "seen" and "factor_scale", with one
+        entry per parameter, 0 in "factor_scale" for one that has no factor.
+      bases: with basis="eigen" "factor_0", "basis_0", "factor_1" and so on: name → matrix, for each axis of the
+        parameter that has a factor. The eigenvectors are the columns of a basis.
     """
 
     names: tuple[str, ...]
@@ -73,6 +99,7 @@ class Portable:
     count: int
     moments: dict[str, dict[str, Array]]
     scalars: dict[str, Array]
+    bases: dict[str, dict[str, Array]] = field(default_factory=dict)
 
     @property
     def kinds(self) -> set[str]:
@@ -92,7 +119,7 @@ class Portable:
         new_number = {bucket: i for i, bucket in enumerate(columns)}
         bucket_of = tuple(new_number[bucket] for bucket in buckets)
         scalars = {kind: x[columns if kind in PER_BUCKET else rows] for kind, x in self.scalars.items()}
-        return Portable(tuple(here), bucket_of, self.count, self.moments, scalars)
+        return Portable(tuple(here), bucket_of, self.count, self.moments, scalars, self.bases)
 
     def _misfits(self, here: Mapping[str, Parameter], kinds: set[str], number: Mapping[str, int]) -> Iterable[str]:
         there_only, here_only = sorted(number.keys() - here.keys()), sorted(here.keys() - number.keys())
@@ -111,6 +138,8 @@ class Portable:
                 if found != want:
                     yield f"{name!r} has {found} in the file and {want} here"
                     break
+        if "seen" in kinds & self.kinds:
+            yield from self._other_bases(here, number)
         if not there_only and not here_only:
             theirs = _buckets({name: self.bucket_of[i] for name, i in number.items()})
             ours = _buckets({name: each.bucket for name, each in here.items()})
@@ -123,6 +152,16 @@ class Portable:
         for kind in sorted(kinds ^ self.kinds):
             where = "with, the optimizer without" if kind in self.kinds else "without, the optimizer with"
             yield f"the file was written {where} {_OPTIONS[kind]}"
+
+    def _other_bases(self, here: Mapping[str, Parameter], number: Mapping[str, int]) -> Iterable[str]:
+        """What does not fit of the factors and bases."""
+        for name, parameter in here.items():
+            found = {kind: arrays[name].shape for kind, arrays in self.bases.items() if name in arrays}
+            if name in number and found != parameter.bases():
+                yield (
+                    f"{name!r} has {_listed(sorted(found))} in the file and {_listed(sorted(parameter.bases()))} here: "
+                    "use the same `basis_limit`"
+                )
 
 
 def _described(shape: tuple[int, ...], is_complex: bool) -> str:
@@ -146,8 +185,14 @@ def _listed(names: list[str]) -> str:
     return ", ".join(map(repr, names[:10])) + more
 
 
-def made(here: Mapping[str, Parameter], count: int, moments: Mapping[str, Any], **scalars: Any) -> Portable:
-    """The state of an optimizer with these parameters; a kind of scalars or moments that it does not keep is None."""
+def made(
+    here: Mapping[str, Parameter],
+    count: int,
+    moments: Mapping[str, Any],
+    bases: Mapping[str, dict[str, Array]] | None = None,
+    **scalars: Any,
+) -> Portable:
+    """The state of an optimizer with these parameters; what it does not keep is None."""
     place: dict[Any, int] = {}
     bucket_of = tuple(place.setdefault(each.bucket, len(place)) for each in here.values())
     if len(scalars["ema"]) != len(place):
@@ -157,7 +202,7 @@ def made(here: Mapping[str, Parameter], count: int, moments: Mapping[str, Any], 
         )
     kept = {kind: dict(zip(here, arrays, strict=True)) for kind, arrays in moments.items() if arrays is not None}
     wide = {kind: np.asarray(x).astype(SCALARS[kind]) for kind, x in scalars.items() if x is not None}
-    return Portable(tuple(here), bucket_of, count, kept, wide)
+    return Portable(tuple(here), bucket_of, count, kept, wide, dict(bases or {}))
 
 
 def write(state: Portable, file: str | Path) -> None:
@@ -169,6 +214,9 @@ def write(state: Portable, file: str | Path) -> None:
             if np.iscomplexobj(x):
                 paired.add(name)
                 x = np.stack([x.real, x.imag], -1)
+            tensors[f"{kind}/{name}"] = _contiguous(x)
+    for kind, arrays in state.bases.items():
+        for name, x in arrays.items():
             tensors[f"{kind}/{name}"] = _contiguous(x)
     for kind, x in state.scalars.items():
         tensors[kind] = _contiguous(x)
@@ -204,9 +252,14 @@ def read(file: str | Path) -> Portable:
     if header.get("sha256") != _checksum(header, tensors):
         raise ValueError(f"{file}: its checksum does not fit, so it was damaged or edited: write or copy it again")
     moments: dict[str, dict[str, Array]] = {}
+    bases: dict[str, dict[str, Array]] = {}
     paired = set(header["complex"])
     for key in [key for key in tensors if key not in SCALARS]:
         kind, _, name = key.partition("/")
+        what, _, axis = kind.partition("_")
+        if what in PER_AXIS and axis.isdecimal():
+            bases.setdefault(kind, {})[name] = tensors.pop(key)
+            continue
         if kind not in MOMENTS:
             raise ValueError(
                 f"{file}: holds {key!r}, which this release does not know: read it with the release that wrote it"
@@ -217,7 +270,7 @@ def read(file: str | Path) -> Portable:
         moments.setdefault(kind, {})[name] = x
     names = tuple(entry["name"] for entry in header["parameters"])
     bucket_of = tuple(entry["bucket"] for entry in header["parameters"])
-    return Portable(names, bucket_of, header["count"], moments, tensors)
+    return Portable(names, bucket_of, header["count"], moments, tensors, bases)
 
 
 def _opened(file: Path) -> tuple[dict[str, Any] | None, dict[str, Array]]:

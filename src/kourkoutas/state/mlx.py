@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,12 @@ import mlx.core as mx
 import numpy as np
 
 from kourkoutas.buckets import partition
+from kourkoutas.eigenbasis import factored_axes
 from kourkoutas.mlx import KourkoutasBeta
-from kourkoutas.mlx.layout import flat, natural, precision
-from kourkoutas.state.file import MOMENTS, Parameter, kinds_of, made, read, write
+from kourkoutas.mlx.layout import basis_age, flat, moment_dtype, natural, precision
+from kourkoutas.mlx.layout import kinds_of as shapes_of
+from kourkoutas.rule import Hyper
+from kourkoutas.state.file import MOMENTS, Parameter, Portable, kinds_of, made, read, write
 
 
 def save(optimizer: KourkoutasBeta, file: str | Path) -> None:
@@ -33,14 +37,19 @@ def save(optimizer: KourkoutasBeta, file: str | Path) -> None:
     def scalars(kind: str) -> Any:
         return np.array(state[kind]) if kind in {"ema", *kinds} else None
 
+    bases = _bases(optimizer.hyper, state, here) if optimizer.hyper.basis else {}
+    scale = bases.pop("factor_scale", {})
     kept = made(
         here,
         int(state["step"].item()),
         {kind: moments(kind) for kind in MOMENTS},
+        bases,
         step=np.broadcast_to(np.array(state["t"]), len(here)),
         log_beta2=scalars("log_beta2"),
         ema=scalars("ema"),
         skipped=scalars("skipped"),
+        seen=scalars("seen"),
+        factor_scale=[scale.get(name, 0.0) for name in here] if optimizer.hyper.basis else None,
     )
     write(kept, file)
 
@@ -57,16 +66,50 @@ def load(file: str | Path, optimizer: KourkoutasBeta, parameters: Any) -> None:
     new: dict[str, Any] = {name: optimizer.state[name] for name in ("learning_rate", "alpha")}
     new["step"] = mx.array(saved.count, optimizer.state["step"].dtype)
     for kind, moments in saved.moments.items():
-        new[kind] = {name: _array(moments[name]).astype(arrays[name].dtype) for name in here}
+        new[kind] = {name: _array(moments[name]).astype(moment_dtype(optimizer.hyper, arrays[name])) for name in here}
     new["skipped"] = mx.zeros(len(saved.scalars["ema"]), mx.int32)
     for kind, x in saved.scalars.items():
-        if kind != "step":
-            new[kind] = mx.array(x.tolist(), mx.int32 if kind == "skipped" else real)
-    step = np.minimum(saved.scalars["step"], np.iinfo(np.int32).max).tolist()
+        if kind in ("seen", "skipped"):
+            new[kind] = mx.array(_as_int32(x), mx.int32)
+        elif kind in ("ema", "log_beta2"):
+            new[kind] = mx.array(x.tolist(), real)
+    step = _as_int32(saved.scalars["step"])
     alike = len(set(step)) == 1 and "skipped" not in saved.scalars
     new["t"] = mx.array(step[0] if alike else step, mx.int32)
+    if optimizer.hyper.basis:
+        new.update(_stacks(optimizer.hyper, saved, new["m"]))
     optimizer.state = new
     optimizer.init(parameters)
+
+
+def _bases(hyper: Hyper, state: dict[str, Any], names: Iterable[str]) -> dict[str, dict[str, np.ndarray]]:
+    """The stacks of the state, parted: kind → name → what is that parameter's own."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for kind in shapes_of(flat(state["m"]), names, hyper.basis_limit).values():
+        for what in kind.start(mx.float32):
+            found.setdefault(what, {}).update(zip(kind.paths, np.array(state[what][kind.shape]), strict=True))
+    return found
+
+
+def _stacks(hyper: Hyper, saved: Portable, moments: dict[str, mx.array]) -> dict[str, dict[str, mx.array]]:
+    """The other way round: stacks by their shapes, and the ages of the bases."""
+    seen = dict(zip(saved.names, saved.scalars["seen"].tolist(), strict=True))
+    scale = dict(zip(saved.names, saved.scalars["factor_scale"], strict=True))
+    kept = {**saved.bases, "factor_scale": scale}
+    found: dict[str, dict[str, mx.array]] = {}
+    for kind in shapes_of(moments, saved.names, hyper.basis_limit).values():
+        dtype = precision(moments[path] for path in kind.paths)
+        for what in kind.start(dtype):
+            stack = np.stack([kept[what][path] for path in kind.paths])
+            found.setdefault(what, {})[kind.shape] = _array(stack).astype(dtype)
+    # The basis turns when `seen` is a multiple of `basis_every`; its age was 1 after the first gradient.
+    ages = {name: (n - 1) % hyper.basis_every + 1 if n else 0 for name, n in seen.items()}
+    found["basis_age"] = {name: basis_age(age) for name, age in ages.items()}
+    return found
+
+
+def _as_int32(counts: np.ndarray) -> Any:
+    return np.minimum(counts, np.iinfo(np.int32).max).tolist()
 
 
 def _array(x: np.ndarray) -> mx.array:
@@ -78,4 +121,9 @@ def _parameters(optimizer: KourkoutasBeta, tree: Any) -> dict[str, Parameter]:
     arrays = {path: x for path, x in flat(tree).items() if isinstance(x, mx.array)}
     names = natural(arrays)
     parts = partition(optimizer.buckets, names, [arrays[name] for name in names])
-    return {name: Parameter(arrays[name].shape, b) for name, b in zip(names, parts.bucket_of, strict=True)}
+    found = {}
+    for name, bucket in zip(names, parts.bucket_of, strict=True):
+        shape = arrays[name].shape
+        axes = factored_axes(shape, optimizer.hyper.basis_limit) if optimizer.hyper.basis else ()
+        found[name] = Parameter(shape, bucket, axes=axes)
+    return found

@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from kourkoutas.optax.optimizer import is_state, only_state
-from kourkoutas.optax.trees import PyTree, layouts, leaf_names
+from kourkoutas.optax.eigenbasis import Eigenbasis, Stack, stacks_of
+from kourkoutas.optax.optimizer import KourkoutasBetaState, is_state, only_state
+from kourkoutas.optax.trees import layouts, leaf_names
 from kourkoutas.rule import Buckets
-from kourkoutas.state.file import Parameter, made, read, write
+from kourkoutas.state.file import Parameter, Portable, made, read, write
 
 _LAST = np.iinfo(np.int32).max
+_FIELDS = ("log_beta2", "ema", "skipped")  # scalars of the portable form that are fields of the same name
 
 
 def save(state: optax.OptState, file: str | Path, *, buckets: Buckets = "parameter") -> None:
@@ -23,7 +25,7 @@ def save(state: optax.OptState, file: str | Path, *, buckets: Buckets = "paramet
     There must be one Kourkoutas-β in the solver. A kill leaves the old file or the new one.
     """
     ours = only_state(state)
-    here, count = _parameters(ours.mu, buckets), int(ours.count)
+    here, count = _parameters(ours, buckets), int(ours.count)
     for name, x in zip(here, jax.tree.leaves(ours.mu), strict=True):
         if not getattr(x, "is_fully_addressable", True):
             raise ValueError(
@@ -40,10 +42,13 @@ def save(state: optax.OptState, file: str | Path, *, buckets: Buckets = "paramet
         here,
         count,
         {"m": moments(ours.mu), "v": moments(ours.nu), "v_max": moments(ours.nu_max)},
+        _matrices(ours, list(here)),
         step=np.maximum(count - np.asarray(ours.missed, np.int64), 0),
         log_beta2=ours.log_beta2,
         ema=ours.ema,
         skipped=ours.skipped,
+        seen=None if ours.basis is None else ours.basis.seen,
+        factor_scale=None if ours.basis is None else ours.basis.scale,
     )
     write(kept, file)
 
@@ -58,8 +63,8 @@ def load(file: str | Path, like: optax.OptState, *, buckets: Buckets = "paramete
     `opt_state = optax.tree_utils.tree_set(opt_state, count=opt_state[0].count)`.
     """
     old = only_state(like)
-    here = _parameters(old.mu, buckets)
-    optional = {"v_max": old.nu_max, "log_beta2": old.log_beta2, "skipped": old.skipped}
+    here = _parameters(old, buckets)
+    optional = {"v_max": old.nu_max, "log_beta2": old.log_beta2, "skipped": old.skipped, "seen": old.basis}
     saved = read(file).arranged(here, {kind for kind, x in optional.items() if x is not None})
 
     def moments(kind: str, tree: Any) -> Any:
@@ -74,17 +79,59 @@ def load(file: str | Path, like: optax.OptState, *, buckets: Buckets = "paramete
         nu=moments("v", old.nu),
         nu_max=moments("v_max", old.nu_max),
         missed=_like(np.minimum(count - step, _LAST), old.missed),
-        **{kind: _like(x, getattr(old, kind)) for kind, x in saved.scalars.items() if kind != "step"},
+        basis=None if old.basis is None else _basis(old, old.basis, saved),
+        **{kind: _like(x, getattr(old, kind)) for kind, x in saved.scalars.items() if kind in _FIELDS},
     )
     return jax.tree.map(lambda x: new if is_state(x) else x, like, is_leaf=is_state)
 
 
-def _parameters(mu: PyTree, buckets: Buckets) -> dict[str, Parameter]:
-    bucket_of = layouts(buckets)(mu).parts.bucket_of
+def _parameters(state: KourkoutasBetaState, buckets: Buckets) -> dict[str, Parameter]:
+    bucket_of = layouts(buckets)(state.mu).parts.bucket_of
+    axes_of = {i: tuple(sorted(stack.axes)) for stack in _stacks(state) for i in stack.numbers}
     found = {}
-    for name, x, bucket in zip(leaf_names(mu), jax.tree.leaves(mu), bucket_of, strict=True):
-        found[name] = Parameter(x.shape, bucket, jnp.iscomplexobj(x))
+    leaves = zip(leaf_names(state.mu), jax.tree.leaves(state.mu), bucket_of, strict=True)
+    for i, (name, x, bucket) in enumerate(leaves):
+        found[name] = Parameter(x.shape, bucket, jnp.iscomplexobj(x), axes_of.get(i, ()))
     return found
+
+
+def _stacks(state: KourkoutasBetaState) -> list[Stack]:
+    """All parameters by shape, with their factors and bases; none without a basis."""
+    leaves = jax.tree.leaves(state.mu)
+    return stacks_of(state.basis, leaves) if state.basis is not None and leaves else []
+
+
+def _matrices(state: KourkoutasBetaState, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Factors and bases of single parameters: "factor_0", "basis_0" and so on → name → matrix."""
+    found: dict[str, dict[str, Any]] = {}
+    for stack in _stacks(state):
+        for axis, factors, bases in zip(stack.axes, stack.factors, stack.bases, strict=True):
+            for row, i in enumerate(stack.numbers):
+                found.setdefault(f"factor_{axis}", {})[names[i]] = np.asarray(factors)[row]
+                found.setdefault(f"basis_{axis}", {})[names[i]] = np.asarray(bases)[row]
+    return found
+
+
+def _basis(old: KourkoutasBetaState, kept_basis: Eigenbasis, saved: Portable) -> Eigenbasis:
+    """What the file has of the bases, like those of `old`."""
+
+    def joined(what: str, kept: Any) -> Any:
+        if not isinstance(kept, dict):  # of no parameters
+            return kept
+        new: dict[str, dict[str, Any]] = {}
+        for stack in _stacks(old):
+            for axis in stack.axes:
+                matrices = [saved.bases[f"{what}_{axis}"][saved.names[i]] for i in stack.numbers]
+                like = kept[stack.shape][str(axis)]
+                new.setdefault(stack.shape, {})[str(axis)] = _like(np.stack(matrices), like)
+        return new
+
+    return Eigenbasis(
+        seen=_like(np.minimum(saved.scalars["seen"], _LAST), kept_basis.seen),
+        scale=_like(saved.scalars["factor_scale"], kept_basis.scale),
+        factors=joined("factor", kept_basis.factors),
+        bases=joined("basis", kept_basis.bases),
+    )
 
 
 def _like(x: Any, like: Any) -> Any:

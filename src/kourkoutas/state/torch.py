@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from kourkoutas.buckets import names_of
+from kourkoutas.eigenbasis import factored_axes
 from kourkoutas.rule import adam_log_beta2
 from kourkoutas.state.file import PER_BUCKET, Parameter, Portable, kinds_of, made, read, write
 from kourkoutas.torch import KourkoutasBeta, options
 from kourkoutas.torch.sharding import is_dtensor, is_fsdp1
 
+_DTYPES = {"step": torch.float32, "skipped": torch.int64, "seen": torch.int64, "factor_scale": torch.float64}
 _SLOTS = {"m": "exp_avg", "v": "exp_avg_sq", "v_max": "max_exp_avg_sq"}
 
 
@@ -54,9 +56,26 @@ def save(optimizer: KourkoutasBeta, file: str | Path) -> None:
     if "skipped" in kinds:
         scalars["skipped"] = per_bucket("skipped")
         calls = step + scalars["skipped"][bucket_of]
+    bases: dict[str, dict[str, Any]] = {}
+    if "seen" in kinds:
+        scalars["seen"] = calls = per_parameter("seen")
+        scalars["factor_scale"] = per_parameter("factor_scale")
+        bases = _bases(here, states)
     kept = {kind: moments(slot) for kind, slot in _SLOTS.items() if kind in {"m", "v", *kinds}}
     # PyTorch counts the steps of parameters, not the calls.
-    write(made(here, int(calls.max(initial=0)), kept, **scalars), file)
+    write(made(here, int(calls.max(initial=0)), kept, bases, **scalars), file)
+
+
+def _bases(here: dict[str, Parameter], states: list[Any]) -> dict[str, dict[str, Any]]:
+    """Factors and bases: name in the state → parameter → matrix; those of a parameter without a state as it begins."""
+    found: dict[str, dict[str, Any]] = {}
+    for (name, parameter), state in zip(here.items(), states, strict=True):
+        for kind, shape in parameter.bases().items():
+            matrix = np.eye(shape[0]) if kind.startswith("basis") else np.zeros(shape)
+            if kind in state:
+                matrix = state[kind].detach().cpu().numpy().copy()
+            found.setdefault(kind, {})[name] = matrix
+    return found
 
 
 def load(file: str | Path, optimizer: KourkoutasBeta) -> None:
@@ -85,8 +104,17 @@ def _parameters(optimizer: KourkoutasBeta) -> dict[str, Parameter]:
                 )
             if name in found:
                 raise ValueError(f"two parameters are called {name!r}: give each its own name")
-            found[name] = Parameter(tuple(p.shape), (number, bucket), p.is_complex())
+            axes = _factored_axes(p, group)
+            found[name] = Parameter(tuple(p.shape), (number, bucket), p.is_complex(), axes)
     return found
+
+
+def _factored_axes(p: Tensor, group: dict[str, Any]) -> tuple[int, ...]:
+    """The axes of a parameter that have a factor; of a complex one, those of its pairs."""
+    if group["basis"] is None or p.ndim < 2:
+        return ()
+    shape = (*p.shape, 2) if p.is_complex() else tuple(p.shape)
+    return factored_axes(shape, group["basis_limit"])
 
 
 def _kinds(optimizer: KourkoutasBeta) -> set[str]:
@@ -94,7 +122,7 @@ def _kinds(optimizer: KourkoutasBeta) -> set[str]:
     found = [kinds_of(options.check_group(group)) for group in optimizer.param_groups]
     if any(kinds != found[0] for kinds in found):
         raise ValueError(
-            "the groups differ in what they keep (`decay`, `max_ratio`, `bias_correction`, `nonfinite`), and "
+            "the groups differ in what they keep (`decay`, `max_ratio`, `bias_correction`, `nonfinite`, `basis`), and "
             "the portable form has it alike for all parameters: make an optimizer for each"
         )
     return found[0] if found else set()
@@ -106,6 +134,9 @@ def _entries(state: Portable, i: int, p: Tensor) -> dict[str, Tensor]:
     kept = {_SLOTS[kind]: torch.from_numpy(arrays[state.names[i]]) for kind, arrays in state.moments.items()}
     for kind, x in state.scalars.items():
         own = x[state.bucket_of[i] if kind in PER_BUCKET else i]
-        dtype = {"step": torch.float32, "skipped": torch.int64}.get(kind, real)
+        dtype = _DTYPES.get(kind, real)
         kept["norm_ema" if kind == "ema" else kind] = torch.tensor(own, dtype=dtype)
+    for kind, matrices in state.bases.items():
+        if state.names[i] in matrices:
+            kept[kind] = torch.from_numpy(matrices[state.names[i]])
     return kept

@@ -77,14 +77,16 @@ class EigenStep(ListStep):
         """||g|| of each of a stack, which does not overflow before it must: see the note on norms in `rule`."""
         flat = grads.flatten(1) if grads.ndim > 1 else grads.unsqueeze(1)
         if self.device.type == "cpu" and not torch.compiler.is_compiling():
-            found = torch.linalg.vector_norm(flat, dim=1)
+            found: Tensor = torch.linalg.vector_norm(flat, dim=1)
             if float(found.min()) > _SAFE and float(found.max()) < 1 / _SAFE:
                 return found.to(self.dtype)
         if self.dtype is torch.float64 or not flat.numel():
-            return torch.linalg.vector_norm(flat, dim=1, dtype=self.dtype)
+            found = torch.linalg.vector_norm(flat, dim=1, dtype=self.dtype)
+            return found
         largest = flat.abs().amax(1)
         unit = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
-        return torch.linalg.vector_norm(flat / unit.unsqueeze(1), dim=1) * unit
+        found = torch.linalg.vector_norm(flat / unit.unsqueeze(1), dim=1)
+        return found * unit
 
     def _in_order(self, parts: list[Tensor]) -> Tensor:
         """From an entry for each parameter of each stack to one for each of the step's parameters."""
@@ -210,7 +212,8 @@ def _turn(stack: Stack, every: int, took: Any) -> None:
 
 
 def _turned_if(due: Tensor, stack: Stack) -> list[Tensor]:
-    return torch.cond(due, lambda: _turned(stack), lambda: [x.clone() for x in stack.turning()])
+    new: list[Tensor] = torch.cond(due, lambda: _turned(stack), lambda: [x.clone() for x in stack.turning()])
+    return new
 
 
 def _made(stack: Stack) -> list[Tensor]:

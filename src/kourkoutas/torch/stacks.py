@@ -199,7 +199,8 @@ class Stacks:
 
     def __init__(self, params: Sequence[Tensor], limit: int, moment_names: Sequence[str]) -> None:
         self.made_for = self.key(params, limit, moment_names)
-        self._latest: Any = None  # the stacks of the last step, and of which parameters they were
+        self._latest: Stacked | None = None  # the stacks of the last step
+        self._latest_of: Any = None  # the places and the device they were for
         kinds: dict[Any, list[int]] = {}
         for i, p in enumerate(params):
             kinds.setdefault((p.shape, p.dtype, p.device), []).append(i)
@@ -222,9 +223,10 @@ class Stacks:
 
         As long as the same parameters step, they go on to have seen as many as each other.
         """
-        if self._latest is None or self._latest[0] != (places, device):
-            self._latest = (list(places), device), self._stacked(places, device)
-        return self._latest[1]
+        if self._latest is None or self._latest_of != (places, device):
+            self._latest_of = list(places), device
+            self._latest = self._stacked(places, device)
+        return self._latest
 
     def _stacked(self, places: Sequence[int], device: torch.device) -> Stacked:
         number_of = {place: number for number, place in enumerate(places)}
