@@ -1,0 +1,304 @@
+"""The step's Triton kernels: all tensors of one kind in one launch, whatever their number.
+
+A kernel finds its tensors through a table with a column per tensor; `tensors` tells every program the column that is
+its own. A program takes one block: `BLOCK` elements, or what is left at the end of a tensor.
+
+    measure   Σ g² and, if asked for, Σ |θ| of each block
+    total     ||g|| or ⟨|θ|⟩ of each tensor, from the sums of its blocks
+    update    m, v, v_max and θ; if asked for, Σ |θ| of each block as θ was before
+    correct   θ of tensors whose ⟨|θ|⟩ turned out to be larger than `update` took it for
+
+NOTE: same bits whatever the order in which programs run. One program per tensor adds the sums of its blocks, in a fixed
+order; nothing is added atomically.
+
+NOTE: a whole block, in a tensor whose addresses are all multiples of 16, is read and written 128 bits at a time, other
+blocks element by element. Both ways stand in the same kernel, so that one launch does for all tensors.
+
+NOTE: adaptive_tiny needs max(⟨|θ|⟩, 1) before θ moves, and reading θ once more for it would take a tenth of the step. As
+it mostly is 1, `update` takes it for 1 and sums |θ| while it reads θ; where ⟨|θ|⟩ is larger, `correct` moves θ by the
+difference, which m and v̂ still tell. The C kernel does the same.
+
+NOTE: complex tensors are pairs of reals, as in torch.optim.Adam.
+"""
+
+# ruff: noqa: N803
+import triton
+import triton.language as tl
+
+BLOCK = 1024
+LANES = 1024  # partial sums in `total`
+WARPS = 4
+ROWS = 11
+"""Rows of the table, 64-bit numbers: the addresses, and then
+
+SIZE         how many real numbers the tensor has
+FIRST_BLOCK  the number of its first block
+ALIGNED      1 if all its addresses are multiples of 16
+COLUMN       its place in vectors with an entry per parameter of this step
+PLACE        its number in the param group
+ELEMENT      the number of its first element in the whole tensor, of which it may be a shard
+"""
+THETA, GRAD, M, V, V_MAX, SIZE, FIRST_BLOCK, ALIGNED, COLUMN, PLACE, ELEMENT = map(tl.constexpr, range(ROWS))
+
+# Rows of the coefficients, as in `rule.Coefficients`; MOVES is 0 for a parameter that stays as it is.
+C1, C2, RATE, FLOOR, LIMIT, FADE, LEAK, MOVES = map(tl.constexpr, range(8))
+
+
+@triton.jit
+def _begin(table, ROW: tl.constexpr, count, tensor, first, dtype: tl.constexpr, WIDE: tl.constexpr):
+    """Pointer to element `first` of a tensor."""
+    address = tl.load(table + ROW * count + tensor).to(tl.pointer_type(dtype))
+    if WIDE:
+        address = tl.multiple_of(address, 16)
+    return address + first
+
+
+@triton.jit
+def _read(begin, left, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """The elements of a block in the dtype of its arithmetic."""
+    i = tl.arange(0, BLOCK)
+    x = tl.load(begin + i) if WIDE else tl.load(begin + i, mask=i < left, other=0)
+    return x if x.dtype == tl.float64 else x.to(tl.float32)
+
+
+@triton.jit
+def _write(begin, x, left, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x = x.to(begin.dtype.element_ty)
+    if WIDE:
+        tl.store(begin + i, x)
+    else:
+        tl.store(begin + i, x, mask=i < left)
+
+
+@triton.jit
+def _square_sum(g):
+    """Σ g², in float64; of float32 in units of the largest |g|, as g² overflows from 2e19 on."""
+    if g.dtype == tl.float64:
+        return tl.sum(g * g)
+    largest = tl.max(tl.abs(g))
+    unit = tl.where((largest > 0) & (largest < float("inf")), largest, 1.0)
+    g = g / unit
+    unit = unit.to(tl.float64)
+    return tl.sum(g * g).to(tl.float64) * unit * unit
+
+
+@triton.jit
+def _abs_sum(x, BLOCK: tl.constexpr):
+    """Σ |x|, in float64; of float32 in units of BLOCK, which is a power of 2, so that it does not overflow."""
+    if x.dtype == tl.float64:
+        return tl.sum(tl.abs(x))
+    return tl.sum(tl.abs(x) / BLOCK).to(tl.float64) * BLOCK
+
+
+@triton.jit
+def _measure_block(
+    sums, table, count, tensor, first, left, P: tl.constexpr, G: tl.constexpr, MEAN, WIDE: tl.constexpr, BLOCK
+):
+    block = tl.program_id(0)
+    g = _begin(table, GRAD, count, tensor, first, G, WIDE)
+    tl.store(sums + block, _square_sum(_read(g, left, WIDE, BLOCK)))
+    if MEAN:
+        theta = _begin(table, THETA, count, tensor, first, P, WIDE)
+        tl.store(sums + tl.num_programs(0) + block, _abs_sum(_read(theta, left, WIDE, BLOCK), BLOCK))
+
+
+@triton.jit(do_not_specialize=["count"])
+def measure(sums, table, tensors, count, P: tl.constexpr, G: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr):
+    """Into `sums`: Σ g² of each block and, with MEAN, behind them Σ |θ| of each block."""
+    tensor = tl.load(tensors + tl.program_id(0))
+    first = (tl.program_id(0) - tl.load(table + FIRST_BLOCK * count + tensor)) * BLOCK
+    left = tl.load(table + SIZE * count + tensor) - first
+    if (tl.load(table + ALIGNED * count + tensor) == 1) & (left >= BLOCK):
+        _measure_block(sums, table, count, tensor, first, left, P, G, MEAN, True, BLOCK)
+    else:
+        _measure_block(sums, table, count, tensor, first, left, P, G, MEAN, False, BLOCK)
+
+
+@triton.jit(do_not_specialize=["count", "blocks"])
+def total(out, sums, table, count, blocks, ROOT: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr):
+    """Into `out`, an entry per parameter of the step: √ of the tensor's sum with ROOT, or else the mean."""
+    tensor = tl.program_id(0)
+    size = tl.load(table + SIZE * count + tensor)
+    first = tl.load(table + FIRST_BLOCK * count + tensor)
+    last = first + (size + BLOCK - 1) // BLOCK
+    lanes = tl.zeros((LANES,), tl.float64)
+    for start in range(first, last, LANES):
+        at = start + tl.arange(0, LANES)
+        lanes += tl.load(sums + at, mask=at < last, other=0)
+    found = tl.sum(lanes)
+    found = tl.sqrt(found) if ROOT else found / tl.maximum(size, 1).to(tl.float64)
+    tl.store(out + tl.load(table + COLUMN * count + tensor), found)
+
+
+@triton.jit
+def _mixed(h):
+    """A hash of 32 bits; _native/formats.h has the same."""
+    h = (h ^ (h >> 16)) * 0x45D9F3B5
+    h = (h ^ (h >> 13)) * 0x3C6EF373
+    return h ^ (h >> 16)
+
+
+@triton.jit
+def _noise(steps, table, count, tensor, first, BLOCK: tl.constexpr):
+    """32 bits for every element of a block: a hash of step, place and element, alike on all routes."""
+    place = tl.load(table + PLACE * count + tensor)
+    t = tl.load(steps + place).to(tl.int64).to(tl.uint32)
+    seed = _mixed(_mixed(t) + place.to(tl.uint32))
+    first = (first + tl.load(table + ELEMENT * count + tensor)).to(tl.uint32)
+    return _mixed((first + tl.arange(0, BLOCK).to(tl.uint32)) * 0x1E3779B1 + seed)
+
+
+@triton.jit
+def _rounded(x, noise):
+    """float32 → a float32 that is a bfloat16, up with the probability of what is cut off; `noise` has 16 bits."""
+    bits = x.to(tl.uint32, bitcast=True)
+    up = ((bits + noise) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return tl.where((bits & 0x7F800000) == 0x7F800000, x, up)
+
+
+@triton.jit
+def _coefficient(cells, given, ROW: tl.constexpr, width, column, otherwise):
+    """A coefficient in float64; `otherwise` if there is none: bit ROW of `given` says so."""
+    return tl.load(cells + ROW * width + column, mask=((given >> ROW) & 1) == 1, other=otherwise)
+
+
+@triton.jit
+def _delta(m, v_hat, rate, floor, limit):
+    """Δ = rate·m / (√v̂ + floor), clipped to ±limit."""
+    if m.dtype == tl.float64:
+        delta = rate * m / (tl.sqrt(v_hat) + floor)
+    else:
+        delta = tl.div_rn(rate * m, tl.sqrt_rn(v_hat) + floor)
+    delta = tl.where(delta > limit, limit, delta)
+    return tl.where(delta < -limit, -limit, delta)
+
+
+@triton.jit
+def _update_block(
+    sums,
+    table,
+    cells,
+    steps,
+    count,
+    width,
+    given,
+    sign,
+    tensor,
+    first,
+    left,
+    column,
+    P: tl.constexpr,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    KEPT: tl.constexpr,
+    MEAN: tl.constexpr,
+    NOISE_P: tl.constexpr,
+    NOISE_S: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    T: tl.constexpr = tl.float64 if P == tl.float64 else tl.float32
+    g_at = _begin(table, GRAD, count, tensor, first, G, WIDE)
+    m_at = _begin(table, M, count, tensor, first, S, WIDE)
+    v_at = _begin(table, V, count, tensor, first, S, WIDE)
+    theta_at = _begin(table, THETA, count, tensor, first, P, WIDE)
+    g = _read(g_at, left, WIDE, BLOCK) * sign.to(T)
+    m = _read(m_at, left, WIDE, BLOCK)
+    v = _read(v_at, left, WIDE, BLOCK)
+    theta = _read(theta_at, left, WIDE, BLOCK)
+    if NOISE_P or NOISE_S:
+        noise = _noise(steps, table, count, tensor, first, BLOCK)
+    if MEAN:
+        tl.store(sums + tl.program_id(0), _abs_sum(theta, BLOCK))
+
+    # m ← β1·m + c1·g,  v ← β2·v + c2·g²
+    c1 = _coefficient(cells, given, C1, width, column, 0)
+    c2 = _coefficient(cells, given, C2, width, column, 0)
+    m = (1 - c1).to(T) * m + c1.to(T) * g
+    v = (1 - c2).to(T) * v + c2.to(T) * (g * g)
+    _write(m_at, _rounded(m, noise & 0xFFFF) if NOISE_S else m, left, WIDE, BLOCK)
+    _write(v_at, _rounded(v, noise >> 16) if NOISE_S else v, left, WIDE, BLOCK)
+    v_hat = v
+    if KEPT:
+        # v̂ = v_max ← max(leak·v_max, v)
+        max_at = _begin(table, V_MAX, count, tensor, first, S, WIDE)
+        old = _coefficient(cells, given, LEAK, width, column, 1).to(T) * _read(max_at, left, WIDE, BLOCK)
+        v_hat = tl.where(old > v, old, v)
+        _write(max_at, _rounded(v_hat, noise >> 16) if NOISE_S else v_hat, left, WIDE, BLOCK)
+    # θ ← θ - (fade·θ + Δ)
+    rate = _coefficient(cells, given, RATE, width, column, 0).to(T)
+    floor = _coefficient(cells, given, FLOOR, width, column, 0).to(T)
+    limit = _coefficient(cells, given, LIMIT, width, column, float("inf")).to(T)
+    fade = _coefficient(cells, given, FADE, width, column, 0).to(T)
+    faded = tl.where(fade != 0, fade * theta, 0.0)  # 0·∞ would be NaN
+    theta -= faded + _delta(m, v_hat, rate, floor, limit)
+    _write(theta_at, _rounded(theta, _mixed(noise ^ 0x9E3779B9) & 0xFFFF) if NOISE_P else theta, left, WIDE, BLOCK)
+
+
+@triton.jit(do_not_specialize=["count", "width", "given", "sign"])
+def update(
+    sums,
+    table,
+    tensors,
+    cells,
+    steps,
+    count,
+    width,
+    given,
+    sign,
+    P: tl.constexpr,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    KEPT: tl.constexpr,
+    MEAN: tl.constexpr,
+    NOISE_P: tl.constexpr,
+    NOISE_S: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The update of `rule.Coefficients`, one block of one tensor a program.
+
+    P, G and S are the dtypes of θ, of g and of m, v and v_max; KEPT: there is a v_max; MEAN: Σ |θ| goes into `sums`;
+    NOISE_P and NOISE_S: θ or the state is rounded to bfloat16 with noise; `sign` is -1 to maximize.
+    """
+    tensor = tl.load(tensors + tl.program_id(0))
+    first = (tl.program_id(0) - tl.load(table + FIRST_BLOCK * count + tensor)) * BLOCK
+    left = tl.load(table + SIZE * count + tensor) - first
+    column = tl.load(table + COLUMN * count + tensor)
+    if _coefficient(cells, given, MOVES, width, column, 1) != 0:
+        if (tl.load(table + ALIGNED * count + tensor) == 1) & (left >= BLOCK):
+            _update_block(
+                sums, table, cells, steps, count, width, given, sign, tensor, first, left, column,
+                P, G, S, KEPT, MEAN, NOISE_P, NOISE_S, True, BLOCK,
+            )  # fmt: skip
+        else:
+            _update_block(
+                sums, table, cells, steps, count, width, given, sign, tensor, first, left, column,
+                P, G, S, KEPT, MEAN, NOISE_P, NOISE_S, False, BLOCK,
+            )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["count", "width", "given", "share"])
+def correct(
+    means, table, tensors, cells, count, width, given, share, P: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Move θ from where `update` put it, with a floor for ⟨|θ|⟩ ≤ 1, to where it belongs, where ⟨|θ|⟩ is larger.
+
+    With share = tiny_denom/(ε + tiny_denom), ε + tiny_denom·⟨|θ|⟩ is (ε + tiny_denom)·(1 + share·(⟨|θ|⟩ - 1)).
+    """
+    tensor = tl.load(tensors + tl.program_id(0))
+    column = tl.load(table + COLUMN * count + tensor)
+    mean = tl.load(means + column)
+    stays = (_coefficient(cells, given, MOVES, width, column, 1) == 0) | (mean <= 1)
+    if not stays:
+        first = (tl.program_id(0) - tl.load(table + FIRST_BLOCK * count + tensor)) * BLOCK
+        left = tl.load(table + SIZE * count + tensor) - first
+        theta_at = _begin(table, THETA, count, tensor, first, P, False)
+        m = _read(_begin(table, M, count, tensor, first, P, False), left, False, BLOCK)
+        v_hat = _read(_begin(table, V_MAX if KEPT else V, count, tensor, first, P, False), left, False, BLOCK)
+        rate = _coefficient(cells, given, RATE, width, column, 0).to(P)
+        used = _coefficient(cells, given, FLOOR, width, column, 0)
+        floor = used * (1 + share.to(tl.float64) * (mean - 1))
+        limit = _coefficient(cells, given, LIMIT, width, column, float("inf")).to(P)
+        moved = _delta(m, v_hat, rate, used.to(P), limit) - _delta(m, v_hat, rate, floor.to(P), limit)
+        _write(theta_at, _read(theta_at, left, False, BLOCK) + moved, left, False, BLOCK)
