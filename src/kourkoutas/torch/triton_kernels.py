@@ -4,9 +4,10 @@ A kernel finds its tensors through a table with a column per tensor; `tensors` t
 its own. A program takes one block: `BLOCK` elements, or what is left at the end of a tensor.
 
     measure   Σ g² and, if asked for, Σ |θ| of each block
-    total     ||g|| or ⟨|θ|⟩ of each tensor, from the sums of its blocks
+    total     the sum over the blocks of each tensor, or its square root
     update    m, v, v_max and θ; if asked for, Σ |θ| of each block as θ was before
     correct   θ of tensors whose ⟨|θ|⟩ turned out to be larger than `update` took it for
+    note      addresses into a table, for CUDA graphs
 
 NOTE: same bits whatever the order in which programs run. One program per tensor adds the sums of its blocks, in a fixed
 order; nothing is added atomically.
@@ -115,20 +116,18 @@ def measure(sums, table, tensors, count, P: tl.constexpr, G: tl.constexpr, MEAN:
         _measure_block(sums, table, count, tensor, first, left, P, G, MEAN, False, BLOCK)
 
 
-@triton.jit(do_not_specialize=["count", "blocks"])
-def total(out, sums, table, count, blocks, ROOT: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr):
-    """Into `out`, an entry per parameter of the step: √ of the tensor's sum with ROOT, or else the mean."""
+@triton.jit(do_not_specialize=["count"])
+def total(out, sums, table, count, ROOT: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr):
+    """Into `out`, which has an entry per parameter of the step: the sum over the blocks of a tensor, or its root."""
     tensor = tl.program_id(0)
-    size = tl.load(table + SIZE * count + tensor)
     first = tl.load(table + FIRST_BLOCK * count + tensor)
-    last = first + (size + BLOCK - 1) // BLOCK
+    last = first + (tl.load(table + SIZE * count + tensor) + BLOCK - 1) // BLOCK
     lanes = tl.zeros((LANES,), tl.float64)
     for start in range(first, last, LANES):
-        at = start + tl.arange(0, LANES)
-        lanes += tl.load(sums + at, mask=at < last, other=0)
+        block = start + tl.arange(0, LANES)
+        lanes += tl.load(sums + block, mask=block < last, other=0)
     found = tl.sum(lanes)
-    found = tl.sqrt(found) if ROOT else found / tl.maximum(size, 1).to(tl.float64)
-    tl.store(out + tl.load(table + COLUMN * count + tensor), found)
+    tl.store(out + tl.load(table + COLUMN * count + tensor), tl.sqrt(found) if ROOT else found)
 
 
 @triton.jit
@@ -280,7 +279,7 @@ def update(
 
 @triton.jit(do_not_specialize=["count", "width", "given", "share"])
 def correct(
-    means, table, tensors, cells, count, width, given, share, P: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr
+    abs_sums, table, tensors, cells, count, width, given, share, P: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Move θ from where `update` put it, with a floor for ⟨|θ|⟩ ≤ 1, to where it belongs, where ⟨|θ|⟩ is larger.
 
@@ -288,11 +287,12 @@ def correct(
     """
     tensor = tl.load(tensors + tl.program_id(0))
     column = tl.load(table + COLUMN * count + tensor)
-    mean = tl.load(means + column)
+    size = tl.load(table + SIZE * count + tensor)
+    mean = tl.load(abs_sums + column) / size.to(tl.float64)
     stays = (_coefficient(cells, given, MOVES, width, column, 1) == 0) | (mean <= 1)
     if not stays:
         first = (tl.program_id(0) - tl.load(table + FIRST_BLOCK * count + tensor)) * BLOCK
-        left = tl.load(table + SIZE * count + tensor) - first
+        left = size - first
         theta_at = _begin(table, THETA, count, tensor, first, P, False)
         m = _read(_begin(table, M, count, tensor, first, P, False), left, False, BLOCK)
         v_hat = _read(_begin(table, V_MAX if KEPT else V, count, tensor, first, P, False), left, False, BLOCK)
@@ -302,3 +302,15 @@ def correct(
         limit = _coefficient(cells, given, LIMIT, width, column, float("inf")).to(P)
         moved = _delta(m, v_hat, rate, used.to(P), limit) - _delta(m, v_hat, rate, floor.to(P), limit)
         _write(theta_at, _read(theta_at, left, False, BLOCK) + moved, left, False, BLOCK)
+
+
+@triton.jit(do_not_specialize=["start", "n"])
+def note(
+    table, start, n,
+    a0: tl.int64, a1: tl.int64, a2: tl.int64, a3: tl.int64, a4: tl.int64, a5: tl.int64, a6: tl.int64, a7: tl.int64,
+    a8: tl.int64, a9: tl.int64, a10: tl.int64, a11: tl.int64, a12: tl.int64, a13: tl.int64, a14: tl.int64, a15: tl.int64,
+):  # fmt: skip
+    """Write the first `n` of these addresses into a table, at `start` and on."""
+    addresses = (a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15)
+    for i in tl.static_range(16):
+        tl.store(table + start + i, addresses[i], mask=i < n)
