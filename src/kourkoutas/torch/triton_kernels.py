@@ -46,9 +46,9 @@ C1, C2, RATE, FLOOR, LIMIT, FADE, LEAK, MOVES = map(tl.constexpr, range(8))
 
 
 @triton.jit
-def _begin(table, ROW: tl.constexpr, count, tensor, first, dtype: tl.constexpr, WIDE: tl.constexpr):
-    """Pointer to element `first` of a tensor."""
-    address = tl.load(table + ROW * count + tensor).to(tl.pointer_type(dtype))
+def _begin(entry, ROW: tl.constexpr, count, first, dtype: tl.constexpr, WIDE: tl.constexpr):
+    """Pointer to element `first` of the tensor that an entry of the table tells of."""
+    address = tl.load(entry + ROW * count).to(tl.pointer_type(dtype))
     if WIDE:
         address = tl.multiple_of(address, 16)
     return address + first
@@ -94,40 +94,40 @@ def _abs_sum(x, BLOCK: tl.constexpr):
 
 @triton.jit
 def _measure_block(
-    sums, table, count, tensor, first, left, P: tl.constexpr, G: tl.constexpr, MEAN, WIDE: tl.constexpr, BLOCK
+    sums, entry, count, first, left, P: tl.constexpr, G: tl.constexpr, MEAN, WIDE: tl.constexpr, BLOCK
 ):
     block = tl.program_id(0)
-    g = _begin(table, GRAD, count, tensor, first, G, WIDE)
+    g = _begin(entry, GRAD, count, first, G, WIDE)
     tl.store(sums + block, _square_sum(_read(g, left, WIDE, BLOCK)))
     if MEAN:
-        theta = _begin(table, THETA, count, tensor, first, P, WIDE)
+        theta = _begin(entry, THETA, count, first, P, WIDE)
         tl.store(sums + tl.num_programs(0) + block, _abs_sum(_read(theta, left, WIDE, BLOCK), BLOCK))
 
 
 @triton.jit(do_not_specialize=["count"])
 def measure(sums, table, tensors, count, P: tl.constexpr, G: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr):
     """Into `sums`: Σ g² of each block and, with MEAN, behind them Σ |θ| of each block."""
-    tensor = tl.load(tensors + tl.program_id(0))
-    first = (tl.program_id(0) - tl.load(table + FIRST_BLOCK * count + tensor)) * BLOCK
-    left = tl.load(table + SIZE * count + tensor) - first
-    if (tl.load(table + ALIGNED * count + tensor) == 1) & (left >= BLOCK):
-        _measure_block(sums, table, count, tensor, first, left, P, G, MEAN, True, BLOCK)
+    entry = table + tl.load(tensors + tl.program_id(0))
+    first = (tl.program_id(0) - tl.load(entry + FIRST_BLOCK * count)) * BLOCK
+    left = tl.load(entry + SIZE * count) - first
+    if (tl.load(entry + ALIGNED * count) == 1) & (left >= BLOCK):
+        _measure_block(sums, entry, count, first, left, P, G, MEAN, True, BLOCK)
     else:
-        _measure_block(sums, table, count, tensor, first, left, P, G, MEAN, False, BLOCK)
+        _measure_block(sums, entry, count, first, left, P, G, MEAN, False, BLOCK)
 
 
 @triton.jit(do_not_specialize=["count"])
 def total(out, sums, table, count, ROOT: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr):
     """Into `out`, which has an entry per parameter of the step: the sum over the blocks of a tensor, or its root."""
-    tensor = tl.program_id(0)
-    first = tl.load(table + FIRST_BLOCK * count + tensor)
-    last = first + (tl.load(table + SIZE * count + tensor) + BLOCK - 1) // BLOCK
+    entry = table + tl.program_id(0)
+    first = tl.load(entry + FIRST_BLOCK * count)
+    last = first + (tl.load(entry + SIZE * count) + BLOCK - 1) // BLOCK
     lanes = tl.zeros((LANES,), tl.float64)
     for start in range(first, last, LANES):
         block = start + tl.arange(0, LANES)
         lanes += tl.load(sums + block, mask=block < last, other=0)
     found = tl.sum(lanes)
-    tl.store(out + tl.load(table + COLUMN * count + tensor), tl.sqrt(found) if ROOT else found)
+    tl.store(out + tl.load(entry + COLUMN * count), tl.sqrt(found) if ROOT else found)
 
 
 @triton.jit
@@ -139,12 +139,12 @@ def _mixed(h):
 
 
 @triton.jit
-def _noise(steps, table, count, tensor, first, BLOCK: tl.constexpr):
+def _noise(steps, entry, count, first, BLOCK: tl.constexpr):
     """32 bits for every element of a block: a hash of step, place and element, alike on all routes."""
-    place = tl.load(table + PLACE * count + tensor)
+    place = tl.load(entry + PLACE * count)
     t = tl.load(steps + place).to(tl.int64).to(tl.uint32)
     seed = _mixed(_mixed(t) + place.to(tl.uint32))
-    first = (first + tl.load(table + ELEMENT * count + tensor)).to(tl.uint32)
+    first = (first + tl.load(entry + ELEMENT * count)).to(tl.uint32)
     return _mixed((first + tl.arange(0, BLOCK).to(tl.uint32)) * 0x1E3779B1 + seed)
 
 
@@ -157,9 +157,9 @@ def _rounded(x, noise):
 
 
 @triton.jit
-def _coefficient(cells, given, ROW: tl.constexpr, width, column, otherwise):
+def _coefficient(cell, given, ROW: tl.constexpr, width, otherwise):
     """A coefficient in float64; `otherwise` if there is none: bit ROW of `given` says so."""
-    return tl.load(cells + ROW * width + column, mask=((given >> ROW) & 1) == 1, other=otherwise)
+    return tl.load(cell + ROW * width, mask=((given >> ROW) & 1) != 0, other=otherwise)
 
 
 @triton.jit
@@ -176,17 +176,15 @@ def _delta(m, v_hat, rate, floor, limit):
 @triton.jit
 def _update_block(
     sums,
-    table,
-    cells,
+    entry,
+    cell,
     steps,
     count,
     width,
     given,
     sign,
-    tensor,
     first,
     left,
-    column,
     P: tl.constexpr,
     G: tl.constexpr,
     S: tl.constexpr,
@@ -198,22 +196,22 @@ def _update_block(
     BLOCK: tl.constexpr,
 ):
     T: tl.constexpr = tl.float64 if P == tl.float64 else tl.float32
-    g_at = _begin(table, GRAD, count, tensor, first, G, WIDE)
-    m_at = _begin(table, M, count, tensor, first, S, WIDE)
-    v_at = _begin(table, V, count, tensor, first, S, WIDE)
-    theta_at = _begin(table, THETA, count, tensor, first, P, WIDE)
+    g_at = _begin(entry, GRAD, count, first, G, WIDE)
+    m_at = _begin(entry, M, count, first, S, WIDE)
+    v_at = _begin(entry, V, count, first, S, WIDE)
+    theta_at = _begin(entry, THETA, count, first, P, WIDE)
     g = _read(g_at, left, WIDE, BLOCK) * sign.to(T)
     m = _read(m_at, left, WIDE, BLOCK)
     v = _read(v_at, left, WIDE, BLOCK)
     theta = _read(theta_at, left, WIDE, BLOCK)
     if NOISE_P or NOISE_S:
-        noise = _noise(steps, table, count, tensor, first, BLOCK)
+        noise = _noise(steps, entry, count, first, BLOCK)
     if MEAN:
         tl.store(sums + tl.program_id(0), _abs_sum(theta, BLOCK))
 
     # m ← β1·m + c1·g,  v ← β2·v + c2·g²
-    c1 = _coefficient(cells, given, C1, width, column, 0)
-    c2 = _coefficient(cells, given, C2, width, column, 0)
+    c1 = _coefficient(cell, given, C1, width, 0)
+    c2 = _coefficient(cell, given, C2, width, 0)
     m = (1 - c1).to(T) * m + c1.to(T) * g
     v = (1 - c2).to(T) * v + c2.to(T) * (g * g)
     _write(m_at, _rounded(m, noise & 0xFFFF) if NOISE_S else m, left, WIDE, BLOCK)
@@ -221,15 +219,15 @@ def _update_block(
     v_hat = v
     if KEPT:
         # v̂ = v_max ← max(leak·v_max, v)
-        max_at = _begin(table, V_MAX, count, tensor, first, S, WIDE)
-        old = _coefficient(cells, given, LEAK, width, column, 1).to(T) * _read(max_at, left, WIDE, BLOCK)
+        max_at = _begin(entry, V_MAX, count, first, S, WIDE)
+        old = _coefficient(cell, given, LEAK, width, 1).to(T) * _read(max_at, left, WIDE, BLOCK)
         v_hat = tl.where(old > v, old, v)
         _write(max_at, _rounded(v_hat, noise >> 16) if NOISE_S else v_hat, left, WIDE, BLOCK)
     # θ ← θ - (fade·θ + Δ)
-    rate = _coefficient(cells, given, RATE, width, column, 0).to(T)
-    floor = _coefficient(cells, given, FLOOR, width, column, 0).to(T)
-    limit = _coefficient(cells, given, LIMIT, width, column, float("inf")).to(T)
-    fade = _coefficient(cells, given, FADE, width, column, 0).to(T)
+    rate = _coefficient(cell, given, RATE, width, 0).to(T)
+    floor = _coefficient(cell, given, FLOOR, width, 0).to(T)
+    limit = _coefficient(cell, given, LIMIT, width, float("inf")).to(T)
+    fade = _coefficient(cell, given, FADE, width, 0).to(T)
     faded = tl.where(fade != 0, fade * theta, 0.0)  # 0·∞ would be NaN
     theta -= faded + _delta(m, v_hat, rate, floor, limit)
     _write(theta_at, _rounded(theta, _mixed(noise ^ 0x9E3779B9) & 0xFFFF) if NOISE_P else theta, left, WIDE, BLOCK)
@@ -260,19 +258,19 @@ def update(
     P, G and S are the dtypes of θ, of g and of m, v and v_max; KEPT: there is a v_max; MEAN: Σ |θ| goes into `sums`;
     NOISE_P and NOISE_S: θ or the state is rounded to bfloat16 with noise; `sign` is -1 to maximize.
     """
-    tensor = tl.load(tensors + tl.program_id(0))
-    first = (tl.program_id(0) - tl.load(table + FIRST_BLOCK * count + tensor)) * BLOCK
-    left = tl.load(table + SIZE * count + tensor) - first
-    column = tl.load(table + COLUMN * count + tensor)
-    if _coefficient(cells, given, MOVES, width, column, 1) != 0:
-        if (tl.load(table + ALIGNED * count + tensor) == 1) & (left >= BLOCK):
+    entry = table + tl.load(tensors + tl.program_id(0))
+    first = (tl.program_id(0) - tl.load(entry + FIRST_BLOCK * count)) * BLOCK
+    left = tl.load(entry + SIZE * count) - first
+    cell = cells + tl.load(entry + COLUMN * count)
+    if _coefficient(cell, given, MOVES, width, 1) != 0:
+        if (tl.load(entry + ALIGNED * count) == 1) & (left >= BLOCK):
             _update_block(
-                sums, table, cells, steps, count, width, given, sign, tensor, first, left, column,
+                sums, entry, cell, steps, count, width, given, sign, first, left,
                 P, G, S, KEPT, MEAN, NOISE_P, NOISE_S, True, BLOCK,
             )  # fmt: skip
         else:
             _update_block(
-                sums, table, cells, steps, count, width, given, sign, tensor, first, left, column,
+                sums, entry, cell, steps, count, width, given, sign, first, left,
                 P, G, S, KEPT, MEAN, NOISE_P, NOISE_S, False, BLOCK,
             )  # fmt: skip
 
@@ -285,21 +283,22 @@ def correct(
 
     With share = tiny_denom/(ε + tiny_denom), ε + tiny_denom·⟨|θ|⟩ is (ε + tiny_denom)·(1 + share·(⟨|θ|⟩ - 1)).
     """
-    tensor = tl.load(tensors + tl.program_id(0))
-    column = tl.load(table + COLUMN * count + tensor)
-    size = tl.load(table + SIZE * count + tensor)
+    entry = table + tl.load(tensors + tl.program_id(0))
+    column = tl.load(entry + COLUMN * count)
+    cell = cells + column
+    size = tl.load(entry + SIZE * count)
     mean = tl.load(abs_sums + column) / size.to(tl.float64)
-    stays = (_coefficient(cells, given, MOVES, width, column, 1) == 0) | (mean <= 1)
+    stays = (_coefficient(cell, given, MOVES, width, 1) == 0) | (mean <= 1)
     if not stays:
-        first = (tl.program_id(0) - tl.load(table + FIRST_BLOCK * count + tensor)) * BLOCK
+        first = (tl.program_id(0) - tl.load(entry + FIRST_BLOCK * count)) * BLOCK
         left = size - first
-        theta_at = _begin(table, THETA, count, tensor, first, P, False)
-        m = _read(_begin(table, M, count, tensor, first, P, False), left, False, BLOCK)
-        v_hat = _read(_begin(table, V_MAX if KEPT else V, count, tensor, first, P, False), left, False, BLOCK)
-        rate = _coefficient(cells, given, RATE, width, column, 0).to(P)
-        used = _coefficient(cells, given, FLOOR, width, column, 0)
+        theta_at = _begin(entry, THETA, count, first, P, False)
+        m = _read(_begin(entry, M, count, first, P, False), left, False, BLOCK)
+        v_hat = _read(_begin(entry, V_MAX if KEPT else V, count, first, P, False), left, False, BLOCK)
+        rate = _coefficient(cell, given, RATE, width, 0).to(P)
+        used = _coefficient(cell, given, FLOOR, width, 0)
         floor = used * (1 + share.to(tl.float64) * (mean - 1))
-        limit = _coefficient(cells, given, LIMIT, width, column, float("inf")).to(P)
+        limit = _coefficient(cell, given, LIMIT, width, float("inf")).to(P)
         moved = _delta(m, v_hat, rate, used.to(P), limit) - _delta(m, v_hat, rate, floor.to(P), limit)
         _write(theta_at, _read(theta_at, left, False, BLOCK) + moved, left, False, BLOCK)
 
