@@ -72,7 +72,7 @@ def torch_step(**options):
     return optimizer
 
 
-@pytest.mark.parametrize(("route", "options", "most"), [("C kernel", {}, 3), ("own operations", {"foreach": True}, 5)])
+@pytest.mark.parametrize(("route", "options", "most"), [("C kernel", {}, 4), ("own operations", {"foreach": True}, 5)])
 def test_the_docstring_lists_the_files_of_a_default_step_of_each_torch_route(route, options, most):
     pytest.importorskip("torch")
     optimizer = torch_step(**options)

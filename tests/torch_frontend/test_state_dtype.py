@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kourkoutas.torch import KourkoutasBeta, kernel
-from kourkoutas.torch.lists import noise_bits, rounded
+from kourkoutas.torch.rounding import noise_bits, rounded
 from tests.torch_frontend.routes import on
 
 BF16 = torch.bfloat16

@@ -77,7 +77,7 @@ def _parameters(optimizer: KourkoutasBeta) -> dict[str, Parameter]:
     found: dict[str, Parameter] = {}
     for number, group in enumerate(optimizer.param_groups):
         names = names_of(group.get("param_names"), len(found), len(group["params"]))
-        for name, p, bucket in zip(names, group["params"], group["bucket_index"], strict=True):
+        for name, p, bucket in zip(names, group["params"], group["bucket_of"], strict=True):
             if is_dtensor(p) or is_fsdp1(p):
                 raise ValueError(
                     f"parameter {name!r} is spread over ranks, which the portable form does not hold: gather the state "

@@ -22,7 +22,8 @@ from kourkoutas import _native
 from kourkoutas.rule import Hyper
 
 if TYPE_CHECKING:
-    from kourkoutas.torch.optimizer import Group
+    from kourkoutas.torch.group import Group
+    from kourkoutas.torch.recorder import Row
 
 extension: Any = None
 """The C extension, ready for torch's tensors, or None."""
@@ -65,7 +66,7 @@ def gather(own: Group, state: Any) -> KernelStep | None:
     """A group's step with all tensors at hand; None if one of them is not for the kernel, or not in the state."""
     if not own.views:
         return None
-    lists = own.group["params"], own.bucket_index, len(own.bucket_names), own.vectors, own.views
+    lists = own.group["params"], own.bucket_of, len(own.bucket_names), own.scalars, own.views
     plan = extension.gather(own.packed, *lists, state, own.first)
     return None if plan is None else KernelStep(own, plan)
 
@@ -89,7 +90,8 @@ class KernelStep:
         each = zip(self.own.bucket_names, self.squares, strict=True)
         return next((name for name, x in each if not math.isfinite(x)), None)
 
-    def apply(self, ring: Tensor | None = None, rows: Tensor | None = None, first: int = 0) -> None:
-        """Move everything; write (sun, β2, n) of the buckets, which are `first` and on in the trace, into its row."""
+    def apply(self, row: Row | None = None) -> None:
+        """Move everything, and write (sun, β2, n) of the buckets into the row of the trace."""
+        ring, rows, first = (None, None, 0) if row is None else (row.ring, row.rows, row.first)
         written = extension.apply(self.plan, self.lr, self.threads, ring, rows, first)
         torch.autograd.graph.increment_version(written)

@@ -14,165 +14,13 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from kourkoutas import rule
 from kourkoutas.buckets import names_of, partition, unique_names
 from kourkoutas.rule import Buckets, Hyper
-from kourkoutas.torch import kernel, options, routes, sharding
-from kourkoutas.torch.lists import FusedStep, ListStep, Selection
+from kourkoutas.torch import options, routes, sharding
+from kourkoutas.torch.group import Collected, Group, Members, Tensors
+from kourkoutas.torch.lists import ListStep
 from kourkoutas.torch.recorder import Recorder
-from kourkoutas.torch.sharding import Pool, Shard
+from kourkoutas.torch.routes import Step
+from kourkoutas.torch.sharding import Pool
 from kourkoutas.trace import Trace
-
-
-class Group:
-    """One param group, with what follows from it and from its state; nothing of this is saved.
-
-    The numbers of the state are kept as one vector each, in the order of `rule.State`: r and skips per bucket, t and
-    Σ log β2 per parameter. The state shows 0-dim views of them; all members of a bucket show the same view.
-
-    NOTE: anybody may put another tensor in the place of a view: load_state_dict, ZeroRedundancyOptimizer, a hook. So a
-    step first looks whether the state still shows the views, and packs new vectors from what it shows if not.
-    """
-
-    # As of the last `check`:
-    key: tuple[Any, ...] | None = None  # the entries of the group that these follow from
-    device: torch.device  # of its numbers
-    hyper: Hyper
-    packed: bytes | None  # the same for the kernel; None if one of them is a tensor
-    moments: tuple[str, ...] = ()  # names of the state that is like the parameter
-    numbers: tuple[str, ...] = ()  # names of the state that is numbers
-
-    # As of the last `pack`:
-    vectors: Any = None  # a `rule.State`
-    views: tuple[list[Tensor] | None, ...] = ()  # per number: what the state of each parameter shows of it
-
-    # What the `Pool` found:
-    shards: list[Shard] | None = None  # None if its tensors and buckets are whole
-    spans = False  # whether its buckets have members on other ranks that this rank does not hold
-
-    def __init__(self, group: dict[str, Any], first: int) -> None:
-        self.group = group
-        self.first = first  # how many parameters stand in groups before it
-        self.names = names_of(group.get("param_names"), first, len(group["params"]))
-        # Kept here, too, as ZeroRedundancyOptimizer overwrites them with those of another rank's group.
-        self.bucket_names, self.bucket_index = group["bucket_names"], group["bucket_index"]
-        self.selections: dict[tuple[int, ...], Selection] = {}
-
-    def check(self) -> None:
-        """Take over what was written into the group since the last step."""
-        group, params = self.group, self.group["params"]
-        self.device = params[0].device if params else torch.device("cpu")
-        if "beta1" in group or "beta2_max" in group:
-            options.join_betas(group)
-        if group["bucket_index"] is not self.bucket_index:
-            group["bucket_names"], group["bucket_index"] = self.bucket_names, self.bucket_index
-        if self.key != (key := options.OPTIONS(group)):
-            self.hyper, before = options.check_group(group), self.numbers
-            self.packed = kernel.pack(self.hyper, group["maximize"], group["state_dtype"])
-            self.moments, self.numbers = options.state_names(self.hyper)
-            if self.numbers != before:
-                self.views = ()
-            group["amsgrad"] = self.hyper.leak is not None  # for an Adam that loads this state
-            self.key = key
-
-    def collect(self, state: Any) -> tuple[list[list[Tensor]], rule.State, Selection]:
-        """What a `ListStep` needs; missing state is made."""
-        group, params = self.group, self.group["params"]
-        if len(self.bucket_index) != len(params):
-            raise RuntimeError(
-                f"a param group has {len(params)} parameters but buckets for {len(self.bucket_index)}: "
-                "add parameters with add_param_group, and to take some out make a new optimizer"
-            )
-        places = [i for i, p in enumerate(params) if p.grad is not None]
-        chosen = [params[i] for i in places]
-        for p in chosen:
-            if p.grad.layout is not torch.strided:
-                raise RuntimeError(
-                    f"KourkoutasBeta does not support sparse gradients; got layout {p.grad.layout}: make the layer "
-                    "dense (sparse=False) or give its parameters to torch.optim.SparseAdam"
-                )
-        states = [state.get(p, {}) for p in chosen]
-        if not self.shows(states, places):
-            for p in chosen:  # every check comes before the first state is made
-                options.check_parameter(p, group)
-            self.pack(state, places, group["betas"][1])
-            states = [state[p] for p in chosen]
-        for p, entries in zip(chosen, states, strict=True):
-            for name in self.moments:
-                if name not in entries:
-                    dtype = group["state_dtype"]
-                    entries[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
-        moments = [[entries[name] for entries in states] for name in self.moments]
-        if self.shards is not None:
-            sharding.check_layouts(chosen, moments)
-        return [chosen, [p.grad for p in chosen], *moments], self.vectors, self.select(places)
-
-    def shows(self, states: Sequence[dict[str, Any]], places: Sequence[int]) -> bool:
-        """Whether the states of the parameters at `places` show the views."""
-        if not self.views or self.vectors.step.device != self.device:
-            return False
-        kept = [(name, views) for name, views in zip(options.NUMBERS, self.views, strict=True) if views is not None]
-        each = zip(states, places, strict=True)
-        return all(entries.get(name) is views[i] for entries, i in each for name, views in kept)
-
-    def pack(self, state: Any, places: Sequence[int], beta2: Any) -> None:
-        """Make vectors of what the state shows, and views for the parameters at `places` and those that have a state.
-
-        Of a bucket, its first member speaks. Steps taken before "exact" was asked for, or by an Adam, had `beta2`.
-        """
-        params, device = self.group["params"], self.device
-        vectors: dict[str, Tensor] = {}
-        views: dict[str, list[Tensor]] = {}
-        for number, name in enumerate(options.NUMBERS):
-            if name not in self.numbers:
-                continue
-            per_bucket = name in options.PER_BUCKET
-            index = self.bucket_index if per_bucket else range(len(params))
-            dtype = options.number_dtype(name, params)
-            vector = torch.zeros(len(self.bucket_names) if per_bucket else len(params), dtype=dtype, device=device)
-            if per_bucket and self.spans and self.vectors is not None and self.vectors[number] is not None:
-                # A gradient on another rank moves the numbers of a bucket of which no member here has a state.
-                vector = self.vectors[number]
-            if name == "log_beta2":
-                vector = rule.adam_log_beta2(beta2, vectors["step"].double(), torch).to(dtype)
-            values = list(vector.unbind())
-            for p, at in reversed(list(zip(params, index, strict=True))):
-                if name in state.get(p, ()):
-                    value = state[p][name]
-                    if not isinstance(value, Tensor) or value.numel() != 1:
-                        raise RuntimeError(f"`{name}` in the state must be a tensor of one element; got {value!r}")
-                    values[at] = value.detach().reshape(()).to(device, dtype)
-            vectors[name] = torch.stack(values) if values else vector
-            each = vectors[name].unbind()
-            views[name] = [each[at] for at in index]
-        self.vectors = rule.State(*map(vectors.get, options.NUMBERS))
-        self.views = tuple(map(views.get, options.NUMBERS))
-        self.selections.clear()
-        chosen = set(places)
-        for i, p in enumerate(params):
-            if i in chosen or p in state:
-                state[p].update({name: views[name][i] for name in self.numbers})
-
-    def select(self, places: list[int]) -> Selection:
-        """What a step of these parameters reads; kept, so that indices are made once."""
-        if (key := tuple(places)) in self.selections:
-            return self.selections[key]
-        params = self.group["params"]
-        if len(self.selections) > len(params):  # each parameter by itself, as in a step in backward, fits
-            self.selections.clear()
-        count, index = len(self.bucket_names), [self.bucket_index[i] for i in places]
-        buckets = list(range(count)) if self.spans else list(dict.fromkeys(index))
-        at = {b: i for i, b in enumerate(buckets)}
-        sizes = [p.numel() for p in params] if self.shards is None else [shard.size for shard in self.shards]
-        parts = [2 if p.is_complex() else 1 for p in params]
-
-        def on_device(numbers: list[int], implied: int | None = None) -> Tensor | None:
-            """The numbers as a tensor; None if they are 0, 1, ... `implied` - 1."""
-            known = implied is not None and numbers == list(range(implied))
-            return None if known else torch.tensor(numbers, dtype=torch.int64, device=self.device)
-
-        indices = on_device(places, len(params)), on_device(buckets, count)
-        bucket_of = on_device([at[b] for b in index], None if self.spans else len(buckets))
-        real_sizes = on_device([max(sizes[i] * parts[i], 1) for i in places])  # 1 in an empty one, for the mean over it
-        self.selections[key] = found = Selection(places, buckets, *indices, bucket_of, real_sizes)
-        return found
 
 
 class KourkoutasBeta(Optimizer):
@@ -209,7 +57,7 @@ class KourkoutasBeta(Optimizer):
 
     NOTE: state. Per parameter, with Adam's names: `step`, `exp_avg` (m), `exp_avg_sq` (v), `max_exp_avg_sq` (v_max, if
     `Hyper.leak` is set), `log_beta2` (Σ log β2, for "exact"). Per bucket, one tensor shared by its members: `norm_ema`
-    (r), `skipped` (for nonfinite="skip"). Numbers are 0-dim views of one vector per group, float32, or float64 in a
+    (r), `skipped` (for nonfinite="skip"). Scalars are 0-dim views of one vector per group, float32, or float64 in a
     group with a float64 parameter. An Adam checkpoint loads: r then starts afresh. AdamW loads this state, too.
 
     NOTE: scalars stay on the device, so that nothing waits for it and nothing is compiled again when β2, betas or a
@@ -285,9 +133,9 @@ class KourkoutasBeta(Optimizer):
         group["params"] = list(once)
         if "param_names" in group:
             group["param_names"] = list(once.values())
-        # A function cannot be saved, but its answers can: from here on `bucket_index` is what counts.
+        # A function cannot be saved, but its answers can: from here on `bucket_of` is what counts.
         group["buckets"] = group["buckets"] if isinstance(group["buckets"], str) else "custom"
-        group["bucket_names"], group["bucket_index"] = list(found.names), list(found.index)
+        group["bucket_names"], group["bucket_of"] = list(found.names), list(found.index)
         self._groups.append(Group(group, first))
         self._groups[-1].check()
         self.param_groups.append(group)
@@ -296,7 +144,7 @@ class KourkoutasBeta(Optimizer):
             self._recorder.widen(len(found.names))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a K-β or an Adam state; numbers keep their dtype, whatever the parameters' dtype."""
+        """Load a K-β or an Adam state; scalars keep their dtype, whatever the parameters' dtype."""
         read: list[dict[str, Any]] = []
 
         def prepare(_: Any, loaded: dict[str, Any]) -> dict[str, Any]:
@@ -313,15 +161,15 @@ class KourkoutasBeta(Optimizer):
             super().load_state_dict(state_dict)
 
     def _take_over(self, loaded: dict[str, Any]) -> None:
-        """Give numbers and moments the dtypes that torch has not, and numbers their vectors."""
+        """Give scalars and moments the dtypes that torch has not, and scalars their vectors."""
         for own, saved in zip(self._groups, loaded["param_groups"], strict=True):
             own.check()
             group = own.group
             for i, p in zip(saved["params"], group["params"], strict=True):
                 for name, value in loaded["state"].get(i, {}).items():
                     dtype = group["state_dtype"] if name in options.MOMENTS else None
-                    if name in options.NUMBERS:
-                        dtype = options.number_dtype(name, [p])
+                    if name in options.SCALARS:
+                        dtype = options.scalar_dtype(name, [p])
                     if dtype is not None:
                         self.state[p][name] = torch.as_tensor(value).detach().to(p.device, dtype, copy=True)
             own.pack(self.state, [], saved["betas"][1])
@@ -344,7 +192,7 @@ class KourkoutasBeta(Optimizer):
         """Which way the next step of each group goes, and why; it makes missing state, and asks no other rank."""
         self._check(all_ranks=False)
         with torch.no_grad():
-            return [self._gather(own)[0] for own in self._groups]
+            return [routes.gather(own, self.state)[0] for own in self._groups]
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Perform one optimization step; `closure` re-evaluates the model and returns the loss."""
@@ -357,7 +205,7 @@ class KourkoutasBeta(Optimizer):
                 self._move([self._traced(number, group) for number, group in enumerate(self.param_groups)])
             else:
                 self._check(all_ranks=True)
-                self._move([self._gather(own)[1] for own in self._groups])
+                self._move([routes.gather(own, self.state)[1] for own in self._groups])
         return loss
 
     def _check(self, *, all_ranks: bool) -> None:
@@ -376,40 +224,40 @@ class KourkoutasBeta(Optimizer):
         if all_ranks and not self._pool.exchanged:
             self._pool.exchange()
             for own in self._groups:
-                own.selections.clear()  # sizes of parameters may be known only now
-
-    def _gather(self, own: Group) -> tuple[routes.Route, Any]:
-        """The route of one group, and its step with all tensors at hand; every check is made here."""
-        route = routes.choose(own)
-        if route is routes.KERNEL and (step := kernel.gather(own, self.state)) is not None:
-            return route, step
-        collected = own.collect(self.state)  # which makes the state that the kernel may have missed
-        if route is routes.KERNEL:
-            if (step := kernel.gather(own, self.state)) is not None:
-                return route, step
-            route = routes.OTHER
-        if route.fused and (fused := FusedStep(own, *collected)).takes():
-            return route, fused
-        return route._replace(fused=False), ListStep(own, *collected).checked()
+                own.forget_members()  # sizes of parameters may be known only now
 
     # NOTE: torch.compile runs `_init_group` as plain Python while it traces `step`, and hands the lists that it filled
     # to the graph; so all lazy set-up belongs there, and its arguments are a group, constants and empty lists.
-    def _init_group(self, group: dict[str, Any], number: int, *empty: list[Any]) -> None:
+    def _init_group(
+        self,
+        group: dict[str, Any],
+        number: int,
+        params: list[Tensor],
+        grads: list[Tensor],
+        m: list[Tensor],
+        v: list[Tensor],
+        v_max: list[Tensor],
+        scalars: list[Any],
+        members: list[Any],
+    ) -> None:
         self._check(all_ranks=True)
-        lists, numbers, chosen = self._groups[number].collect(self.state)
-        for target, entries in zip(empty, [numbers, chosen, *lists], strict=False):
-            target.extend(entries)
+        collected = self._groups[number].collect(self.state)
+        for filled, entries in zip((params, grads, m, v, v_max), collected.tensors, strict=True):
+            filled.extend(entries)
+        scalars.extend(collected.scalars)
+        members.extend(collected.members)
 
     def _traced(self, number: int, group: dict[str, Any]) -> ListStep:
         """The step of a group as torch.compile sees it."""
-        filled: list[list[Any]] = [[], [], [], [], [], [], []]
-        self._init_group(group, number, *filled)
-        numbers, chosen, *lists = filled
-        own = self._groups[number]
-        lists = lists[: 2 + len(own.moments)]
-        return ListStep(own, lists, rule.State(*numbers), Selection(*chosen)).checked()
+        tensors = Tensors([], [], [], [], [])
+        scalars: list[Any] = []
+        members: list[Any] = []
+        self._init_group(group, number, *tensors, scalars, members)
+        step = ListStep(self._groups[number], Collected(tensors, rule.State(*scalars), Members(*members)))
+        step.check()
+        return step
 
-    def _move(self, steps: list[Any]) -> None:
+    def _move(self, steps: Sequence[Step]) -> None:
         """Measure, pool and look; then move everything."""
         for step in steps:
             step.measure()
@@ -418,7 +266,8 @@ class KourkoutasBeta(Optimizer):
             pool.add(steps)
         if any(group["nonfinite"] == "raise" for group in self.param_groups):
             # Every norm is looked at before the first parameter moves.
-            bad = [name for step in steps if step.hyper.nonfinite == "raise" and (name := step.first_bad()) is not None]
+            looked_at = [step.first_bad() for step in steps if step.hyper.nonfinite == "raise"]
+            bad = [name for name in looked_at if name is not None]
             first = pool.agree_on(bad[0] if bad else None)
             if first is not None:
                 raise rule.NonFiniteGradient(first)
@@ -426,6 +275,9 @@ class KourkoutasBeta(Optimizer):
             for step in steps:
                 step.apply()
         else:
-            self._recorder.apply(steps, self.param_groups)
+            rows = self._recorder.begin([len(own.bucket_names) for own in self._groups])
+            for step, row in zip(steps, rows, strict=True):
+                step.apply(row)
+            self._recorder.end()
         if pool.dtensors and not torch.compiler.is_compiling():  # autograd saw their local tensors change, not them
             torch.autograd.graph.increment_version([p for p in pool.dtensors if p.grad is not None])

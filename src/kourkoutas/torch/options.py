@@ -14,7 +14,7 @@ from kourkoutas.buckets import check_buckets
 from kourkoutas.rule import Hyper
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-NUMBERS = ("norm_ema", "step", "log_beta2", "skipped")  # in the order of `rule.State`, and of _native/step.c
+SCALARS = ("norm_ema", "step", "log_beta2", "skipped")  # in the order of `rule.State`, and of _native/step.c
 PER_BUCKET = ("norm_ema", "skipped")
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 _IN_GROUP = [name for name in rule.HYPER_NAMES if name not in ("beta1", "beta2_max")]
@@ -23,11 +23,17 @@ OPTIONS = itemgetter(*_IN_GROUP, "betas", "maximize", "state_dtype")
 
 
 def state_names(hyper: Hyper) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Those of `MOMENTS` and of `NUMBERS` that the hyper-parameters need."""
-    unused = {"max_exp_avg_sq": hyper.leak is None, "log_beta2": hyper.bias_correction != "exact"}
-    unused["skipped"] = hyper.nonfinite != "skip"
-    moments, numbers = (tuple(name for name in names if not unused.get(name)) for names in (MOMENTS, NUMBERS))
-    return moments, numbers
+    """Those of `MOMENTS` and of `SCALARS` that the hyper-parameters need."""
+    unused = set()
+    if hyper.leak is None:
+        unused.add("max_exp_avg_sq")
+    if hyper.bias_correction != "exact":
+        unused.add("log_beta2")
+    if hyper.nonfinite != "skip":
+        unused.add("skipped")
+    moments = tuple(name for name in MOMENTS if name not in unused)
+    scalars = tuple(name for name in SCALARS if name not in unused)
+    return moments, scalars
 
 
 def join_betas(options: dict[str, Any]) -> None:
@@ -81,7 +87,7 @@ def check_parameter(p: Tensor, group: dict[str, Any]) -> None:
         )
 
 
-def number_dtype(name: str, params: Sequence[Tensor]) -> torch.dtype:
+def scalar_dtype(name: str, params: Sequence[Tensor]) -> torch.dtype:
     """t is float32 as in Adam; r and Σ log β2 are float64 where one of the group's parameters is."""
     if name in ("step", "skipped"):
         return torch.float32 if name == "step" else torch.int64
@@ -108,6 +114,8 @@ def filled(saved: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     group = {**ours, **saved}
     if "beta2_min" not in saved:
         group["betas"] = ours.get("betas")
-    if len(group.get("bucket_index", ())) != len(saved["params"]):  # saved by a rank that held other parameters
-        group |= {key: ours.get(key) for key in ("bucket_names", "bucket_index")}
+    if "bucket_index" in group:  # as version 0.3 called it
+        group["bucket_of"] = group.pop("bucket_index")
+    if len(group.get("bucket_of", ())) != len(saved["params"]):  # saved by a rank that held other parameters
+        group["bucket_names"], group["bucket_of"] = ours.get("bucket_names"), ours.get("bucket_of")
     return group

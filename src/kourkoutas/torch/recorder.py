@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from kourkoutas.torch.kernel import KernelStep
 from kourkoutas.trace import KEYS, WINDOW, Trace
+
+
+class Row(NamedTuple):
+    """Where one group's step writes sun, β2 and n of its buckets: row number `rows` of the ring, at `first` and on."""
+
+    ring: Tensor
+    rows: Tensor
+    first: int
+
+    def write(self, values: Tensor) -> None:
+        """Write (sun, β2, n) of each bucket of the group."""
+        row = values.to(self.ring).unsqueeze(0)
+        place = (self.rows % WINDOW).view(1)
+        self.ring.narrow(2, self.first, values.shape[1]).index_copy_(0, place, row)
 
 
 class Recorder:
@@ -25,18 +39,13 @@ class Recorder:
         new = self.ring.new_full((WINDOW, len(KEYS), count), torch.nan)
         self.ring = torch.cat([self.ring, new], dim=2)
 
-    def apply(self, steps: list[Any], groups: list[dict[str, Any]]) -> None:
-        """Let each group's step move its parameters, and write (sun, β2, n) of its buckets into a new row."""
-        first = 0
-        for step, group in zip(steps, groups, strict=True):
-            count = len(group["bucket_names"])
-            if type(step) is KernelStep:
-                step.apply(self.ring, self.rows, first)
-            else:
-                step.apply()
-                row = step.rows().to(self.ring).unsqueeze(0)
-                self.ring.narrow(2, first, count).index_copy_(0, (self.rows % WINDOW).view(1), row)
-            first += count
+    def begin(self, counts: list[int]) -> list[Row]:
+        """A place in the next row for each group, which has so many buckets."""
+        firsts = [sum(counts[:i]) for i in range(len(counts))]
+        return [Row(self.ring, self.rows, first) for first in firsts]
+
+    def end(self) -> None:
+        """Close the row that every group has written."""
         self.rows.add_(1)
 
     def pull(self, trace: Trace) -> None:

@@ -1,16 +1,38 @@
-"""Which way a group's step goes, and why."""
+"""Which way a group's step goes, and why.
+
+A further kind of step needs three things: a class that is a `Step`, a line in `choose`, and a line in `gather`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.utils._device import DeviceContext
 
-from kourkoutas.torch import kernel
+from kourkoutas.rule import Hyper
+from kourkoutas.torch import kernel, private
+from kourkoutas.torch.group import Group
+from kourkoutas.torch.lists import FusedStep, ListStep
+from kourkoutas.torch.recorder import Row
 
-if TYPE_CHECKING:
-    from kourkoutas.torch.optimizer import Group
+
+class Step(Protocol):
+    """One group's step with all tensors at hand, after every check; the optimizer calls these in this order.
+
+    Where tensors or buckets lie on several ranks, `sharding.Pool` also calls `sums`, `latest` and `take` of `ListStep`,
+    between `measure` and `first_bad`; the steps of such groups are made of that class.
+    """
+
+    hyper: Hyper
+
+    def measure(self) -> None:
+        """Sum what must be known of the gradients before anything moves."""
+
+    def first_bad(self) -> str | None:
+        """The name of the first bucket whose norm is not finite; asked for with nonfinite="raise" only."""
+
+    def apply(self, row: Row | None = None) -> None:
+        """Move the scalars and the tensors; write sun, β2 and n of the buckets into the row of the trace, if any."""
 
 
 class Route(NamedTuple):
@@ -34,6 +56,10 @@ def choose(own: Group) -> Route:
     device = group["params"][0].device.type if group["params"] else "cpu"
     if device != "cpu":
         return Route("foreach", f"parameters are on {device}")
+    if not private.knows_modes:
+        return Route(
+            "foreach", "this torch does not say whether a mode watches the step; a new torch may have renamed it"
+        )
     if watched():
         return Route("foreach", "the step is being traced by torch.compile, or a torch mode or transform watches it")
     if group["capturable"]:
@@ -51,8 +77,26 @@ def choose(own: Group) -> Route:
     return KERNEL
 
 
-_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-_transform = torch._C._functorch.peek_interpreter_stack
+def gather(own: Group, state: Any) -> tuple[Route, Step]:
+    """The route of one group, and its step with all tensors at hand; every check is made here."""
+    route = choose(own)
+    if route is KERNEL:
+        step = kernel.gather(own, state)
+        if step is not None:
+            return route, step
+    collected = own.collect(state)  # which makes the state that the kernel may have missed
+    if route is KERNEL:
+        step = kernel.gather(own, state)
+        if step is not None:
+            return route, step
+        route = OTHER
+    if route.fused:
+        fused = FusedStep(own, collected)
+        if fused.takes():
+            return route, fused
+    plain = ListStep(own, collected)
+    plain.check()
+    return route._replace(fused=False), plain
 
 
 def watched() -> bool:
@@ -60,7 +104,6 @@ def watched() -> bool:
 
     A default device is a function mode too, but only concerns the making of tensors.
     """
-    if torch.compiler.is_compiling() or _dispatch_modes() or _transform() is not None:
+    if torch.compiler.is_compiling() or private.count_dispatch_modes() or private.functorch_level() is not None:
         return True
-    count = _function_modes()
-    return count > 0 and not all(isinstance(torch._C._get_function_stack_at(i), DeviceContext) for i in range(count))
+    return not all(private.only_a_default_device(mode) for mode in range(private.count_function_modes()))

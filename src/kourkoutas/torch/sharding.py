@@ -26,8 +26,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kourkoutas.torch import private
+
 if TYPE_CHECKING:
-    from kourkoutas.torch.optimizer import Group
+    from kourkoutas.torch.group import Group, Tensors
 
 LOCAL = "local"
 
@@ -37,7 +39,7 @@ class Shard(NamedTuple):
 
     over: tuple[str, ...]  # names of the process groups of more than one rank whose members hold its shards
     size: int  # elements of the whole parameter
-    first: int  # number of the first element here, in the order of the whole parameter's memory
+    first: int | None  # number of the first element here, in the order of the whole parameter's memory; None: unknown
     strides: tuple[int, ...]  # of the whole parameter
 
 
@@ -55,6 +57,9 @@ class Pool:
         self.groups, self.process_group = groups, process_group
         alone = process_group in (None, LOCAL) or torch.distributed.get_world_size(process_group) == 1
         self.given: Any = None if alone else process_group  # if it has more than one rank
+        self.process_groups: dict[str, Any] = {}  # those of more than one rank, by name
+        if self.given is not None:
+            self.process_groups[self.given.group_name] = self.given
         self.exchanged = self.active = False
         self.dtensors: list[Tensor] = []
         self.fsdp1: list[Tensor] = []
@@ -70,7 +75,11 @@ class Pool:
     def _shard(self, p: Tensor, name: str) -> Shard:
         if is_dtensor(p):
             self.dtensors.append(p)
-            return _shard_of_dtensor(p, name)
+            over = _process_groups_of(p, name)
+            self.process_groups.update(over)
+            offset = private.offset_of_shard(p)
+            first = None if offset is None else sum(o * s for o, s in zip(offset, p.stride(), strict=True))
+            return Shard(tuple(over), p.numel(), first, p.stride())
         if not is_fsdp1(p) or self.given is None:
             return Shard((), p.numel(), 0, p.stride())
         self.fsdp1.append(p)
@@ -106,7 +115,7 @@ class Pool:
         places = [[place[i, name] for name in own.bucket_names] for i, own in enumerate(self.groups)]
         self._places = [index(of_group) for of_group in places]
         each = zip(self.groups, places, strict=True)
-        self._place_of_parameter = index([of_group[b] for own, of_group in each for b in own.bucket_index])
+        self._place_of_parameter = index([of_group[b] for own, of_group in each for b in own.bucket_of])
         over: dict[str, list[int]] = {}
         for own in self.groups:
             for i, shard in enumerate(own.shards or (), own.first):
@@ -116,7 +125,7 @@ class Pool:
 
     def add(self, steps: Sequence[Any]) -> None:
         """Give each step the sums over all ranks in the place of its local ones."""
-        counts = [len(own.bucket_index) for own in self.groups]
+        counts = [len(own.bucket_of) for own in self.groups]
         rows = 2 if any(own.hyper.adaptive_tiny for own in self.groups) else 1
         blocks = [torch.zeros((rows, n), dtype=torch.float64, device=self.device) for n in counts]
         for own, step, block in zip(self.groups, steps, blocks, strict=True):
@@ -125,7 +134,7 @@ class Pool:
                 block[: len(local)] = local
         sums = torch.cat(blocks, 1)
         for name, index in self._over.items():
-            sums = sums.index_copy(1, index, _reduced(sums.index_select(1, index), "sum", name))
+            sums = sums.index_copy(1, index, self._reduced(sums.index_select(1, index), "sum", name))
         squares = torch.zeros(self._count, dtype=torch.float64, device=self.device)
         squares = squares.index_add(0, self._place_of_parameter, sums.select(0, 0))
         latest = torch.zeros_like(squares.narrow(0, 0, self._spanning))
@@ -134,20 +143,29 @@ class Pool:
             for own, step, places, _ in each:
                 if own.spans:
                     latest = latest.index_copy(0, places, step.latest().to(latest))
-            latest = _reduced(latest, "max", self.given.group_name)
+            latest = self._reduced(latest, "max", self.given.group_name)
             if not self.fsdp1:  # of which the sums are complete
                 here, others = squares.split([self._spanning, self._count - self._spanning])
-                squares = torch.cat([_reduced(here, "sum", self.given.group_name), others])
+                squares = torch.cat([self._reduced(here, "sum", self.given.group_name), others])
         for own, step, places, mine in each:
             if own.shards is not None:
                 means = mine.select(0, 1) if own.hyper.adaptive_tiny else None
                 step.take(squares.index_select(0, places), means, latest.index_select(0, places) if own.spans else None)
 
+    def _reduced(self, x: Tensor, how: str, name: str) -> Tensor:
+        """`x` reduced over a process group: on its device, or else, say for offloaded parameters, on the group's."""
+        device = x.device
+        if not torch.compiler.is_compiling():
+            kinds = private.devices_of(self.process_groups[name])
+            if kinds and device.type not in kinds:
+                device = torch.device(kinds[0])
+        return private.all_reduce(x.to(device), how, name, self.process_groups).to(x.device)
+
     def agree_on(self, bucket: str | None) -> str | None:
         """The bucket found to be bad here, or else a name that tells of one on another rank of `process_group`."""
         if self.given is None:
             return bucket
-        anywhere = _reduced(torch.tensor([float(bucket is not None)]), "max", self.given.group_name).item()
+        anywhere = self._reduced(torch.tensor([float(bucket is not None)]), "max", self.given.group_name).item()
         return "(on another rank)" if bucket is None and anywhere else bucket
 
 
@@ -164,30 +182,26 @@ def is_dtensor(x: Tensor) -> bool:
 
 
 def is_fsdp1(x: Tensor) -> bool:
-    return getattr(x, "_fsdp_flattened", False) and not is_dtensor(x)
+    return private.left_by_fsdp1(x) and not is_dtensor(x)
 
 
-def _shard_of_dtensor(p: Any, name: str) -> Shard:
+def _process_groups_of(p: Any, name: str) -> dict[str, Any]:
+    """The process groups of more than one rank whose members hold the shards of a DTensor, by name."""
     from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor import Shard as Sharded
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-    from torch.distributed.tensor.placement_types import _StridedShard
 
-    for placement in p.placements:
-        if not isinstance(placement, (Replicate, Sharded, _StridedShard)):
+    found = {}
+    for d, placement in enumerate(p.placements):
+        if isinstance(placement, Replicate):
+            continue
+        if not isinstance(placement, private.sharding_placements()):
             raise ValueError(
                 f"parameter {name!r} has the placement {placement!r}, which neither shards nor replicates it: "
                 "redistribute it to Shard or Replicate before the optimizer is made"
             )
-    mesh = p.device_mesh
-    over = tuple(
-        mesh.get_group(d).group_name
-        for d, placement in enumerate(p.placements)
-        if mesh.size(d) > 1 and not isinstance(placement, Replicate)
-    )
-    _, offset = compute_local_shape_and_global_offset(p.shape, mesh, p.placements)
-    first = sum(o * s for o, s in zip(offset, p.stride(), strict=True))
-    return Shard(over, p.numel(), first, p.stride())
+        if p.device_mesh.size(d) > 1:
+            process_group = p.device_mesh.get_group(d)
+            found[process_group.group_name] = process_group
+    return found
 
 
 def _layout(x: Any) -> Any:
@@ -195,26 +209,28 @@ def _layout(x: Any) -> Any:
     return (x.placements, x.device_mesh) if is_dtensor(x) else None
 
 
-def localize(lists: list[list[Any]]) -> None:
+def localize(tensors: Tensors) -> None:
     """Put the plain tensors of this rank in place of DTensors; a gradient is first laid out as its parameter."""
-    params, grads, *_ = lists
+    params, grads = tensors.params, tensors.grads
     for i, (p, g) in enumerate(zip(params, grads, strict=True)):
         if is_dtensor(p) and _layout(g) != _layout(p):
-            grads[i] = g.redistribute(p.device_mesh, p.placements)
-    for tensors in lists:
-        for i, x in enumerate(tensors):
+            grads[i] = g.redistribute(p.device_mesh, p.placements)  # type: ignore[attr-defined]
+    for each in tensors:
+        for i, x in enumerate(each):
             if is_dtensor(x):
-                local = x.to_local()
-                tensors[i] = local.wait() if hasattr(local, "wait") else local
+                local = x.to_local()  # type: ignore[attr-defined]
+                each[i] = local.wait() if hasattr(local, "wait") else local
 
 
-def check_layouts(params: Sequence[Tensor], moments: Sequence[Sequence[Tensor]]) -> None:
+def check_layouts(tensors: Tensors) -> None:
     """Raise if state does not lie on the ranks as its parameter does: spreading it would change the state."""
-    if not all(_layout(p) == _layout(x) for xs in moments for p, x in zip(params, xs, strict=True)):
-        raise RuntimeError(
-            "a moment in the state does not lie on the ranks as its parameter does: load the state with "
-            "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which spreads it"
-        )
+    for _, moments in tensors.moments():
+        for p, x in zip(tensors.params, moments, strict=True):
+            if _layout(p) != _layout(x):
+                raise RuntimeError(
+                    "a moment in the state does not lie on the ranks as its parameter does: load the state with "
+                    "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which spreads it"
+                )
 
 
 def check_process_group(process_group: Any) -> None:
@@ -257,16 +273,3 @@ def _check_reach(own: Group, process_group: Any) -> None:
             "ranks: pass process_group=<the group whose ranks hold other members>, or process_group='local' if every "
             "rank holds all of them, as under DistributedDataParallel"
         )
-
-
-def _reduced(x: Tensor, how: str, group_name: str) -> Tensor:
-    """`x` reduced over a process group: on its device, or else, say for offloaded parameters, on one of the group's."""
-    from torch.distributed import _functional_collectives as collectives
-    from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
-
-    device = x.device
-    if not torch.compiler.is_compiling():
-        kinds = [d.type for d in _resolve_process_group(group_name)._device_types]  # type: ignore
-        device = device if device.type in kinds else torch.device(kinds[0])
-    out = collectives.all_reduce(x.to(device), how, group_name)  # type: ignore[arg-type]
-    return collectives.wait_tensor(out).to(x.device)  # type: ignore[no-any-return]
