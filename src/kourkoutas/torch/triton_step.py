@@ -248,10 +248,10 @@ class TritonStep(ListStep):
             about = table.current, table.tensors, table.count
             launch("measure", table.blocks, sums, *about, **kind, MEAN=rows == 2, BLOCK=BLOCK)
             for row in range(rows):
-                self._total(table, found[row], sums[row], root=row == 0)
-        self.norms = found[0]
+                self._total(table, found.select(0, row), sums.select(0, row), root=row == 0)
+        self.norms = found.select(0, 0)
         if rows == 2:
-            self.mean_abs = found[1] / self.members.sizes
+            self.mean_abs = found.select(0, 1) / self.members.sizes
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float64, device=self.device)
