@@ -7,15 +7,17 @@ from pathlib import Path
 from setuptools import Distribution, Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
+NATIVE = "src/kourkoutas/_native"
 
-def kernel(name: str, depends: list[str], *flags: str) -> Extension:
+
+def kernel(name: str, sources: list[str], headers: list[str], *flags: str) -> Extension:
     # NOTE: no -ffast-math, which would turn on flush-to-zero in the whole process. Without errno the square root is one
-    # instruction.
+    # instruction. Names that the sources of a kernel share stay inside it (-fvisibility=hidden).
     return Extension(
         f"kourkoutas._native._{name}",
-        [f"src/kourkoutas/_native/{name}.c"],
-        depends=[f"src/kourkoutas/_native/{header}" for header in depends],
-        extra_compile_args=["-std=gnu11", "-O3", "-fno-math-errno", *flags],
+        [f"{NATIVE}/{source}" for source in sources],
+        depends=[f"{NATIVE}/{header}" for header in headers],
+        extra_compile_args=["-std=gnu11", "-O3", "-Wall", "-Wextra", "-fno-math-errno", "-fvisibility=hidden", *flags],
         libraries=["m", "dl"] if sys.platform.startswith("linux") else [],
         define_macros=[("Py_LIMITED_API", "0x030b0000")],
         py_limited_api=True,
@@ -25,9 +27,14 @@ def kernel(name: str, depends: list[str], *flags: str) -> Extension:
 
 KERNELS = [
     # The optimizer's step: without contraction, so that all CPUs give the same bits.
-    kernel("step", ["threads.h", "formats.h"], "-ffp-contract=off"),
+    kernel(
+        "step",
+        ["step.c", "arithmetic.c"],
+        ["tensors.h", "arithmetic.h", "formats.h", "threads.h"],
+        "-ffp-contract=off",
+    ),
     # The loss of the laboratory's Testbed B, which lives from fused multiply-add.
-    kernel("taylor", ["threads.h", "taylor_block.h"], "-ffp-contract=fast"),
+    kernel("taylor", ["taylor.c"], ["threads.h", "taylor_block.h"], "-ffp-contract=fast"),
 ]
 
 

@@ -16,6 +16,7 @@ NOTE: the thread pass turns the OpenMP pool off: its hand-overs are not instrume
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -32,7 +33,7 @@ TESTS = (
     "tests/torch_frontend/test_strange_use.py",
     "tests/lab/test_heat3d_native.py",
 )
-CONTRACT = {"step": "off", "taylor": "fast"}  # as in setup.py
+KERNELS = runpy.run_path(str(ROOT / "setup.py"))["KERNELS"]
 
 
 class Pass(NamedTuple):
@@ -69,12 +70,14 @@ def build(name: str, flags: str) -> Path:
         if changed == text:
             raise SystemExit("threads.h no longer looks for OpenMP as this script expects")
         header.write_text(changed, encoding="utf-8")
-    for kernel, contract in CONTRACT.items():
+    for kernel in KERNELS:
+        sources = [str(to / Path(source).relative_to("src")) for source in kernel.sources]
+        macros = [f"-D{name}={value}" for name, value in kernel.define_macros]
+        library = native / f"{kernel.name.rpartition('.')[2]}.abi3.so"
         command = [
-            "gcc", "-std=gnu11", "-O1", "-g", "-fno-omit-frame-pointer", "-fno-math-errno", f"-ffp-contract={contract}",
-            f"-fsanitize={flags}", "-fno-sanitize-recover=all", "-shared", "-fPIC", "-DPy_LIMITED_API=0x030b0000",
-            f"-I{sysconfig.get_paths()['include']}", str(native / f"{kernel}.c"),
-            "-o", str(native / f"_{kernel}.abi3.so"), "-lm", "-ldl",
+            "gcc", *kernel.extra_compile_args, "-O1", "-g", "-fno-omit-frame-pointer",
+            f"-fsanitize={flags}", "-fno-sanitize-recover=all", "-shared", "-fPIC", *macros,
+            f"-I{sysconfig.get_paths()['include']}", *sources, "-o", str(library), "-lm", "-ldl",
         ]  # fmt: skip
         subprocess.run(command, check=True)
     return to

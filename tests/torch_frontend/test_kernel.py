@@ -1,17 +1,21 @@
 """The native kernel: where it runs, and what it promises beyond the conformance table."""
 
 import os
+import runpy
+import shutil
 import subprocess
 import sys
+import sysconfig
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from kourkoutas import Hyper
+from kourkoutas import Hyper, _native
 from kourkoutas.oracle import Oracle
-from kourkoutas.torch import KourkoutasBeta, kernel
+from kourkoutas.torch import KourkoutasBeta, kernel, options
 
 ROOT = Path(__file__).parents[2]
 FULL = {"decay": 0.98, "max_ratio": 3, "adaptive_tiny": True}
@@ -354,3 +358,57 @@ def test_a_build_without_a_compiler_succeeds_without_the_kernel(tmp_path):
     command = [sys.executable, "setup.py", "build_ext", "--build-lib", tmp_path, "--build-temp", tmp_path / "t"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env={**os.environ, "CC": "no-such-compiler"})
     assert not list(tmp_path.rglob("*.so"))
+
+
+@needs_kernel
+def test_python_packs_the_fields_of_the_c_struct_in_its_order():
+    assert kernel.FIELDS == _native.step.HYPER_FIELDS
+
+
+@needs_kernel
+def test_the_kernel_knows_the_state_by_the_names_of_the_front_end():
+    assert _native.step.SCALARS == options.SCALARS
+    assert _native.step.MOMENTS == options.MOMENTS
+
+
+@needs_kernel
+def test_a_kernel_of_other_sources_is_not_used_and_the_reason_says_so(restored, monkeypatch):
+    monkeypatch.setattr(kernel, "FIELDS", kernel.FIELDS[::-1])
+    kernel.connect()
+    assert kernel.extension is None
+    (route,) = KourkoutasBeta(parameters()).route()
+    assert route.name == "foreach"
+    assert "it was built from the sources of another version: build it again" in route.reason
+
+
+@needs_kernel
+def test_a_group_finds_its_state_among_many_parameters_as_fast_as_among_few():
+    """Its entries may stand anywhere in the state: whoever gets its first gradient first stands first."""
+    params = parameters([(3,)])
+    optimizer = run(params, steps=1)
+
+    def seconds(others):
+        state = {**dict.fromkeys(range(others)), **optimizer.state}
+        found = []
+        for _ in range(50):
+            start = time.perf_counter()
+            assert kernel.gather(optimizer._groups[0], state) is not None
+            found.append(time.perf_counter() - start)
+        return min(found)
+
+    assert seconds(100_000) < 5 * seconds(10)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_kernels_compile_without_a_warning(tmp_path):
+    pytest.importorskip("setuptools", minversion="70.1")
+    headers = Path(sysconfig.get_paths()["include"])
+    if not (headers / "Python.h").exists():
+        pytest.skip("Python's C headers are not there")
+    for extension in runpy.run_path(str(ROOT / "setup.py"))["KERNELS"]:
+        flags = [*extension.extra_compile_args, *(f"-D{name}={value}" for name, value in extension.define_macros)]
+        assert {"-Wall", "-Wextra"} <= set(flags)
+        for source in extension.sources:
+            command = ["cc", *flags, "-Werror", "-fPIC", f"-I{headers}", "-c", source, "-o", str(tmp_path / "object.o")]
+            done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr

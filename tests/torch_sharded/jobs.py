@@ -45,7 +45,7 @@ def local(x):
 
 
 def hashed(x):
-    return hashlib.sha256(local(x).detach().contiguous().numpy().tobytes()).hexdigest()
+    return hashlib.sha256(local(x).detach().double().contiguous().numpy().tobytes()).hexdigest()
 
 
 def sharded(rank, world, layout, options, dtype=torch.float32, **how):

@@ -106,6 +106,17 @@ def test_rounding_of_bfloat16_state_does_not_depend_on_the_number_of_ranks():
                 assert same == 1, f"{name} on {world} ranks, {layout}: {same:.3f} equal"
 
 
+def test_rounding_of_bfloat16_parameters_does_not_depend_on_the_number_of_ranks():
+    options = {"stochastic_rounding": True, "lr": 1e-3}
+    alone = jobs.train(models.model(torch.bfloat16), options)
+    for world, layout in ((2, "fsdp2"), (4, "fsdp2"), (4, "fsdp2+tp")):
+        for answer in ranks(world).run(_sharded, layout, options, torch.bfloat16, {}):
+            for what in ("params", "moments"):
+                for name, expected in alone[what].items():
+                    same = (answer[what][name] == expected).float().mean()
+                    assert same == 1, f"{what} {name} on {world} ranks, {layout}: {same:.3f} equal"
+
+
 @pytest.mark.parametrize("options", ["parameter", "extras, global"])
 def test_replicas_are_equal_to_the_bit(options):
     _, hsdp = compare(4, "hsdp", OPTIONS[options], torch.float32)

@@ -1,8 +1,12 @@
-/* Formats of floating-point numbers: 16-bit ones are widened to float, and rounded to nearest or with noise.
+/* Formats of floating-point numbers: 16-bit ones are widened to float, and rounded to nearest or with noise. */
 
-   Expects the macros INLINE and CLONES of step.c. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define CLONES
+#endif
+#define INLINE static inline __attribute__((always_inline))
 
-typedef enum { F32, F64, BF16, F16, OTHER } Kind;
 static const int KIND_BYTES[] = {4, 8, 2, 2};
 
 INLINE float bits_float(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
@@ -48,7 +52,17 @@ CLONES static void narrow(void *out, const float *restrict in, Kind kind, long n
         for (long i = 0; i < n; i++) h[i] = to_f16(in[i]);
 }
 
-/* A hash of 32 bits; kourkoutas/torch/lists.py has the same. */
+/* The noise of stochastic rounding: 16 bits for each element of θ, m, v and v_max. A float is rounded up with the
+   probability of the 16 bits that are cut off: they are added to the noise, and the carry is what counts.
+
+     seed    = mixed(mixed(t) + number)       t: the parameter's steps, this one included; number: its own, in its group
+     hash(i) = mixed(i·0x1e3779b1 + seed)     i: the element's number in the memory of the whole parameter
+     m       : hash(i) & 0xffff
+     v, v_max: hash(i) >> 16
+     θ       : mixed(hash(i) ^ 0x9e3779b9) & 0xffff
+
+   in numbers of 32 bits that wrap. Every route gives these bits: see kourkoutas/torch/lists.py. */
+
 INLINE uint32_t mixed(uint32_t h) {
     h ^= h >> 16;
     h *= 0x45d9f3b5u;
@@ -57,20 +71,32 @@ INLINE uint32_t mixed(uint32_t h) {
     return h ^ h >> 16;
 }
 
-INLINE uint16_t to_bf16_noisy(float f, uint32_t noise) { /* up with the probability of what is cut off */
+INLINE uint32_t noise_seed(double t, int number) { return mixed(mixed((uint32_t)(int64_t)t) + (uint32_t)number); }
+
+/* hash(i) of `n` elements, from number `first` on. */
+CLONES static void make_hashes(uint32_t *restrict hash, uint32_t seed, uint32_t first, long n) {
+    for (long i = 0; i < n; i++) hash[i] = mixed((first + (uint32_t)i) * 0x1e3779b1u + seed);
+}
+
+typedef enum { OF_THETA, OF_M, OF_V } NoiseOf; /* OF_V: of v_max, too */
+
+INLINE uint32_t noise_of(NoiseOf which, uint32_t hash) {
+    if (which == OF_M) return hash & 0xffff;
+    if (which == OF_V) return hash >> 16;
+    return mixed(hash ^ 0x9e3779b9u) & 0xffff;
+}
+
+INLINE uint16_t to_bf16_noisy(float f, uint32_t noise) {
     uint32_t u = float_bits(f);
     return (u & 0x7f800000) == 0x7f800000 ? to_bf16(f) : (uint16_t)((u + noise) >> 16);
 }
 
-/* One hash per element: its low half for m, its high half for v and v_max. */
-CLONES static void narrow_noisy(void *m, void *v, void *v_max, const float *restrict wide_m, const float *restrict wide_v,
-                                const float *restrict wide_max, uint32_t seed, uint32_t first, long n) {
-    uint16_t *restrict hm = m, *restrict hv = v, *restrict hx = v_max;
-    for (long i = 0; i < n; i++) {
-        uint32_t noise = mixed((first + (uint32_t)i) * 0x1e3779b1u + seed);
-        hm[i] = to_bf16_noisy(wide_m[i], noise & 0xffff);
-        hv[i] = to_bf16_noisy(wide_v[i], noise >> 16);
-    }
-    for (long i = 0; hx && i < n; i++)
-        hx[i] = to_bf16_noisy(wide_max[i], mixed((first + (uint32_t)i) * 0x1e3779b1u + seed) >> 16);
+CLONES static void narrow_noisy(void *out, const float *restrict in, NoiseOf which, const uint32_t *restrict hash, long n) {
+    uint16_t *restrict h = out;
+    if (which == OF_THETA)
+        for (long i = 0; i < n; i++) h[i] = to_bf16_noisy(in[i], noise_of(OF_THETA, hash[i]));
+    else if (which == OF_M)
+        for (long i = 0; i < n; i++) h[i] = to_bf16_noisy(in[i], noise_of(OF_M, hash[i]));
+    else
+        for (long i = 0; i < n; i++) h[i] = to_bf16_noisy(in[i], noise_of(OF_V, hash[i]));
 }

@@ -366,7 +366,7 @@ static PyObject *prepare_and_run(Job *job, const Variant *variant) {
 }
 
 /* loss(x, targets, plan, parameters, gradients or None, threads, variant): the loss; the gradient is written. */
-static PyObject *loss(PyObject *self, PyObject *args) {
+static PyObject *loss(PyObject *Py_UNUSED(self), PyObject *args) {
     PyObject *x, *targets, *plan, *parameters, *gradients;
     int threads;
     const char *name;

@@ -29,6 +29,10 @@ class Tensors(NamedTuple):
         lists = zip(options.MOMENTS, (self.m, self.v, self.v_max), strict=True)
         return [(name, tensors) for name, tensors in lists if tensors]
 
+    def written(self) -> list[tuple[str, list[Tensor]]]:
+        """Those lists that a step writes, with their names; the parameters are "param"."""
+        return [("param", self.params), *self.moments()]
+
 
 class Members(NamedTuple):
     """The parameters and buckets of a step, and which parameter is in which bucket: the `Members` of `rule.step`.
@@ -119,7 +123,7 @@ class Group:
         if self.key == key:
             return
         self.hyper = options.check_group(group)
-        self.packed = kernel.pack(self.hyper, group["maximize"], group["state_dtype"])
+        self.packed = kernel.pack(self.hyper, group)
         before = self.scalar_names
         self.moment_names, self.scalar_names = options.state_names(self.hyper)
         if self.scalar_names != before:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kourkoutas import _native
 from kourkoutas.rule import Hyper
+from kourkoutas.torch import rounding
 
 if TYPE_CHECKING:
     from kourkoutas.torch.group import Group
@@ -29,6 +30,13 @@ extension: Any = None
 """The C extension, ready for torch's tensors, or None."""
 missing = "it was turned off"
 """Why `extension` is None."""
+
+FIELDS = (
+    "beta1", "beta2_min", "beta2_max", "alpha", "eps", "tiny_spike", "tiny_denom", "leak", "max_ratio", "warmup_steps",
+    "weight_decay", "adaptive_tiny", "exact", "corrected", "lr_warmup", "skip", "maximize", "noisy_states",
+    "noisy_params",
+)  # fmt: skip
+"""The fields of the kernel's struct `Hyper`, in its order: see _native/arithmetic.h, which says what they mean."""
 
 
 def connect(*, openmp: bool = True) -> None:
@@ -41,6 +49,8 @@ def connect(*, openmp: bool = True) -> None:
         missing = "KBETA_NATIVE=0 turned it off" if off else "it was not built, say for want of a C compiler"
     elif table is None:
         missing = "it needs torch 2.10 or later"
+    elif getattr(_native.step, "HYPER_FIELDS", None) != FIELDS:
+        missing = "it was built from the sources of another version: build it again with `pip install`"
     elif not _native.step.connect(table, (Tensor, torch.nn.Parameter), openmp):
         missing = "this torch does not let it ask tensors whether they are negated or conjugated lazily"
     else:
@@ -50,16 +60,23 @@ def connect(*, openmp: bool = True) -> None:
 connect()
 
 
-def pack(hyper: Hyper, maximize: bool, state_dtype: torch.dtype | None) -> bytes | None:
-    """The hyper-parameters as the kernel's struct, or None if one of them is a tensor."""
-    names = ("beta1", "beta2_min", "beta2_max", "alpha", "eps", "tiny_spike", "tiny_denom", "leak", "max_ratio")
-    values = [getattr(hyper, name) for name in (*names, "warmup_steps", "weight_decay", "adaptive_tiny")]
-    exact, corrected = hyper.bias_correction == "exact", hyper.bias_correction != "none"
-    values += [exact, corrected, hyper.nonfinite == "skip", maximize, state_dtype is torch.bfloat16]
-    values.append(hyper.lr_warmup)
-    if any(isinstance(x, Tensor) for x in values):
-        return None
-    return struct.pack(f"{len(values)}d", *(-1.0 if x is None else x for x in values))
+def pack(hyper: Hyper, group: dict[str, Any]) -> bytes | None:
+    """The hyper-parameters and options of a group as the kernel's struct, or None if one of them is a tensor."""
+    derived = {
+        "exact": hyper.bias_correction == "exact",
+        "corrected": hyper.bias_correction != "none",
+        "skip": hyper.nonfinite == "skip",
+        "maximize": group["maximize"],
+        "noisy_states": rounding.noisy_states(group),
+        "noisy_params": group["stochastic_rounding"],
+    }
+    numbers: list[float] = []
+    for name in FIELDS:
+        value = derived[name] if name in derived else getattr(hyper, name)
+        if isinstance(value, Tensor):
+            return None
+        numbers.append(-1.0 if value is None else float(value))
+    return struct.pack(f"{len(FIELDS)}d", *numbers)
 
 
 def gather(own: Group, state: Any) -> KernelStep | None:
@@ -67,7 +84,7 @@ def gather(own: Group, state: Any) -> KernelStep | None:
     if not own.views:
         return None
     lists = own.group["params"], own.bucket_of, len(own.bucket_names), own.scalars, own.views
-    plan = extension.gather(own.packed, *lists, state, own.first)
+    plan = extension.gather(own.packed, *lists, state)
     return None if plan is None else KernelStep(own, plan)
 
 

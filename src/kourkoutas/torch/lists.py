@@ -65,7 +65,7 @@ class ListStep:
         self._compare("`grad`", self.tensors.grads, written=False)
         for name, moments in self.tensors.moments():
             self._compare(f"`{name}` in the state", moments)
-        if self._rounds_with_noise():
+        if rounding.noisy_states(self.group):
             rounding.check_shards(self.own)
 
     def _compare(self, what: str, tensors: list[Tensor], *, written: bool = True) -> None:
@@ -202,30 +202,29 @@ class ListStep:
 
     def _store(self, chosen: list[int], old: Tensors, new: Tensors) -> None:
         """Write back what was computed in another dtype than it is kept in."""
-        if new.params[0] is not old.params[0]:
-            torch._foreach_copy_(old.params, new.params)
-        if new.m[0] is old.m[0]:
-            return
-        moments = zip(old.moments(), new.moments(), strict=True)
-        noisy = self._rounds_with_noise() and old.m[0].dtype is torch.bfloat16
-        for (name, targets), (_, values) in moments:
-            if noisy:
-                self._store_with_noise(name, chosen, targets, values)
+        noisy: list[tuple[str, list[Tensor], list[Tensor]]] = []
+        for (name, targets), (_, values) in zip(old.written(), new.written(), strict=True):
+            if values[0] is targets[0]:
+                continue
+            if targets[0].dtype is torch.bfloat16 and self._rounds_with_noise(name):
+                noisy.append((name, targets, values))
             else:
                 torch._foreach_copy_(targets, values)
+        if not noisy:
+            return
+        for number, i in enumerate(chosen):  # one by one: the bits take eight bytes an element
+            bits = self._noise_bits(self.members.places[i], old.m[number])
+            for name, targets, values in noisy:
+                targets[number].copy_(rounding.rounded(values[number], rounding.noise_of(name, bits)))
 
-    def _rounds_with_noise(self) -> bool:
-        return self.group["state_dtype"] is torch.bfloat16
+    def _rounds_with_noise(self, name: str) -> bool:
+        if name == "param":
+            return bool(self.group["stochastic_rounding"])
+        return rounding.noisy_states(self.group)
 
-    def _store_with_noise(self, name: str, chosen: list[int], targets: list[Tensor], values: list[Tensor]) -> None:
-        """Round m, v or v_max stochastically."""
-        for i, target, value in zip(chosen, targets, values, strict=True):
-            place = self.members.places[i]
-            shard = None if self.own.shards is None else self.own.shards[place]
-            bits = rounding.noise_bits(self.scalars.step.select(0, place), place, target, shard)
-            # m by the low half of the hash, v and v_max by the high half
-            half = bits if name == "exp_avg" else bits >> 16
-            target.copy_(rounding.rounded(value, half & 0xFFFF))
+    def _noise_bits(self, place: int, like: Tensor) -> Tensor:
+        shard = None if self.own.shards is None else self.own.shards[place]
+        return rounding.noise_bits(self.scalars.step.select(0, place), place, like, shard)
 
 
 class FusedStep(ListStep):

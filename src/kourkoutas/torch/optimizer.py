@@ -39,6 +39,9 @@ class KourkoutasBeta(Optimizer):
       state_dtype: None keeps m, v and v_max in the parameter's dtype. torch.bfloat16 halves the state of float32
         parameters: arithmetic stays float32, and results are rounded stochastically, so that small changes are kept on
         average. torch.float32 gives float32 state to bfloat16 and float16 parameters.
+      stochastic_rounding: round everything that is stored in bfloat16 stochastically: bfloat16 parameters, and m, v and
+        v_max where they are bfloat16. A step that is smaller than half the distance to the next bfloat16 number, which
+        rounding to nearest would lose, is then kept on average. What is stored in float32 or float64 is not rounded.
       foreach, fused, capturable: as in `torch.optim.Adam`. By default the fastest that applies: on the CPU this
         package's C kernel if it was built, else torch's fused Adam kernel; torch's foreach operations elsewhere.
       process_group: over whom buckets are pooled where tensors carry no mesh. A torch.distributed process group whose
@@ -94,6 +97,7 @@ class KourkoutasBeta(Optimizer):
         diagnostics: bool = False,
         maximize: bool = False,
         state_dtype: torch.dtype | None = None,
+        stochastic_rounding: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
         capturable: bool = False,

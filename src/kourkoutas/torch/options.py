@@ -18,7 +18,7 @@ SCALARS = ("norm_ema", "step", "log_beta2", "skipped")  # in the order of `rule.
 PER_BUCKET = ("norm_ema", "skipped")
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 _IN_GROUP = [name for name in rule.HYPER_NAMES if name not in ("beta1", "beta2_max")]
-OPTIONS = itemgetter(*_IN_GROUP, "betas", "maximize", "state_dtype")
+OPTIONS = itemgetter(*_IN_GROUP, "betas", "maximize", "state_dtype", "stochastic_rounding")
 """The entries of a group that its hyper-parameters, and what the kernel knows of them, are made of."""
 
 
@@ -57,7 +57,7 @@ def check_group(options: dict[str, Any]) -> Hyper:
     hyper = Hyper.pick(values)
     if options["buckets"] != "custom":
         check_buckets(options["buckets"])
-    for name in ("maximize", "diagnostics", "capturable", "foreach", "fused"):
+    for name in ("maximize", "diagnostics", "stochastic_rounding", "capturable", "foreach", "fused"):
         may_be_none = name in ("foreach", "fused")
         if not isinstance(options[name], bool) and not (may_be_none and options[name] is None):
             wanted = "True, False or None" if may_be_none else "True or False"
@@ -79,6 +79,11 @@ def check_parameter(p: Tensor, group: dict[str, Any]) -> None:
         raise RuntimeError(
             f"`state_dtype` needs float32, bfloat16 or float16 parameters; got {p.dtype}: "
             "put this parameter in a group with state_dtype=None"
+        )
+    if group["stochastic_rounding"] and p.dtype is torch.float16:
+        raise RuntimeError(
+            f"`stochastic_rounding` rounds to bfloat16 only; got a {p.dtype} parameter: use a bfloat16 model, or put "
+            "this parameter in a group with stochastic_rounding=False"
         )
     if group["fused"] and not (p.device.type in ("cpu", "cuda") and (p.is_floating_point() or p.is_complex())):
         raise RuntimeError(

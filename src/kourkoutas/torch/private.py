@@ -74,7 +74,7 @@ def devices_of(process_group: Any) -> list[str]:
 def offset_of_shard(x: Any) -> tuple[int, ...] | None:
     """Where the part of a DTensor that lies here begins in the whole one.
 
-    Without `compute_local_shape_and_global_offset` None, and `state_dtype=torch.bfloat16` is refused for shards.
+    Without `compute_local_shape_and_global_offset` None, and stochastic rounding is refused for shards.
     """
     try:
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset

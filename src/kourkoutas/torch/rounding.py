@@ -1,8 +1,12 @@
-"""Stochastic rounding of bfloat16 state. The noise is a hash: every route and any number of ranks round alike."""
+"""Stochastic rounding of bfloat16 parameters and state: up with the probability of what is cut off.
+
+The noise is a hash of step, parameter and element, so that every route and any number of ranks round alike. It is
+defined in _native/formats.h.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,10 +20,15 @@ _WORD = 0xFFFFFFFF
 
 
 def _mixed(h: Tensor) -> Tensor:
-    """A hash of 32 bits held in int64; _native/step.c has the same."""
+    """A hash of 32 bits held in int64."""
     h = (h ^ h >> 16) * 0x45D9F3B5 & _WORD
     h = (h ^ h >> 13) * 0x3C6EF373 & _WORD
     return h ^ h >> 16
+
+
+def noisy_states(group: dict[str, Any]) -> bool:
+    """Whether m, v and v_max are rounded stochastically where they are bfloat16."""
+    return group["state_dtype"] is torch.bfloat16 or bool(group["stochastic_rounding"])
 
 
 def check_shards(own: Group) -> None:
@@ -27,8 +36,9 @@ def check_shards(own: Group) -> None:
     for name, shard in zip(own.names, own.shards or (), strict=False):
         if shard.first is None:
             raise RuntimeError(
-                f"`state_dtype` is torch.bfloat16, but this torch does not say where the shard of parameter {name!r} "
-                "begins in the whole tensor: use state_dtype=None, or another version of torch"
+                "`state_dtype=torch.bfloat16` and `stochastic_rounding=True` round by the place of an element in the "
+                f"whole tensor, but this torch does not say where the shard of parameter {name!r} begins: leave them "
+                "out, or use another version of torch"
             )
 
 
@@ -47,6 +57,15 @@ def noise_bits(step: Tensor, place: int, like: Tensor, shard: Shard | None = Non
         along = torch.arange(n, device=like.device) * stride
         count += along.view([n if e == d else 1 for e in range(like.ndim)])
     return _mixed(count * 0x1E3779B1 + seed.to(like.device) & _WORD)
+
+
+def noise_of(name: str, bits: Tensor) -> Tensor:
+    """16 of an element's `noise_bits`, for "param" (θ), "exp_avg" (m), or v and v_max."""
+    if name == "param":
+        return _mixed(bits ^ 0x9E3779B9) & 0xFFFF
+    if name == "exp_avg":
+        return bits & 0xFFFF
+    return bits >> 16
 
 
 def rounded(x: Tensor, bits: Tensor) -> Tensor:
