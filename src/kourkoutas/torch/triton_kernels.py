@@ -63,8 +63,20 @@ def _read(begin, left, WIDE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _rounded(x, noise):
+    """float32 → a float32 that is a bfloat16: `noise`, 16 bits, decides how much must be cut off to round up."""
+    bits = x.to(tl.uint32, bitcast=True)
+    up = ((bits + noise) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return tl.where((bits & 0x7F800000) == 0x7F800000, x, up)
+
+
+@triton.jit
 def _write(begin, x, left, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Store a block in the dtype of its tensor, rounded to nearest."""
     i = tl.arange(0, BLOCK)
+    if begin.dtype.element_ty == tl.bfloat16:  # as Triton's interpreter does not; what is a bfloat16 already stays so
+        last_bit = (x.to(tl.uint32, bitcast=True) >> 16) & 1
+        x = _rounded(x, last_bit + 0x7FFF)
     x = x.to(begin.dtype.element_ty)
     if WIDE:
         tl.store(begin + i, x)
@@ -146,14 +158,6 @@ def _noise(steps, entry, count, first, BLOCK: tl.constexpr):
     seed = _mixed(_mixed(t) + place.to(tl.uint32))
     first = (first + tl.load(entry + ELEMENT * count)).to(tl.uint32)
     return _mixed((first + tl.arange(0, BLOCK).to(tl.uint32)) * 0x1E3779B1 + seed)
-
-
-@triton.jit
-def _rounded(x, noise):
-    """float32 → a float32 that is a bfloat16, up with the probability of what is cut off; `noise` has 16 bits."""
-    bits = x.to(tl.uint32, bitcast=True)
-    up = ((bits + noise) & 0xFFFF0000).to(tl.float32, bitcast=True)
-    return tl.where((bits & 0x7F800000) == 0x7F800000, x, up)
 
 
 @triton.jit
@@ -297,7 +301,7 @@ def correct(
         v_hat = _read(_begin(entry, V_MAX if KEPT else V, count, first, P, False), left, False, BLOCK)
         rate = _coefficient(cell, given, RATE, width, 0).to(P)
         used = _coefficient(cell, given, FLOOR, width, 0)
-        floor = used * (1 + share.to(tl.float64) * (mean - 1))
+        floor = used * (1 + share * (mean - 1))
         limit = _coefficient(cell, given, LIMIT, width, float("inf")).to(P)
         moved = _delta(m, v_hat, rate, used.to(P), limit) - _delta(m, v_hat, rate, floor.to(P), limit)
         _write(theta_at, _read(theta_at, left, False, BLOCK) + moved, left, False, BLOCK)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from kourkoutas.rule import Coefficients, Hyper
+from kourkoutas.torch import rounding
 from kourkoutas.torch.group import Collected, Group
 from kourkoutas.torch.lists import ListStep
 
@@ -55,6 +56,11 @@ def is_fake(x: Tensor) -> bool:
     """Whether a tensor is one of FakeTensorMode's."""
     module = sys.modules.get("torch._subclasses.fake_tensor")
     return module is not None and isinstance(x, module.FakeTensor)
+
+
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured."""
+    return torch.cuda.is_current_stream_capturing()
 
 
 def launch(name: str, programs: int, out: Tensor, *args: Any, **constants: Any) -> None:
@@ -161,10 +167,10 @@ class TritonStep(ListStep):
         super().__init__(own, collected)
         self.fake = is_fake(self.scalars.step)
         self.on_gpu = self.device.type == "cuda" and not self.fake
-        self.in_graph = self.on_gpu and torch.cuda.is_current_stream_capturing()
+        self.in_graph = self.on_gpu and is_capturing()
         self.lists = [each for each in self.tensors if each]
-        self.noisy = self.group.get("stochastic_rounding", False)
-        self.noisy_state = self.noisy or self.group["state_dtype"] is torch.bfloat16
+        self.noisy = bool(self.group["stochastic_rounding"])
+        self.noisy_state = rounding.noisy_states(self.group)
         self.tables: list[Table] = []
         self.late = False  # whether the update sums |θ|, and may then have to be corrected: see `triton_kernels`
 
