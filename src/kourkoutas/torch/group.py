@@ -34,6 +34,18 @@ class Tensors(NamedTuple):
         return [("param", self.params), *self.moments()]
 
 
+HOST = ("cpu",)
+"""Devices on which reading a value costs nothing, so that steps need not be counted beside them."""
+
+
+class Taken(NamedTuple):
+    """How many steps parameters have taken, known without reading it from the device."""
+
+    steps: int
+    places: list[int] | None  # who took the last of them; None: nobody yet, and every parameter of the group is there
+    version: int  # of the vector of steps, into which others may write
+
+
 class Members(NamedTuple):
     """The parameters and buckets of a step, and which parameter is in which bucket: the `Members` of `rule.step`.
 
@@ -96,6 +108,7 @@ class Group:
     # As of the last `pack`:
     scalars: Any = None  # a `rule.State` of vectors; None for a scalar that is not kept
     views: tuple[list[Tensor] | None, ...] = ()  # per scalar: what the state of each parameter shows of it
+    taken: Taken | None = None  # None if it is not known, or not the same for all that step
 
     # What the `Pool` found:
     shards: list[Shard] | None = None  # None if its tensors and buckets are whole
@@ -220,10 +233,37 @@ class Group:
             else:
                 all_views.append(None)
         self.views = tuple(all_views)
+        started = any("step" in state.get(p, ()) for p in self.group["params"])
+        self.taken = None if started else self._taken(0, None)
         self._members.clear()
         chosen = set(places)
         self.shown = set()
         self.show(state, [i for i, p in enumerate(self.group["params"]) if i in chosen or p in state])
+
+    def _taken(self, steps: int, places: list[int] | None) -> Taken | None:
+        vector = self.scalars.step
+        return None if vector.is_inference() else Taken(steps, places, vector._version)
+
+    def read_taken(self) -> None:
+        """Read from the device how many steps were taken, as after loading a state."""
+        if self.device.type in HOST or not len(self.scalars.step):
+            return
+        steps = set(self.scalars.step.tolist())
+        self.taken = self._taken(int(steps.pop()), None) if len(steps) == 1 else None
+
+    def steps_taken(self, places: list[int]) -> int | None:
+        """How many steps these parameters have all taken, if that is known here.
+
+        It is if they took all of them together. A CUDA graph takes steps that nobody counts here.
+        """
+        if self.taken is None or self.device.type in HOST or self.group["capturable"]:
+            return None
+        known = self.taken.places in (None, places) and self.taken.version == self.scalars.step._version
+        return self.taken.steps if known else None
+
+    def note_steps(self, steps: int | None, places: list[int]) -> None:
+        """Remember how many steps these parameters have taken now."""
+        self.taken = None if steps is None else self._taken(steps, places)
 
     def _entry_of(self, name: str) -> Sequence[int]:
         """For each parameter, the number of its entry in the vector of a scalar."""

@@ -177,6 +177,7 @@ class KourkoutasBeta(Optimizer):
                     if dtype is not None:
                         self.state[p][name] = torch.as_tensor(value).detach().to(p.device, dtype, copy=True)
             own.pack(self.state, [], saved["betas"][1])
+            own.read_taken()
 
     @property
     def bucket_names(self) -> list[str]:
