@@ -30,6 +30,7 @@ TESTS = (
     "tests/torch_frontend/test_conformance.py",
     "tests/torch_frontend/test_layouts.py",
     "tests/torch_frontend/test_state_dtype.py",
+    "tests/torch_frontend/test_stochastic_rounding.py",
     "tests/torch_frontend/test_strange_use.py",
     "tests/lab/test_heat3d_native.py",
 )

@@ -110,3 +110,81 @@ def test_dynamic_beta2_is_not_adam():
     want = train(lambda m: torch.optim.Adam(m.parameters(), lr=1e-3), mlp, 50)
     got = train(lambda m: KourkoutasBeta(m.parameters(), lr=1e-3), mlp, 50)
     assert not torch.allclose(got, want, atol=1e-4)
+
+
+# What users of Adam type
+
+
+def test_betas_are_beta1_and_beta2_max():
+    p = torch.nn.Parameter(torch.ones(2))
+    for optimizer in (KourkoutasBeta([p], betas=(0.8, 0.99)), KourkoutasBeta([{"params": [p], "betas": (0.8, 0.99)}])):
+        assert optimizer.param_groups[0]["betas"] == (0.8, 0.99)
+        optimizer.step()
+    assert KourkoutasBeta([p]).param_groups[0]["betas"] == (0.9, 0.999)
+
+
+@pytest.mark.parametrize("other", [{"beta1": 0.8}, {"beta2_max": 0.99}])
+def test_betas_beside_beta1_or_beta2_max_are_refused(other):
+    p = torch.nn.Parameter(torch.ones(2))
+    message = "`betas` and `beta1` or `beta2_max` were given: leave `betas` out"
+    with pytest.raises(ValueError, match=message):
+        KourkoutasBeta([p], betas=(0.9, 0.999), **other)
+    with pytest.raises(ValueError, match=message):
+        KourkoutasBeta([{"params": [p], "betas": (0.9, 0.999), **other}])
+
+
+@pytest.mark.parametrize("betas", [0.9, (0.9,), (0.9, 0.99, 0.999), "ab"])
+def test_betas_that_are_no_pair_are_refused(betas):
+    with pytest.raises(ValueError, match=r"`betas` must be a pair \(beta1, beta2_max\)"):
+        KourkoutasBeta([torch.nn.Parameter(torch.ones(2))], betas=betas)
+
+
+def test_adams_positional_arguments_mean_what_they_mean_to_adam():
+    arguments = (1e-2, (0.8, 0.99), 1e-6, 0.1, True)
+    ours, adams = (
+        make([torch.nn.Parameter(torch.ones(2))], *arguments) for make in (KourkoutasBeta, torch.optim.AdamW)
+    )
+    for name in ("lr", "betas", "eps", "weight_decay", "amsgrad"):
+        assert ours.param_groups[0][name] == adams.param_groups[0][name]
+
+
+@pytest.mark.parametrize("in_group", [False, True])
+def test_amsgrad_is_decay_1(in_group):
+    p = torch.nn.Parameter(torch.ones(2))
+    p.grad = torch.ones(2)
+    options = {"amsgrad": True}
+    optimizer = KourkoutasBeta([{"params": [p], **options}]) if in_group else KourkoutasBeta([p], **options)
+    optimizer.step()
+    assert optimizer.param_groups[0]["decay"] == 1
+    assert "max_exp_avg_sq" in optimizer.state[p]
+
+
+def test_amsgrad_leaves_a_leak_as_it_is_and_is_refused_where_no_v_max_is_wanted():
+    p = torch.nn.Parameter(torch.ones(2))
+    assert KourkoutasBeta([p], amsgrad=True, decay=0.98).param_groups[0]["decay"] == 0.98
+    with pytest.raises(ValueError, match="`amsgrad` is True, but decay=0 keeps no v_max: leave one of them out"):
+        KourkoutasBeta([p], amsgrad=True, decay=0)
+    with pytest.raises(TypeError, match="`amsgrad` must be True or False; got 1"):
+        KourkoutasBeta([p], amsgrad=1)
+
+
+def test_a_differentiable_step_is_refused_with_the_remedy():
+    p = torch.nn.Parameter(torch.ones(2))
+    assert KourkoutasBeta([p], differentiable=False).param_groups[0]["differentiable"] is False
+    for make in (
+        lambda: KourkoutasBeta([p], differentiable=True),
+        lambda: KourkoutasBeta([{"params": [p], "differentiable": True}]),
+    ):
+        with pytest.raises(ValueError, match=r"`differentiable` is True, but .* use torch.optim.Adam"):
+            make()
+
+
+def test_the_groups_of_one_optimizer_make_another():
+    p = torch.nn.Parameter(torch.ones(2))
+    p.grad = torch.ones(2)
+    first = KourkoutasBeta([p], decay=0.98, betas=(0.8, 0.99))
+    first.step()
+    again = KourkoutasBeta(first.param_groups)
+    again.step()
+    assert again.param_groups[0]["decay"] == 0.98
+    assert again.param_groups[0]["betas"] == (0.8, 0.99)

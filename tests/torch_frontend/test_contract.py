@@ -429,6 +429,82 @@ def test_a_state_of_another_shape_is_refused_under_a_dispatch_mode_too(route):
         optimizer.step()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": torch.tensor(-1.0)}, r"`lr` must be a finite number >= 0, for example 1e-3; got -1.0"),
+        ({"lr": torch.tensor([torch.nan])}, "`lr` must be a finite number >= 0"),
+        ({"beta1": torch.tensor(1.5)}, r"`beta1` must be in \[0, 1\), for example 0.9; got 1.5"),
+        ({"beta2_min": torch.tensor(0.9995)}, "`beta2_min` must not exceed `beta2_max`"),
+        ({"weight_decay": torch.tensor(-0.1)}, "`weight_decay` must be a finite number >= 0"),
+        ({"alpha": torch.nn.Parameter(torch.tensor(1.0))}, r"`alpha` must be in \(0, 1\)"),
+    ],
+    ids=str,
+)
+def test_a_tensor_on_the_cpu_is_checked_like_a_number(options, message):
+    p = parameter(1.0)
+    with pytest.raises(ValueError, match=message):
+        KourkoutasBeta([p], **options)
+    with pytest.raises(ValueError, match=message):
+        KourkoutasBeta([{"params": [p], **options}])
+    optimizer = KourkoutasBeta([p])
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": [parameter(1.0)], **options})
+    p.grad = torch.ones(1)
+    optimizer.param_groups[0].update(options)
+    with pytest.raises(ValueError, match=message):
+        optimizer.step()
+    assert p.item() == 1
+
+
+def test_a_float32_tensor_is_checked_by_the_digits_that_it_holds():
+    KourkoutasBeta([parameter(1.0)], beta2_min=torch.tensor(0.999))  # 0.9990000129 in float32
+    KourkoutasBeta([parameter(1.0)], beta2_min=0.999, beta2_max=torch.tensor(0.999, dtype=torch.float64))
+
+
+def test_a_tensor_whose_value_cannot_be_read_passes():
+    p = parameter(1.0)
+    KourkoutasBeta([p], lr=torch.tensor(-1.0, device="meta"), beta1=torch.tensor(1.5, device="meta"))
+    with FakeTensorMode():
+        KourkoutasBeta([torch.nn.Parameter(torch.empty(2))], lr=torch.tensor(-1.0), beta1=torch.tensor(1.5))
+
+
+def test_a_learning_rate_in_a_tensor_is_read_once_and_not_at_every_step():
+    class Counted(TorchDispatchMode):
+        reads = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            Counted.reads += "_local_scalar_dense" in str(func)
+            return func(*args, **(kwargs or {}))
+
+    p = parameter(1.0)
+    p.grad = torch.ones(1)
+    optimizer = KourkoutasBeta([p], lr=torch.tensor(0.1), beta1=torch.tensor(0.9), fused=False)
+    optimizer.step()
+    with Counted():
+        for _ in range(3):
+            optimizer.param_groups[0]["lr"].fill_(0.05)
+            optimizer.step()
+    assert Counted.reads == 0
+
+
+def test_an_empty_group_with_diagnostics_steps_and_has_nothing_to_tell():
+    from kourkoutas.trace import Trace
+
+    optimizer = KourkoutasBeta([{"params": []}], diagnostics=True)
+    optimizer.step()
+    trace = Trace(optimizer.bucket_names)
+    optimizer.pull(trace)
+    assert trace.beta2.shape == (1, 0)
+    p = parameter(1.0)
+    p.grad = torch.ones(1)
+    optimizer.add_param_group({"params": [p]})
+    optimizer.step()
+    trace = Trace(optimizer.bucket_names)
+    optimizer.pull(trace)
+    assert trace.beta2.shape == (2, 1)
+
+
 # Routes
 
 

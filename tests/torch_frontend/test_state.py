@@ -121,6 +121,34 @@ def test_a_copy_goes_on_by_itself_exactly(clone, buckets):
         assert torch.equal(p, q)
 
 
+@pytest.mark.parametrize("clone", clones()[1:], ids=["pickle", "torch.save"])
+def test_an_optimizer_whose_buckets_are_a_lambda_can_be_pickled_and_goes_on(clone):
+    model, optimizer = model_and_optimizer(buckets=lambda name, p: p.ndim)
+    steps(model, optimizer, 0, 3)
+    twin, twin_optimizer = clone(model, optimizer)
+    assert twin_optimizer.bucket_names == ["2", "1"]
+    steps(model, optimizer, 3, 6)
+    steps(twin, twin_optimizer, 3, 6)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+    with pytest.raises(ValueError, match=r"`buckets` was a function .* give the new group its own `buckets`"):
+        twin_optimizer.add_param_group({"params": [("new", torch.nn.Parameter(torch.ones(2)))]})
+    twin_optimizer.add_param_group({"params": [("new", torch.nn.Parameter(torch.ones(2)))], "buckets": "global"})
+    assert twin_optimizer.bucket_names == ["2", "1", "all"]
+
+
+def _by_rank(name, p):
+    return p.ndim
+
+
+@pytest.mark.parametrize("clone", clones(), ids=["deepcopy", "pickle", "torch.save"])
+def test_a_function_for_buckets_that_can_be_pickled_is_kept_for_groups_to_come(clone):
+    model, optimizer = model_and_optimizer(buckets=_by_rank)
+    _, twin = clone((model, optimizer)) if clone is copy.deepcopy else clone(model, optimizer)
+    twin.add_param_group({"params": [("new", torch.nn.Parameter(torch.ones(1, 1, 1)))]})
+    assert twin.bucket_names == ["2", "1", "3"]
+
+
 def test_members_of_a_bucket_share_their_moving_average_also_after_loading():
     model, optimizer = model_and_optimizer(buckets="global")
     steps(model, optimizer, 0, 3)
@@ -159,6 +187,76 @@ def test_an_adam_checkpoint_loads_and_keeps_moments_and_steps():
     steps(twin, twin_adam, 5, 15)
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+
+
+def adam_state(make, **options):
+    """A model, and the state that an Adam has left of it after five steps."""
+    model, _ = model_and_optimizer()
+    adam = make(model.parameters(), lr=1e-2, **options)
+    steps(model, adam, 0, 5)
+    return model, copy.deepcopy(adam.state_dict())
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["torch 2.7 and later", "before"])
+def test_the_state_of_an_adam_with_l2_decay_is_refused_with_the_remedy_and_nothing_changes(told):
+    model, saved = adam_state(torch.optim.Adam, weight_decay=0.1)
+    if not told:
+        del saved["param_groups"][0]["decoupled_weight_decay"]
+    optimizer = KourkoutasBeta(model.parameters(), lr=1e-2)
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=r"`weight_decay` of 0.1 .*\['decoupled_weight_decay'\] = True.*nothing was"):
+        optimizer.load_state_dict(saved)
+    assert_same_state(optimizer.state_dict(), before)
+    saved["param_groups"][0]["decoupled_weight_decay"] = True
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["weight_decay"] == 0.1
+
+
+def test_the_decoupled_decay_of_an_adamw_is_taken_over():
+    model, saved = adam_state(torch.optim.AdamW, weight_decay=0.1)
+    optimizer = KourkoutasBeta(model.parameters(), lr=1e-2, beta2_min=0.999)
+    optimizer.load_state_dict(copy.deepcopy(saved))
+    twin = copy.deepcopy(model)
+    adam = torch.optim.AdamW(twin.parameters())
+    adam.load_state_dict(saved)
+    steps(model, optimizer, 5, 15)
+    steps(twin, adam, 5, 15)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+
+
+def test_the_state_of_an_amsgrad_is_taken_over_and_stays_an_amsgrad():
+    model, saved = adam_state(torch.optim.Adam, amsgrad=True)
+    optimizer = KourkoutasBeta(model.parameters(), lr=1e-2, beta2_min=0.999)
+    optimizer.load_state_dict(copy.deepcopy(saved))
+    assert optimizer.param_groups[0]["amsgrad"] is True
+    assert optimizer.param_groups[0]["decay"] == 1
+    twin = copy.deepcopy(model)
+    adam = torch.optim.Adam(twin.parameters())
+    adam.load_state_dict(saved)
+    steps(model, optimizer, 5, 15)
+    steps(twin, adam, 5, 15)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+        ours, theirs = (x["max_exp_avg_sq"] for x in (optimizer.state[p], adam.state[q]))
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-9)
+
+
+def test_the_state_of_an_amsgrad_leaves_a_leak_of_ours_as_it_is():
+    model, saved = adam_state(torch.optim.Adam, amsgrad=True)
+    optimizer = KourkoutasBeta(model.parameters(), lr=1e-2, decay=0.98)
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["decay"] == 0.98
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.AdamW])
+def test_an_adam_that_loads_this_state_decays_weights_as_this_did(make):
+    model, optimizer = model_and_optimizer(weight_decay=0.1)
+    steps(model, optimizer, 0, 5)
+    adam = make(model.parameters())
+    adam.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert adam.param_groups[0]["decoupled_weight_decay"] is True
+    assert adam.param_groups[0]["weight_decay"] == 0.1
 
 
 def test_a_group_added_later_has_buckets_of_its_own_and_is_saved():

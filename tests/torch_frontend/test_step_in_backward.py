@@ -54,6 +54,35 @@ def test_gradients_are_gone_and_never_many_at_a_time():
     assert all(gradient() is None for gradient in gradients)
 
 
+@on("kernel", "fused", "plain", "foreach", "capturable")
+@pytest.mark.parametrize("options", [{}, {"bias_correction": "exact", "nonfinite": "skip", "decay": 1}], ids=str)
+def test_a_group_is_packed_once_however_many_of_its_parameters_step_for_the_first_time(route, options, monkeypatch):
+    model, loss = model_and_loss()
+    optimizer = KourkoutasBeta(model.named_parameters(), **options, **route)
+    (group,) = optimizer._groups
+    packs, pack = [], group.pack
+    monkeypatch.setattr(group, "pack", lambda *args: (packs.append(args), pack(*args)))
+    EXAMPLE["step_in_backward"](optimizer)
+    loss(0).backward()
+    loss(1).backward()
+    assert [optimizer.state[p]["step"].item() for p in model.parameters()] == [2] * 14
+    assert len(packs) == 1
+
+
+@on("kernel", "fused", "plain", "foreach", "capturable")
+def test_a_parameter_whose_state_was_deleted_starts_afresh_and_the_others_go_on(route):
+    p, q = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+    optimizer = KourkoutasBeta([p, q], bias_correction="exact", **route)
+    for _ in range(3):
+        p.grad, q.grad = torch.ones(3), torch.ones(3)
+        optimizer.step()
+    del optimizer.state[p]
+    optimizer.step()
+    assert optimizer.state[p]["step"].item() == 1
+    assert optimizer.state[q]["step"].item() == 4
+    assert optimizer.state[p]["norm_ema"].item() == pytest.approx(0.07 * 3**0.5)  # r = (1-α)·n, from 0
+
+
 def test_a_bucket_of_several_parameters_is_refused():
     model, _ = model_and_loss()
     with pytest.raises(ValueError, match="`buckets` must be 'parameter'"):

@@ -314,6 +314,25 @@ def test_short_parameters_with_weight_decay_are_rounded_once(route):
 
 
 @EVERYWHERE
+@pytest.mark.parametrize("options", [{}, {"decay": 1}, {"nonfinite": "skip"}], ids=str)
+def test_parameters_with_weight_decay_are_rounded_once_per_step(route, options):
+    generator = torch.Generator().manual_seed(0)
+    p = torch.nn.Parameter(1 + torch.rand(10_000, generator=generator))
+    p.grad = torch.randn(10_000, generator=generator)
+    optimizer = KourkoutasBeta([p], lr=1e-3, weight_decay=0.1, **options, **route)
+    optimizer.step()
+    p.grad = torch.randn(10_000, generator=generator)  # so that the steps differ from entry to entry
+    before = p.detach().double()
+    optimizer.step()
+    state = optimizer.state[p]
+    m, v = state["exp_avg"].double(), state.get("max_exp_avg_sq", state["exp_avg_sq"]).double()
+    a1, b2 = 1 - 0.9**2, 1 - 0.999**2
+    delta = 1e-3 / a1 * m / ((v / b2).sqrt() + 1e-8)
+    exact = before - (1e-3 * 0.1 * before + delta)
+    assert (p.detach() != exact.float()).float().mean() < 0.01  # rounded twice, every fourth differs
+
+
+@EVERYWHERE
 def test_an_infinite_norm_is_recorded_as_infinite(route):
     p, q = ones(3), ones(3)
     optimizer = KourkoutasBeta([p, q], buckets="global", diagnostics=True, **route)

@@ -117,6 +117,17 @@ def test_rounding_of_bfloat16_parameters_does_not_depend_on_the_number_of_ranks(
                     assert same == 1, f"{what} {name} on {world} ranks, {layout}: {same:.3f} equal"
 
 
+@pytest.mark.parametrize("options", [{}, {"kernel": False}, {"foreach": True}, {"buckets": "module"}], ids=str)
+@pytest.mark.parametrize(("world", "layout"), [(2, "fsdp2"), (4, "fsdp2+tp")])
+def test_weight_decay_moves_shards_no_further_from_one_process_than_other_options_do(world, layout, options):
+    decay = {"weight_decay": 0.3, "buckets": options.get("buckets", "parameter")}
+    alone = jobs.train(models.model(), decay)
+    options = {**options, **decay}
+    for answer in ranks(world).run(_sharded, layout, {**options, "process_group": "local"}, torch.float32, {}):
+        for name, expected in alone["params"].items():
+            torch.testing.assert_close(answer["params"][name], expected, rtol=0, atol=5e-7)
+
+
 @pytest.mark.parametrize("options", ["parameter", "extras, global"])
 def test_replicas_are_equal_to_the_bit(options):
     _, hsdp = compare(4, "hsdp", OPTIONS[options], torch.float32)

@@ -61,7 +61,7 @@ CLONES static void narrow(void *out, const float *restrict in, Kind kind, long n
      v, v_max: hash(i) >> 16
      θ       : mixed(hash(i) ^ 0x9e3779b9) & 0xffff
 
-   in numbers of 32 bits that wrap. Every route gives these bits: see kourkoutas/torch/lists.py. */
+   in numbers of 32 bits that wrap. Every route gives these bits: see kourkoutas/torch/rounding.py. */
 
 INLINE uint32_t mixed(uint32_t h) {
     h ^= h >> 16;

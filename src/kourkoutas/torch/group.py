@@ -98,10 +98,12 @@ class Group:
     """
 
     # As of the last `check`:
+    lr: Any = None  # γ
     key: tuple[Any, ...] | None = None  # the entries of the group that these follow from
     device: torch.device  # of its scalars
     hyper: Hyper
     packed: bytes | None  # the same for the kernel; None if one of them is a tensor
+    noisy_states: bool  # whether bfloat16 state is rounded stochastically
     moment_names: tuple[str, ...] = ()  # names of the state that is like the parameter
     scalar_names: tuple[str, ...] = ()  # names of the state that is scalars
 
@@ -132,16 +134,21 @@ class Group:
             options.join_betas(group)
         if group["bucket_of"] is not self.bucket_of:
             group["bucket_names"], group["bucket_of"] = self.bucket_names, self.bucket_of
+        if group["lr"] is not self.lr and isinstance(group["lr"], Tensor):
+            options.check_learning_rate(group["lr"])
+        self.lr = group["lr"]
         key = options.OPTIONS(group)
         if self.key == key:
             return
         self.hyper = options.check_group(group)
         self.packed = kernel.pack(self.hyper, group)
+        self.noisy_states = options.noisy_states(group)
         before = self.scalar_names
         self.moment_names, self.scalar_names = options.state_names(self.hyper)
         if self.scalar_names != before:
             self.views = ()
-        group["amsgrad"] = self.hyper.leak is not None  # for an Adam that loads this state
+        # For an Adam that loads this state:
+        group["amsgrad"], group["decoupled_weight_decay"] = self.hyper.leak is not None, True
         self.key = key
 
     def collect(self, state: Any) -> Collected:

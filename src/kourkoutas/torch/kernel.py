@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kourkoutas import _native
 from kourkoutas.rule import Hyper
-from kourkoutas.torch import rounding
+from kourkoutas.torch import options
 
 if TYPE_CHECKING:
     from kourkoutas.torch.group import Group
@@ -67,7 +67,7 @@ def pack(hyper: Hyper, group: dict[str, Any]) -> bytes | None:
         "corrected": hyper.bias_correction != "none",
         "skip": hyper.nonfinite == "skip",
         "maximize": group["maximize"],
-        "noisy_states": rounding.noisy_states(group),
+        "noisy_states": options.noisy_states(group),
         "noisy_params": group["stochastic_rounding"],
     }
     numbers: list[float] = []

@@ -65,7 +65,7 @@ class ListStep:
         self._compare("`grad`", self.tensors.grads, written=False)
         for name, moments in self.tensors.moments():
             self._compare(f"`{name}` in the state", moments)
-        if rounding.noisy_states(self.group):
+        if self.own.noisy_states:
             rounding.check_shards(self.own)
 
     def _compare(self, what: str, tensors: list[Tensor], *, written: bool = True) -> None:
@@ -220,7 +220,7 @@ class ListStep:
     def _rounds_with_noise(self, name: str) -> bool:
         if name == "param":
             return bool(self.group["stochastic_rounding"])
-        return rounding.noisy_states(self.group)
+        return self.own.noisy_states
 
     def _noise_bits(self, place: int, like: Tensor) -> Tensor:
         shard = None if self.own.shards is None else self.own.shards[place]
@@ -292,8 +292,8 @@ class FusedStep(ListStep):
         """The update of `rule.Coefficients` tensor by tensor.
 
         Adam's kernel computes θ ← θ - γ'·m/(√v̂ + ε') once a huge step count has made its own bias correction 1. With
-        γ' = rate and ε' = floor that is our update, apart from the clip, and from weight decay, of which it would round
-        1 - γλ.
+        γ' = rate and ε' = floor that is our update, apart from the clip and from weight decay. For the latter it moves
+        zeros, which gives -Δ, so that θ is rounded once, as on the other routes.
         """
         count = len(self.tensors.params)
         moves = _floats(True if updated is None else updated, count)
@@ -301,10 +301,9 @@ class FusedStep(ListStep):
         for i, p in enumerate(self.tensors.params):
             if not moves[i] or not p.numel():
                 continue
-            if fade[i]:
-                p.add_(p, alpha=-fade[i])
+            moved = torch.zeros_like(p) if fade[i] else p
             private.fused_adamw(
-                [p],
+                [moved],
                 [self.tensors.grads[i]],
                 [self.tensors.m[i]],
                 [self.tensors.v[i]],
@@ -318,6 +317,9 @@ class FusedStep(ListStep):
                 amsgrad=bool(self.tensors.v_max),
                 maximize=self.group["maximize"],
             )
+            if fade[i]:
+                # θ ← θ - (fade·θ + Δ)
+                p.add_(moved.add_(p, alpha=-fade[i]))
 
 
 def _square_sum(g: Tensor) -> float:
@@ -372,11 +374,6 @@ def update_lists(tensors: Tensors, k: Coefficients, beta2: Any, maximize: bool) 
     theta, g, m, v, v_max = tensors
     if maximize:
         g = list(torch._foreach_neg(g))
-    if isinstance(k.fade, list):
-        # θ ← θ - fade·θ
-        torch._foreach_sub_(theta, torch._foreach_mul(theta, k.fade))
-    elif k.fade is not None:
-        torch._foreach_add_(theta, theta, alpha=-k.fade)
     # m ← m + c1·(g - m)
     torch._foreach_lerp_(m, g, k.c1)
     # v ← β2·v + c2·g²
@@ -391,14 +388,20 @@ def update_lists(tensors: Tensors, k: Coefficients, beta2: Any, maximize: bool) 
         v_hat = v_max
         torch._foreach_mul_(v_hat, k.leak)
         torch._foreach_maximum_(v_hat, v)
-    # θ ← θ - Δ with Δ = rate·m / (√v̂ + floor), clipped to ±limit
+    # Δ = rate·m / (√v̂ + floor), clipped to ±limit
     denom = torch._foreach_sqrt(v_hat)
     torch._foreach_add_(denom, k.floor)
     delta = torch._foreach_div(m, denom)
+    del denom
     torch._foreach_mul_(delta, k.rate)
     if k.limit is not None:
         torch._foreach_clamp_max_(delta, k.limit)
         torch._foreach_clamp_min_(delta, [-x for x in k.limit] if isinstance(k.limit, list) else -k.limit)
+    # θ ← θ - (fade·θ + Δ), which rounds θ once, as the kernel does
+    if isinstance(k.fade, list):
+        torch._foreach_add_(delta, torch._foreach_mul(theta, k.fade))
+    elif k.fade is not None:
+        torch._foreach_add_(delta, theta, alpha=k.fade)
     torch._foreach_sub_(theta, delta)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -29,9 +30,11 @@ class KourkoutasBeta(Optimizer):
     Args:
       params: tensors, param groups, or `model.named_parameters()`. Any keyword below may be set per group.
       lr: learning rate γ, a float or a tensor.
+      betas: (β1, β2_max), as Adam's; in their place `beta1` and `beta2_max` may be given.
       beta1, beta2_min, beta2_max, alpha, eps, tiny_spike, tiny_denom, decay, max_ratio, adaptive_tiny, bias_correction,
         warmup_steps, nonfinite, lr_warmup: see :class:`kourkoutas.Hyper`.
       weight_decay: decoupled weight decay λ, as in AdamW.
+      amsgrad: True is short for `decay=1`.
       buckets: what shares a β2: "parameter", "module" (needs named parameters), "shape", "global" or a callable
         `f(name, tensor)`. Buckets never reach across param groups.
       diagnostics: record sun, β2 and n of every bucket at every step; read them with :meth:`pull`.
@@ -42,6 +45,7 @@ class KourkoutasBeta(Optimizer):
       stochastic_rounding: round everything that is stored in bfloat16 stochastically: bfloat16 parameters, and m, v and
         v_max where they are bfloat16. A step that is smaller than half the distance to the next bfloat16 number, which
         rounding to nearest would lose, is then kept on average. What is stored in float32 or float64 is not rounded.
+      differentiable: only False; a step leaves no trace for autograd.
       foreach, fused, capturable: as in `torch.optim.Adam`. By default the fastest that applies: on the CPU this
         package's C kernel if it was built, else torch's fused Adam kernel; torch's foreach operations elsewhere.
       process_group: over whom buckets are pooled where tensors carry no mesh. A torch.distributed process group whose
@@ -61,7 +65,8 @@ class KourkoutasBeta(Optimizer):
     NOTE: state. Per parameter, with Adam's names: `step`, `exp_avg` (m), `exp_avg_sq` (v), `max_exp_avg_sq` (v_max, if
     `Hyper.leak` is set), `log_beta2` (Σ log β2, for "exact"). Per bucket, one tensor shared by its members: `norm_ema`
     (r), `skipped` (for nonfinite="skip"). Scalars are 0-dim views of one vector per group, float32, or float64 in a
-    group with a float64 parameter. An Adam checkpoint loads: r then starts afresh. AdamW loads this state, too.
+    group with a float64 parameter. An Adam checkpoint loads: r then starts afresh, and
+    `amsgrad=True` becomes `decay=1`; one with L2 decay is refused. AdamW loads this state, too.
 
     NOTE: scalars stay on the device, so that nothing waits for it and nothing is compiled again when β2, betas or a
     tensor lr change; only `nonfinite="raise"` must read the norms.
@@ -77,12 +82,15 @@ class KourkoutasBeta(Optimizer):
         self,
         params: ParamsT,
         lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] | None = None,
+        eps: float = Hyper.eps,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
         *,
         beta1: float = Hyper.beta1,
         beta2_min: float = Hyper.beta2_min,
         beta2_max: float = Hyper.beta2_max,
         alpha: float = Hyper.alpha,
-        eps: float = Hyper.eps,
         tiny_spike: float = Hyper.tiny_spike,
         tiny_denom: float = Hyper.tiny_denom,
         decay: float | None = None,
@@ -90,7 +98,6 @@ class KourkoutasBeta(Optimizer):
         adaptive_tiny: bool = False,
         bias_correction: str = "beta2max",
         warmup_steps: int = 0,
-        weight_decay: float = 0.0,
         buckets: Buckets = "parameter",
         nonfinite: str = "propagate",
         lr_warmup: bool = False,
@@ -101,15 +108,32 @@ class KourkoutasBeta(Optimizer):
         foreach: bool | None = None,
         fused: bool | None = None,
         capturable: bool = False,
+        differentiable: bool = False,
         process_group: Any = None,
     ) -> None:
         defaults = {k: v for k, v in locals().items() if k not in ("self", "params", "process_group", "__class__")}
         sharding.check_process_group(process_group)
+        if betas is None:
+            del defaults["betas"]
+        elif beta1 != Hyper.beta1 or beta2_max != Hyper.beta2_max:
+            options.refuse_two_sets_of_betas()
+        else:
+            del defaults["beta1"], defaults["beta2_max"]
         options.join_betas(defaults)
+        options.take_amsgrad(defaults)
         options.check_group(defaults)
         self.process_group = process_group
         self._groups: list[Group] = []
         super().__init__(params, defaults)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled; a function for `buckets` only if it can be, as the groups have its answers."""
+        state: dict[str, Any] = super().__getstate__()
+        try:
+            pickle.dumps(self.defaults["buckets"])
+        except (pickle.PicklingError, AttributeError, TypeError):
+            state["defaults"] = {**self.defaults, "buckets": "custom"}
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -123,10 +147,19 @@ class KourkoutasBeta(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; if it does not fit, nothing is added."""
-        super().add_param_group({**param_group})  # which fills in defaults, and warns of a parameter given twice
+        given = {**param_group}
+        if "betas" in given and ("beta1" in given or "beta2_max" in given):
+            options.refuse_two_sets_of_betas()
+        super().add_param_group(given)  # which fills in defaults, and warns of a parameter given twice
         group = self.param_groups.pop()
         options.join_betas(group)
+        options.take_amsgrad(group)
         options.check_group(group)
+        if group["buckets"] == "custom":
+            raise ValueError(
+                "`buckets` was a function that was not saved with the optimizer, since it cannot be pickled: give the "
+                "new group its own `buckets`"
+            )
         first = sum(len(g["params"]) for g in self.param_groups)
         names = names_of(group.get("param_names"), first, len(group["params"]), group["buckets"])
         once: dict[Tensor, str] = {}

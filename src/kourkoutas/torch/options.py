@@ -12,6 +12,7 @@ from torch import Tensor
 from kourkoutas import rule
 from kourkoutas.buckets import check_buckets
 from kourkoutas.rule import Hyper
+from kourkoutas.torch import private
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 SCALARS = ("norm_ema", "step", "log_beta2", "skipped")  # in the order of `rule.State`, and of _native/step.c
@@ -36,6 +37,11 @@ def state_names(hyper: Hyper) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return moments, scalars
 
 
+def noisy_states(group: dict[str, Any]) -> bool:
+    """Whether m, v and v_max are rounded stochastically where they are bfloat16."""
+    return group["state_dtype"] is torch.bfloat16 or bool(group["stochastic_rounding"])
+
+
 def join_betas(options: dict[str, Any]) -> None:
     """Put `beta1` and `beta2_max` where torch's schedulers and Adam look for them: options["betas"]."""
     betas = options.get("betas", (Hyper.beta1, Hyper.beta2_max))
@@ -44,19 +50,61 @@ def join_betas(options: dict[str, Any]) -> None:
     options["betas"] = (options.pop("beta1", betas[0]), options.pop("beta2_max", betas[1]))
 
 
+def refuse_two_sets_of_betas() -> None:
+    raise ValueError(
+        "`betas` and `beta1` or `beta2_max` were given: leave `betas` out, or give it alone; it is the pair "
+        "(beta1, beta2_max)"
+    )
+
+
+def take_amsgrad(options: dict[str, Any]) -> None:
+    """Let Adam's `amsgrad=True` set `decay` to 1, unless v_max is kept anyway."""
+    amsgrad, decay = options["amsgrad"], options["decay"]
+    if not isinstance(amsgrad, bool):
+        raise TypeError(f"`amsgrad` must be True or False; got {amsgrad!r}: it is short for decay=1")
+    if not amsgrad:
+        return
+    if isinstance(decay, (int, float)) and decay == 0:
+        raise ValueError("`amsgrad` is True, but decay=0 keeps no v_max: leave one of them out")
+    if decay is None and options["max_ratio"] is None:
+        options["decay"] = 1.0
+
+
+def check_learning_rate(lr: Any) -> None:
+    """Raise unless `lr` is a learning rate: a number, or a tensor of one element."""
+    rule.check_learning_rate(_checkable("lr", lr))
+
+
+def _checkable(name: str, value: Any) -> Any:
+    """What `rule` checks of an option: the value of a tensor if it can be read, and else the tensor, which passes."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.numel() != 1:
+        raise ValueError(f"`{name}` must be a number or a tensor of one element; got shape {[*value.shape]}")
+    watched = not private.knows_modes or private.count_dispatch_modes() or private.functorch_level() is not None
+    if watched or type(value) not in (Tensor, torch.nn.Parameter) or not value.is_cpu:
+        return value  # reading it would wait for a device or disturb a trace
+    number = value.detach().item()
+    # Of a float32 the digits that it holds: 0.999 is kept as 0.9990000129, which exceeds a beta2_max of 0.999.
+    return float(f"{number:.7g}") if value.dtype is torch.float32 else number
+
+
 def check_group(options: dict[str, Any]) -> Hyper:
     """The hyper-parameters of a group's options, all of which are checked."""
-    rule.check_learning_rate(options["lr"])
-    values = {name: options[name] for name in ("lr", *_IN_GROUP)}
+    check_learning_rate(options["lr"])
+    values = {name: options[name] for name in _IN_GROUP}
     values["beta1"], values["beta2_max"] = options["betas"]
-    for name, value in values.items():
-        if isinstance(value, Tensor):
-            if value.numel() != 1:
-                raise ValueError(f"`{name}` must be a number or a tensor of one element; got shape {[*value.shape]}")
-            values[name] = value.reshape(())
-    hyper = Hyper.pick(values)
+    hyper = Hyper.pick({name: _checkable(name, value) for name, value in values.items()})
+    tensors = {name: value.reshape(()) for name, value in values.items() if isinstance(value, Tensor)}
+    if tensors:
+        hyper = Hyper.pick({**values, **tensors})
     if options["buckets"] != "custom":
         check_buckets(options["buckets"])
+    if options.get("differentiable"):
+        raise ValueError(
+            "`differentiable` is True, but a step of KourkoutasBeta leaves no trace for autograd: leave it out, or use "
+            "torch.optim.Adam(differentiable=True)"
+        )
     for name in ("maximize", "diagnostics", "stochastic_rounding", "capturable", "foreach", "fused"):
         may_be_none = name in ("foreach", "fused")
         if not isinstance(options[name], bool) and not (may_be_none and options[name] is None):
@@ -101,7 +149,7 @@ def scalar_dtype(name: str, params: Sequence[Tensor]) -> torch.dtype:
 
 
 def check_loaded(state_dict: dict[str, Any]) -> None:
-    """Raise if a state dict is neither Kourkoutas-β's nor Adam's."""
+    """Raise if a state dict is neither Kourkoutas-β's nor Adam's, or would decay weights in another way here."""
     needed = {"step", "exp_avg", "exp_avg_sq"}
     wrong = ["one of its groups has no `betas`" for group in state_dict["param_groups"] if "betas" not in group]
     for key, entries in state_dict["state"].items():
@@ -112,13 +160,39 @@ def check_loaded(state_dict: dict[str, Any]) -> None:
             f"`state_dict` is neither Kourkoutas-β's nor Adam's: {wrong[0]}; nothing was loaded: load it into the kind "
             "of optimizer that saved it"
         )
+    for i, group in enumerate(state_dict["param_groups"]):
+        if _is_adams(group) and group.get("weight_decay") and not group.get("decoupled_weight_decay"):
+            raise ValueError(_of_decay(i, group))
+
+
+def _is_adams(saved: dict[str, Any]) -> bool:
+    """Whether an Adam saved this group."""
+    return "beta2_min" not in saved
+
+
+def _of_decay(i: int, group: dict[str, Any]) -> str:
+    """Why the weight decay of a saved group is refused.
+
+    NOTE: Adam and AdamW have saved which of the two they are since torch 2.7. Of older states, and of other people's
+    AdamWs, nobody knows, so that it is asked for.
+    """
+    known = "decoupled_weight_decay" in group
+    kind = "is Adam's L2 decay" if known else "may be Adam's L2 decay or AdamW's decoupled decay"
+    return (
+        f"`state_dict` has a `weight_decay` of {group['weight_decay']} in group {i}, which {kind}; Kourkoutas-β decays "
+        f"as AdamW does. If that is what you want, write state_dict['param_groups'][{i}]['decoupled_weight_decay'] = "
+        "True, and the decay of your choice, before you load it; nothing was loaded"
+    )
 
 
 def filled(saved: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     """A saved group with those of our entries that it lacks: an Adam's has no buckets, and its β2 is not β2_max."""
     group = {**ours, **saved}
-    if "beta2_min" not in saved:
+    if _is_adams(saved):
         group["betas"] = ours.get("betas")
+        group["differentiable"] = False
+        if saved.get("amsgrad") and not ours.get("amsgrad"):
+            group["decay"] = 1.0
     if "bucket_index" in group:  # as version 0.3 called it
         group["bucket_of"] = group.pop("bucket_index")
     if len(group.get("bucket_of", ())) != len(saved["params"]):  # saved by a rank that held other parameters

@@ -29,8 +29,9 @@ class Recorder:
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         count = sum(len(g["bucket_names"]) for g in groups)
-        params = [p for g in groups for p in g["params"]]
-        device = "cpu" if any(p.is_cpu for p in params) else params[0].device  # the kernel writes on the CPU
+        devices = [p.device for g in groups for p in g["params"]]
+        cpu = torch.device("cpu")
+        device = cpu if cpu in devices or not devices else devices[0]  # the kernel writes on the CPU
         self.ring = torch.full((WINDOW, len(KEYS), count), torch.nan, dtype=torch.float32, device=device)
         self.rows = torch.zeros((), dtype=torch.int64, device=device)
 
@@ -41,8 +42,11 @@ class Recorder:
 
     def begin(self, counts: list[int]) -> list[Row]:
         """A place in the next row for each group, which has so many buckets."""
-        firsts = [sum(counts[:i]) for i in range(len(counts))]
-        return [Row(self.ring, self.rows, first) for first in firsts]
+        rows, first = [], 0
+        for count in counts:
+            rows.append(Row(self.ring, self.rows, first))
+            first += count
+        return rows
 
     def end(self) -> None:
         """Close the row that every group has written."""

@@ -6,7 +6,7 @@ defined in _native/formats.h.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,11 +24,6 @@ def _mixed(h: Tensor) -> Tensor:
     h = (h ^ h >> 16) * 0x45D9F3B5 & _WORD
     h = (h ^ h >> 13) * 0x3C6EF373 & _WORD
     return h ^ h >> 16
-
-
-def noisy_states(group: dict[str, Any]) -> bool:
-    """Whether m, v and v_max are rounded stochastically where they are bfloat16."""
-    return group["state_dtype"] is torch.bfloat16 or bool(group["stochastic_rounding"])
 
 
 def check_shards(own: Group) -> None:
