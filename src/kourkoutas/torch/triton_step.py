@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from kourkoutas.rule import Coefficients, Hyper
-from kourkoutas.torch import rounding
 from kourkoutas.torch.group import Collected, Group
 from kourkoutas.torch.lists import ListStep
 
@@ -170,7 +169,7 @@ class TritonStep(ListStep):
         self.in_graph = self.on_gpu and is_capturing()
         self.lists = [each for each in self.tensors if each]
         self.noisy = bool(self.group["stochastic_rounding"])
-        self.noisy_state = rounding.noisy_states(self.group)
+        self.noisy_state = own.noisy_states
         self.tables: list[Table] = []
         self.late = False  # whether the update sums |θ|, and may then have to be corrected: see `triton_kernels`
 
