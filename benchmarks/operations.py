@@ -3,13 +3,13 @@
     python benchmarks/operations.py
 
 `FakeTensorMode` holds CUDA tensors on any machine, and a dispatch mode inside it sees what a GPU would be asked for.
-`launches` are kernels that the host starts: none for a view or for memory, one for an operation, and for an operation on
-lists of tensors one if torch can take them together, else one per tensor. `reads` wait for the device, `copies` go
+`launches` are kernels that the host starts: none for a view or for memory, one for an operation, and for an operation
+on lists of tensors one if torch can take them together, else one per tensor. `reads` wait for the device, `copies` go
 between host and device, and `made from lists` are tensors made of Python numbers, which a CUDA graph cannot capture.
 Prints the tables of benchmarks/README.md.
 
-NOTE: torch cuts what it takes together into launches of at most 30 to 110 tensors, and of 320 pieces of 65,536 elements.
-Each counts as one here, which flatters operations on lists, Adam's and ours.
+NOTE: torch cuts what it takes together into launches of at most 30 to 110 tensors, and of 320 pieces of 65,536
+elements. Each counts as one here, which flatters operations on lists, Adam's and ours.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def _launches(function: Any, name: str, args: Any) -> int:
 def taken_together(name: str, args: Any) -> bool:
     """torch's rule for one launch over lists (`can_use_fast_route` and its callers in ATen/native/cuda/Foreach*.cu).
 
-    Every tensor has the device and dtype of the first and no gaps in memory, and lists agree in sizes and strides, tensor
-    by tensor. A list of 0-dim tensors beside a list of others does not. A single tensor has the dtype of the list's.
+    Every tensor has the device and dtype of the first and no gaps in memory, and lists agree in sizes and strides,
+    tensor by tensor. A list of 0-dim tensors beside a list of others does not. A single tensor has the list's dtype.
     """
     lists = [x for x in args if isinstance(x, (list, tuple)) and x and isinstance(x[0], Tensor)]
     single = [x for x in args if isinstance(x, Tensor)]
@@ -118,7 +118,7 @@ def taken_together(name: str, args: Any) -> bool:
 def with_triton(*, installed: bool = True) -> Iterator[None]:
     """As if Triton were installed, or as if it were not."""
     answer = None if installed else "it is left out of this count"
-    with mock.patch.object(triton_step, "missing", lambda device: answer):
+    with mock.patch.object(triton_step, "missing", return_value=answer):
         yield
 
 

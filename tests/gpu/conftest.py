@@ -1,10 +1,10 @@
-"""Where the Triton kernels run: on KBETA_DEVICE=cuda, or without a GPU in Triton's interpreter, on tensors of the CPU."""
+"""Where the Triton kernels run: on KBETA_DEVICE=cuda, or without a GPU in Triton's interpreter, on the CPU."""
 
 import os
 
 import pytest
 
-from kourkoutas.torch import routes, triton_step
+from kourkoutas.torch import group, lists, routes, triton_step
 
 DEVICE = os.environ.get("KBETA_DEVICE", "cpu")
 INTERPRETED = DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
@@ -41,7 +41,7 @@ def _interpreter_that_is_patched_once():
 
 
 @pytest.fixture(autouse=True)
-def launches(monkeypatch, request):
+def launches(monkeypatch):
     """The names of the kernels that were started; in the interpreter, steps on the CPU take their route."""
     seen = []
     launch = triton_step.launch
@@ -52,6 +52,8 @@ def launches(monkeypatch, request):
 
     monkeypatch.setattr(triton_step, "launch", noted)
     if INTERPRETED:
+        for module in (group, lists):  # which then do as on a GPU
+            monkeypatch.setattr(module, "HOST", ())
         choose = routes.choose
 
         def chosen(own):

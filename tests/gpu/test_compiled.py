@@ -1,4 +1,4 @@
-"""What the compiler makes of the Triton kernels, for GPUs that are not here: every specialisation that options produce."""
+"""What the compiler makes of the Triton kernels, for GPUs that are not here: all that options can ask for."""
 
 import functools
 import re
@@ -89,7 +89,11 @@ def compiled(label, target):
 
 def label_of(name, **wanted):
     """The specialisation of a kernel that has these constants."""
-    found = [label for label, (n, _, constants) in PRODUCED.items() if n == name and wanted.items() <= dict(constants).items()]
+    found = [
+        label
+        for label, (n, _, constants) in PRODUCED.items()
+        if n == name and wanted.items() <= dict(constants).items()
+    ]
     assert len(found) == 1, found
     return found[0]
 
@@ -114,12 +118,18 @@ def usage(label, target):
     """Registers and bytes of spills, as the assembler reports them."""
     binary = compiled(label, target).asm
     if target == "gfx942":
-        numbers = {key: int(n) for key, n in re.findall(r"\.(vgpr_count|vgpr_spill_count|sgpr_spill_count):\s*(\d+)", binary["amdgcn"])}
+        numbers = {
+            key: int(n)
+            for key, n in re.findall(r"\.(vgpr_count|vgpr_spill_count|sgpr_spill_count):\s*(\d+)", binary["amdgcn"])
+        }
         return numbers["vgpr_count"], numbers["vgpr_spill_count"] + numbers["sgpr_spill_count"]
     ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     arch = "sm_90a" if target == "sm_90" else target
     done = subprocess.run(
-        [ptxas, "-v", f"-arch={arch}", "-o", "/dev/null", "/dev/stdin"], input=binary["ptx"], capture_output=True, text=True
+        [ptxas, "-v", f"-arch={arch}", "-o", "/dev/null", "/dev/stdin"],
+        input=binary["ptx"],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     spills = sum(map(int, re.findall(r"(\d+) bytes spill", done.stderr)))

@@ -10,9 +10,7 @@ from tests.gpu.conftest import DEVICE
 
 
 def run(case: Case) -> dict[str, np.ndarray]:
-    params = {
-        name: torch.nn.Parameter(torch.from_numpy(np.array(p)).to(DEVICE)) for name, p in case.params().items()
-    }
+    params = {name: torch.nn.Parameter(torch.from_numpy(np.array(p)).to(DEVICE)) for name, p in case.params().items()}
     optimizer = KourkoutasBeta(params.items(), lr=case.lr, buckets=case.buckets, **case.options)
     for grads in case.grads():
         for name, g in grads.items():

@@ -98,7 +98,10 @@ def test_low_precision_is_rounded_to_nearest(dtype, state_dtype):
 def test_noise_has_the_same_bits_as_on_other_routes(dtype, options):
     (ours, a), (theirs, b) = both(1, make=lambda: parameters(dtype=dtype), **options, decay=0.98)
     for p, q in zip(ours, theirs, strict=True):
-        pairs = [(p, q), *((a.state[p][name], b.state[q][name]) for name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"))]
+        pairs = [
+            (p, q),
+            *((a.state[p][name], b.state[q][name]) for name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")),
+        ]
         for x, y in pairs:
             if x.dtype is BF16:
                 # A last bit of float32 that differs moves the rounding of one element in some ten thousand.
@@ -180,7 +183,9 @@ def test_norms_of_tiny_and_of_empty_gradients_are_right():
     optimizer = KourkoutasBeta([p, q])
     p.grad, q.grad = torch.full_like(p, 1e-40), torch.zeros_like(q)
     optimizer.step()
-    assert optimizer.state[p]["norm_ema"].item() == pytest.approx(0.07 * 1e-40 * (BLOCK + 3) ** 0.5, rel=1e-2, abs=1e-44)
+    assert optimizer.state[p]["norm_ema"].item() == pytest.approx(
+        0.07 * 1e-40 * (BLOCK + 3) ** 0.5, rel=1e-2, abs=1e-44
+    )
     assert optimizer.state[q]["norm_ema"].item() == 0
 
 

@@ -414,7 +414,7 @@ def _move_second_moment(v: list[Tensor], g: list[Tensor], c2: Any, beta2: Any) -
     """v ← β2·v + c2·g², in place.
 
     Without β2 one list of 0-dim tensors is enough: v ← v - c2·(v - g²). An infinite v, of a g² that overflowed, stays
-    infinite, as in Adam: in the bracket it is the largest number.
+    infinite: in the bracket it is the largest number.
     """
     if beta2 is None:
         change = torch._foreach_clamp_max(v, torch.finfo(v[0].dtype).max)

@@ -49,8 +49,8 @@ TRITON = Route("triton", "the Triton kernels take every tensor")
 OTHER = Route("foreach", "a tensor is not on the CPU, not plain, or laid out with gaps or unlike its parameter", True)
 OTHER_ON_GPU = Route(
     "foreach",
-    "a tensor is not plain, on another device, or laid out with gaps or unlike its parameter; or a CUDA graph is captured "
-    "before a first step",
+    "a tensor is not plain, on another device, or laid out with gaps or unlike its parameter; or a CUDA graph is "
+    "captured before a first step",
 )
 
 

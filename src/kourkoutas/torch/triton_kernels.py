@@ -15,14 +15,13 @@ order; nothing is added atomically.
 NOTE: a whole block, in a tensor whose addresses are all multiples of 16, is read and written 128 bits at a time, other
 blocks element by element. Both ways stand in the same kernel, so that one launch does for all tensors.
 
-NOTE: adaptive_tiny needs max(⟨|θ|⟩, 1) before θ moves, and reading θ once more for it would take a tenth of the step. As
-it mostly is 1, `update` takes it for 1 and sums |θ| while it reads θ; where ⟨|θ|⟩ is larger, `correct` moves θ by the
+NOTE: adaptive_tiny needs max(⟨|θ|⟩, 1) before θ moves, and reading θ once more for it would take a tenth of the step.
+As it mostly is 1, `update` takes it for 1 and sums |θ| while it reads θ; where ⟨|θ|⟩ is larger, `correct` moves θ by the
 difference, which m and v̂ still tell. The C kernel does the same.
 
 NOTE: complex tensors are pairs of reals, as in torch.optim.Adam.
 """
 
-# ruff: noqa: N803
 import triton
 import triton.language as tl
 
@@ -105,9 +104,7 @@ def _abs_sum(x, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _measure_block(
-    sums, entry, count, first, left, P: tl.constexpr, G: tl.constexpr, MEAN, WIDE: tl.constexpr, BLOCK
-):
+def _measure_block(sums, entry, count, first, left, P: tl.constexpr, G: tl.constexpr, MEAN, WIDE: tl.constexpr, BLOCK):
     block = tl.program_id(0)
     g = _begin(entry, GRAD, count, first, G, WIDE)
     tl.store(sums + block, _square_sum(_read(g, left, WIDE, BLOCK)))
@@ -199,7 +196,7 @@ def _update_block(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    T: tl.constexpr = tl.float64 if P == tl.float64 else tl.float32
+    T: tl.constexpr = tl.float64 if P == tl.float64 else tl.float32  # noqa: SIM300
     g_at = _begin(entry, GRAD, count, first, G, WIDE)
     m_at = _begin(entry, M, count, first, S, WIDE)
     v_at = _begin(entry, V, count, first, S, WIDE)
@@ -281,7 +278,17 @@ def update(
 
 @triton.jit(do_not_specialize=["count", "width", "given", "share"])
 def correct(
-    abs_sums, table, tensors, cells, count, width, given, share, P: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr
+    abs_sums,
+    table,
+    tensors,
+    cells,
+    count,
+    width,
+    given,
+    share,
+    P: tl.constexpr,
+    KEPT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Move θ from where `update` put it, with a floor for ⟨|θ|⟩ ≤ 1, to where it belongs, where ⟨|θ|⟩ is larger.
 

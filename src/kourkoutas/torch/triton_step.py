@@ -97,8 +97,8 @@ class Table:
     NOTE: it is uploaded when an address has changed, from pinned memory and without waiting. torch's allocator does not
     give the pinned memory away before the copy is done.
 
-    NOTE: while a CUDA graph is captured nothing is uploaded. If an address has changed, as those of gradients do that are
-    made under capture, launches that become part of the graph write the new ones into a copy of the table.
+    NOTE: while a CUDA graph is captured nothing is uploaded. If an address has changed, as those of gradients do that
+    are made under capture, launches that become part of the graph write the new ones into a copy of the table.
     """
 
     rows: Tensor  # as uploaded
@@ -184,7 +184,9 @@ class TritonStep(ListStep):
         if self.own not in _tables:
             _tables[self.own] = Tables()
         tables = _tables[self.own]
-        if len(tables.known) > 2 * len(self.group["params"]):  # each parameter by itself, as in a step in backward, fits
+        if len(tables.known) > 2 * len(
+            self.group["params"]
+        ):  # each parameter by itself, as in a step in backward, fits
             tables.known.clear()
         places = tuple(self.members.places)
         for kind, columns in kinds.items():
