@@ -16,8 +16,8 @@ NOTE: a whole block, in a tensor whose addresses are all multiples of 16, is rea
 blocks element by element. Both ways stand in the same kernel, so that one launch does for all tensors.
 
 NOTE: adaptive_tiny needs max(⟨|θ|⟩, 1) before θ moves, and reading θ once more for it would take a tenth of the step.
-As it mostly is 1, `update` takes it for 1 and sums |θ| while it reads θ; where ⟨|θ|⟩ is larger, `correct` moves θ by the
-difference, which m and v̂ still tell. The C kernel does the same.
+As it mostly is 1, `update` takes it for 1 and sums |θ| while it reads θ; where ⟨|θ|⟩ is larger, `correct` moves θ by
+the difference, which m and v̂ still tell. The C kernel does the same.
 
 NOTE: complex tensors are pairs of reals, as in torch.optim.Adam.
 """
@@ -317,8 +317,10 @@ def correct(
 @triton.jit(do_not_specialize=["start", "n"])
 def note(
     table, start, n,
-    a0: tl.int64, a1: tl.int64, a2: tl.int64, a3: tl.int64, a4: tl.int64, a5: tl.int64, a6: tl.int64, a7: tl.int64,
-    a8: tl.int64, a9: tl.int64, a10: tl.int64, a11: tl.int64, a12: tl.int64, a13: tl.int64, a14: tl.int64, a15: tl.int64,
+    a0: tl.int64, a1: tl.int64, a2: tl.int64, a3: tl.int64,
+    a4: tl.int64, a5: tl.int64, a6: tl.int64, a7: tl.int64,
+    a8: tl.int64, a9: tl.int64, a10: tl.int64, a11: tl.int64,
+    a12: tl.int64, a13: tl.int64, a14: tl.int64, a15: tl.int64,
 ):  # fmt: skip
     """Write the first `n` of these addresses into a table, at `start` and on."""
     addresses = (a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15)
