@@ -6,18 +6,22 @@
 `launches` are kernels that the host starts: none for a view or for memory, one for an operation, and for an operation
 on lists of tensors one if torch can take them together, else one per tensor. `reads` wait for the device, `copies` go
 between host and device, and `made from lists` are tensors made of Python numbers, which a CUDA graph cannot capture.
-Prints the tables of benchmarks/README.md.
+For JAX and MLX the kernels are counted that their compilers make of one step. Prints the tables of benchmarks/README.md.
 
 NOTE: torch cuts what it takes together into launches of at most 30 to 110 tensors, and of 320 pieces of 65,536
 elements. Each counts as one here, which flatters operations on lists, Adam's and ours.
+
+NOTE: the compilers are those for the CPU. XLA for GPUs fuses by other rules.
 """
 
 from __future__ import annotations
 
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -125,8 +129,9 @@ def with_triton(*, installed: bool = True) -> Iterator[None]:
 def count(make: Callable[..., Any], tensors: int = 32, absent: int = 0, **options: Any) -> Counts:
     """One step after the first, on fake CUDA tensors; the last `absent` of them have no gradient."""
     with FakeTensorMode(), with_triton():
-        params = [torch.nn.Parameter(torch.empty(5 + i % 4, 5, device="cuda")) for i in range(tensors)]
-        optimizer = make([(f"layer{i // 2}.p{i}", p) for i, p in enumerate(params)], **options)
+        named = {name: torch.nn.Parameter(torch.empty(shape, device="cuda")) for name, shape in shapes(tensors).items()}
+        params = list(named.values())
+        optimizer = make(list(named.items()), **options)
         for p in params[: tensors - absent]:
             p.grad = torch.empty_like(p)
         optimizer.step()
@@ -146,13 +151,76 @@ def rows() -> Iterator[tuple[str, Callable[..., Any], dict[str, Any]]]:
         yield name, torch.optim.Adam, options
 
 
+def shapes(tensors: int) -> dict[str, tuple[int, int]]:
+    """Names and shapes of so many tensors, four different ones, two to a module."""
+    return {f"layer{i // 2}.p{i}": (5 + i % 4, 5) for i in range(tensors)}
+
+
+def jax_kernels(optimizer: Any, tensors: int) -> int:
+    """What XLA starts for one step: instructions of the entry computation that do something."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    def update(params: Any, state: Any, grads: Any) -> Any:
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = {name: jnp.ones(shape) for name, shape in shapes(tensors).items()}
+    step = jax.jit(update, donate_argnums=(0, 1))
+    text = step.lower(params, optimizer.init(params), params).compile().as_text()
+    entry = text[text.index("\nENTRY") :]
+    found = re.findall(r"^\s+(?:ROOT )?%\S+ = .*?\s([a-z][a-z-]*)\(", entry, re.MULTILINE)
+    return sum(name not in ("parameter", "constant", "tuple", "get-tuple-element", "bitcast") for name in found)
+
+
+MLX_VIEWS = ("Reshape", "AsStrided", "Squeeze", "Depends", "Broadcast", "ExpandDims", "Slice", "Split", "Flatten")
+
+
+def mlx_kernels(optimizer: Any, tensors: int) -> int:
+    """What MLX starts for one step under mx.compile: nodes of its graph that do something, `Concatenate` per input."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    params = {name: mx.ones(shape) for name, shape in shapes(tensors).items()}
+    grads = {name: mx.ones(shape) for name, shape in shapes(tensors).items()}
+    optimizer.init(params)
+    step = mx.compile(optimizer.apply_gradients, inputs=[optimizer.state], outputs=[optimizer.state])
+    params = step(grads, params)
+    mx.eval(params, optimizer.state)
+    leaves: Any = tree_flatten([step(grads, params), optimizer.state])
+    with tempfile.NamedTemporaryFile(suffix=".dot") as file:
+        mx.export_to_dot(file.name, *(x for _, x in leaves if isinstance(x, mx.array)))
+        text = Path(file.name).read_text()
+    nodes = dict(re.findall(r'(\d+) \[label ="(\w+)", shape=rectangle', text))
+    inputs = Counter(re.findall(r"-> (\d+)", text))
+    return sum(inputs[node] if name == "Concatenate" else name not in MLX_VIEWS for node, name in nodes.items())
+
+
+def compiled_rows() -> Iterator[tuple[str, Callable[[int], int]]]:
+    """What is counted of JAX and MLX: a name, and the count for a number of tensors."""
+    import mlx.optimizers
+    import optax
+
+    from kourkoutas.mlx import KourkoutasBeta as ForMlx
+    from kourkoutas.optax import kourkoutas_beta
+
+    yield "JAX, optax.adam", lambda tensors: jax_kernels(optax.adam(1e-3), tensors)
+    yield "JAX, K-β, default", lambda tensors: jax_kernels(kourkoutas_beta(1e-3), tensors)
+    yield "JAX, K-β, full", lambda tensors: jax_kernels(kourkoutas_beta(1e-3, **FULL), tensors)
+    yield "MLX compiled, Adam", lambda tensors: mlx_kernels(mlx.optimizers.Adam(1e-3), tensors)
+    yield "MLX compiled, K-β, default", lambda tensors: mlx_kernels(ForMlx(1e-3), tensors)
+    yield "MLX compiled, K-β, full", lambda tensors: mlx_kernels(ForMlx(1e-3, **FULL), tensors)
+
+
 def main() -> None:
-    print(f"torch {re.sub('[+].*', '', torch.__version__)}\n")
     print("| one step | launches, 8 tensors | 64 tensors | reads, 64 tensors | copies | made from lists |")
     print("|---|---|---|---|---|---|")
     for name, make, options in rows():
         few, many = (count(make, tensors, **options) for tensors in (8, 64))
         print(f"| {name} | {few.launches} | {many.launches} | {many.reads} | {many.copies} | {many.made_from_lists} |")
+    for name, kernels in compiled_rows():
+        print(f"| {name} | {kernels(8)} | {kernels(64)} | | | |")
 
 
 if __name__ == "__main__":
