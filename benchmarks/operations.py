@@ -6,7 +6,8 @@
 `launches` are kernels that the host starts: none for a view or for memory, one for an operation, and for an operation
 on lists of tensors one if torch can take them together, else one per tensor. `reads` wait for the device, `copies` go
 between host and device, and `made from lists` are tensors made of Python numbers, which a CUDA graph cannot capture.
-For JAX and MLX the kernels are counted that their compilers make of one step. Prints the tables of benchmarks/README.md.
+For JAX and MLX the kernels are counted that their compilers make of one step. Prints the table of
+benchmarks/README.md.
 
 NOTE: torch cuts what it takes together into launches of at most 30 to 110 tensors, and of 320 pieces of 65,536
 elements. Each counts as one here, which flatters operations on lists, Adam's and ours.
