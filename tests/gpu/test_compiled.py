@@ -3,6 +3,7 @@
 import functools
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -187,3 +188,16 @@ def test_wide_loads_on_rocm_are_128_bits():
     text = compiled(DEFAULT, "gfx942").asm["amdgcn"]
     assert len(re.findall(r"(?:buffer|global)_load_dwordx4", text)) == 8
     assert len(re.findall(r"(?:buffer|global)_store_dwordx4", text)) == 6
+
+
+def test_a_step_on_the_cpu_does_not_import_triton():
+    program = """
+import sys, torch
+from kourkoutas.torch import KourkoutasBeta
+p = torch.nn.Parameter(torch.ones(3))
+p.grad = torch.ones(3)
+for options in ({}, {"foreach": True}, {"fused": False}):
+    KourkoutasBeta([p], **options).step()
+raise SystemExit("triton" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
