@@ -190,7 +190,8 @@ def test_wide_loads_on_rocm_are_128_bits():
     assert len(re.findall(r"(?:buffer|global)_store_dwordx4", text)) == 6
 
 
-def test_a_step_on_the_cpu_does_not_import_triton():
+def test_a_step_on_the_cpu_does_not_import_the_kernels():
+    # torch.optim itself imports Triton, where it is installed.
     program = """
 import sys, torch
 from kourkoutas.torch import KourkoutasBeta
@@ -198,6 +199,6 @@ p = torch.nn.Parameter(torch.ones(3))
 p.grad = torch.ones(3)
 for options in ({}, {"foreach": True}, {"fused": False}):
     KourkoutasBeta([p], **options).step()
-raise SystemExit("triton" in sys.modules)
+raise SystemExit("kourkoutas.torch.triton_kernels" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -13,10 +13,10 @@ A step has the same stages whichever way it goes; options.py is passed when an o
 
     choose      one function, `routes.choose`: the route and the reason                     routes.py
     gather      the group's tensors and state; every check comes before the first change   group.py, step.c
-    measure     local sums: Σ g², and Σ |θ| where needed                                    arithmetic.c, triton_*.py or lists.py
+    measure     local sums: Σ g², and Σ |θ| where needed                          arithmetic.c, triton_*.py, lists.py
     pool        sums of what lies on several ranks, one vector for all groups               sharding.py
     rule.step   n → β2, coefficients, new scalar state                                      arithmetic.c or rule.py
-    update      m, v, v_max and θ                                                           arithmetic.c, triton_*.py or lists.py
+    update      m, v, v_max and θ                                                 arithmetic.c, triton_*.py, lists.py
     record      sun, β2 and n, with diagnostics=True                                        recorder.py
 
 Each route is a class with the methods of `routes.Step`. All private names of torch are in private.py.
