@@ -1,10 +1,12 @@
 """Torch's operations as they run on an accelerator, where launches are saved, tried on the CPU."""
 
+import contextlib
 import copy
 
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kourkoutas.torch import KourkoutasBeta, group, lists
 from tests.conformance.table import CASES, EXTRA, check
@@ -88,6 +90,28 @@ def test_a_captured_step_is_not_counted_here_as_its_replays_are_not_seen():
     optimizer = KourkoutasBeta(params, foreach=True, capturable=True)
     train(optimizer, params, 2)
     assert taken(optimizer) == (None, [2, 2, 2])
+
+
+def test_a_step_that_a_cuda_graph_captures_is_not_counted_here_whatever_the_options(monkeypatch):
+    params = parameters()
+    optimizer = KourkoutasBeta(params, foreach=True)
+    train(optimizer, params, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(group, "is_capturing", lambda device: True)
+        train(optimizer, params, 1)
+    train(optimizer, params, 1)  # the graph may have taken any number of steps in between
+    assert taken(optimizer) == (None, [4, 4, 4])
+
+
+def test_a_state_of_fake_or_meta_tensors_is_not_read():
+    for device, mode in (("cuda", FakeTensorMode()), ("meta", contextlib.nullcontext())):
+        with mode:
+            p = torch.nn.Parameter(torch.empty(3, device=device))
+            p.grad = torch.empty(3, device=device)
+            optimizer = KourkoutasBeta([p], foreach=True)
+            optimizer.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+            assert optimizer._groups[0].taken is None
 
 
 def test_a_loaded_state_is_counted_on_and_resumes_bit_for_bit():

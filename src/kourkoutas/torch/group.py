@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -36,6 +37,17 @@ class Tensors(NamedTuple):
 
 HOST = ("cpu",)
 """Devices on which reading a value costs nothing, so that steps need not be counted beside them."""
+
+
+def is_fake(x: Tensor) -> bool:
+    """Whether a tensor is one of FakeTensorMode's."""
+    module = sys.modules.get("torch._subclasses.fake_tensor")
+    return module is not None and isinstance(x, module.FakeTensor)
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured."""
+    return device.type == "cuda" and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 class Taken(NamedTuple):
@@ -253,9 +265,10 @@ class Group:
 
     def read_taken(self) -> None:
         """Read from the device how many steps were taken, as after loading a state."""
-        if self.device.type in HOST or not len(self.scalars.step):
+        vector = self.scalars.step
+        if self.device.type in HOST or not len(vector) or vector.is_meta or is_fake(vector):
             return
-        steps = set(self.scalars.step.tolist())
+        steps = set(vector.tolist())
         self.taken = self._taken(int(steps.pop()), None) if len(steps) == 1 else None
 
     def steps_taken(self, places: list[int]) -> int | None:
@@ -263,7 +276,7 @@ class Group:
 
         It is if they took all of them together. A CUDA graph takes steps that nobody counts here.
         """
-        if self.taken is None or self.device.type in HOST or self.group["capturable"]:
+        if self.taken is None or self.device.type in HOST or self.group["capturable"] or is_capturing(self.device):
             return None
         known = self.taken.places in (None, places) and self.taken.version == self.scalars.step._version
         return self.taken.steps if known else None

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import sys
 import weakref
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kourkoutas.rule import Coefficients, Hyper
-from kourkoutas.torch.group import Collected, Group
+from kourkoutas.torch.group import Collected, Group, is_capturing, is_fake
 from kourkoutas.torch.lists import ListStep
 
 DEVICES = ("cuda",)  # those of ROCm, too
@@ -49,17 +48,6 @@ def missing(device: torch.device | None) -> str | None:
         if major < 7:
             return f"it needs a GPU of compute capability 7.0 or later, and this one has {major}.{minor}"
     return None
-
-
-def is_fake(x: Tensor) -> bool:
-    """Whether a tensor is one of FakeTensorMode's."""
-    module = sys.modules.get("torch._subclasses.fake_tensor")
-    return module is not None and isinstance(x, module.FakeTensor)
-
-
-def is_capturing() -> bool:
-    """Whether a CUDA graph is being captured."""
-    return torch.cuda.is_current_stream_capturing()
 
 
 def launch(name: str, programs: int, out: Tensor, *args: Any, **constants: Any) -> None:
@@ -123,6 +111,9 @@ class Table:
         if not same or stream != self.stream:
             self._upload(addresses, sizes, step)
             self.addresses, self.sizes, self.stream = addresses, sizes, stream
+            if step.group["capturable"]:
+                # A kernel must not be loaded for the first time under capture: this one writes nothing.
+                launch("note", 1, self.rows, 0, 0, *[0] * NOTES)
         self.current = self.rows
 
     def _upload(self, addresses: list[int], sizes: list[int], step: TritonStep) -> None:
@@ -166,7 +157,7 @@ class TritonStep(ListStep):
         super().__init__(own, collected)
         self.fake = is_fake(self.scalars.step)
         self.on_gpu = self.device.type == "cuda" and not self.fake
-        self.in_graph = self.on_gpu and is_capturing()
+        self.in_graph = self.on_gpu and is_capturing(self.device)
         self.lists = [each for each in self.tensors if each]
         self.noisy = bool(self.group["stochastic_rounding"])
         self.noisy_state = own.noisy_states
