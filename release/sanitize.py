@@ -67,7 +67,7 @@ def build(name: str, flags: str) -> Path:
     if "thread" in flags:
         header = native / "threads.h"
         text = header.read_text(encoding="utf-8")
-        changed = text.replace("!wanted ? NULL", "1 ? NULL")
+        changed = text.replace("!wanted ? NULL", "!wanted || 1 ? NULL")
         if changed == text:
             raise SystemExit("threads.h no longer looks for OpenMP as this script expects")
         header.write_text(changed, encoding="utf-8")

@@ -1,5 +1,8 @@
 """How many collectives a step costs, counted in the processes themselves."""
 
+import importlib
+import re
+
 import pytest
 import torch
 
@@ -92,3 +95,58 @@ def _plain(rank, world):
 def test_a_rank_may_step_alone_when_nothing_is_sharded():
     first, second = ranks(2).run(_plain)
     assert first < second == 3
+
+
+def _without(rank, world, layout, options, module, name):
+    """The moving averages after three steps of a torch that has lost a private name, or the error that says so."""
+    made = models.lay_out(models.model(), layout, world)
+    models.feed(made, 0)
+    module = importlib.import_module(module)
+    kept = getattr(module, name)
+    delattr(module, name)
+    try:
+        optimizer = KourkoutasBeta(made.named_parameters(), lr=1e-2, **options)
+        for _ in range(3):
+            optimizer.step()
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    finally:
+        setattr(module, name, kept)
+    return {name: optimizer.state[p]["norm_ema"].item() for name, p in made.named_parameters()}
+
+
+OFFSET = ("torch.distributed.tensor._utils", "compute_local_shape_and_global_offset")
+LOST = [
+    (("torch.distributed._functional_collectives", "all_reduce"), {}, None),
+    (("torch.distributed._functional_collectives", "wait_tensor"), {"adaptive_tiny": True}, None),
+    (OFFSET, {}, None),
+    (
+        OFFSET,
+        {"state_dtype": torch.bfloat16},
+        "this torch does not say where the shard of parameter 'even.weight' begins",
+    ),
+    (
+        ("torch.distributed.tensor.placement_types", "_StridedShard"),
+        {},
+        "which neither shards nor replicates it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "refused"), LOST, ids=lambda x: x[1] if isinstance(x, tuple) else "")
+def test_ranks_whose_torch_has_lost_a_private_name_step_or_say_what_is_missing(name, options, refused):
+    usual = ranks(4).run(_averages, "fsdp2+tp", options)
+    for answer, expected in zip(ranks(4).run(_without, "fsdp2+tp", options, *name), usual, strict=True):
+        if refused is None:
+            assert answer == expected
+        else:
+            assert re.search(refused, answer)
+
+
+def _averages(rank, world, layout, options):
+    made = models.lay_out(models.model(), layout, world)
+    models.feed(made, 0)
+    optimizer = KourkoutasBeta(made.named_parameters(), lr=1e-2, **options)
+    for _ in range(3):
+        optimizer.step()
+    return {name: optimizer.state[p]["norm_ema"].item() for name, p in made.named_parameters()}
