@@ -317,11 +317,11 @@ def test_short_parameters_with_weight_decay_are_rounded_once(route):
 @pytest.mark.parametrize("options", [{}, {"decay": 1}, {"nonfinite": "skip"}], ids=str)
 def test_parameters_with_weight_decay_are_rounded_once_per_step(route, options):
     generator = torch.Generator().manual_seed(0)
-    p = torch.nn.Parameter(1 + torch.rand(10_000, generator=generator))
-    p.grad = torch.randn(10_000, generator=generator)
+    p = torch.nn.Parameter(1 + torch.rand(300_000, generator=generator))
+    p.grad = torch.randn(300_000, generator=generator)
     optimizer = KourkoutasBeta([p], lr=1e-3, weight_decay=0.1, **options, **route)
     optimizer.step()
-    p.grad = torch.randn(10_000, generator=generator)  # so that the steps differ from entry to entry
+    p.grad = torch.randn(300_000, generator=generator)  # so that the steps differ from entry to entry
     before = p.detach().double()
     optimizer.step()
     state = optimizer.state[p]

@@ -23,6 +23,7 @@ from kourkoutas.torch.recorder import Row
 
 NO_FLOAT64 = ("mps",)
 _LATE = torch.tensor(1e30, device="cpu")  # a step count at which Adam's bias correction is 1; its kernel only reads it
+_PIECE = 1 << 18  # elements
 _TYPES = {Tensor, torch.nn.Parameter}
 _WIDE = (torch.float32, torch.float64)
 
@@ -315,7 +316,8 @@ class FusedStep(ListStep):
 
         Adam's kernel computes θ ← θ - γ'·m/(√v̂ + ε') once a huge step count has made its own bias correction 1. With
         γ' = rate and ε' = floor that is our update, apart from the clip and from weight decay. For the latter it moves
-        zeros, which gives -Δ, so that θ is rounded once, as on the other routes.
+        zeros, which gives -Δ, so that θ is rounded once, as on the other routes; piece by piece, so that the zeros stay
+        in cache.
         """
         count = len(self.tensors.params)
         moves = _floats(True if updated is None else updated, count)
@@ -323,25 +325,30 @@ class FusedStep(ListStep):
         for i, p in enumerate(self.tensors.params):
             if not moves[i] or not p.numel():
                 continue
-            moved = torch.zeros_like(p) if fade[i] else p
-            private.fused_adamw(
-                [moved],
-                [self.tensors.grads[i]],
-                [self.tensors.m[i]],
-                [self.tensors.v[i]],
-                [self.tensors.v_max[i]] if self.tensors.v_max else [],
-                [_LATE],
-                lr=rate[i],
-                beta1=self.hyper.beta1,
-                beta2=beta2[i],
-                weight_decay=0.0,
-                eps=floor[i],
-                amsgrad=bool(self.tensors.v_max),
-                maximize=self.group["maximize"],
-            )
-            if fade[i]:
-                # θ ← θ - (fade·θ + Δ)
-                p.add_(moved.add_(p, alpha=-fade[i]))
+            each = [tensors[i] for tensors in self.tensors if tensors]  # θ, g, m, v and, if it is kept, v_max
+            pieces: Any = [each]
+            if fade[i] and p.numel() > _PIECE:
+                pieces = zip(*(x.view(-1).split(_PIECE) for x in each), strict=True)
+            for theta, g, m, v, *v_max in pieces:
+                moved = torch.zeros_like(theta) if fade[i] else theta
+                private.fused_adamw(
+                    [moved],
+                    [g],
+                    [m],
+                    [v],
+                    v_max,
+                    [_LATE],
+                    lr=rate[i],
+                    beta1=self.hyper.beta1,
+                    beta2=beta2[i],
+                    weight_decay=0.0,
+                    eps=floor[i],
+                    amsgrad=bool(v_max),
+                    maximize=self.group["maximize"],
+                )
+                if fade[i]:
+                    # θ ← θ - (fade·θ + Δ)
+                    theta.add_(moved.add_(theta, alpha=-fade[i]))
 
 
 def _square_sum(g: Tensor) -> float:
@@ -349,7 +356,7 @@ def _square_sum(g: Tensor) -> float:
     if 0 < g.numel() <= 1 << 14:
         x = g.numpy()
         return float(np.vdot(x, x))
-    return float(sum(x.dot(x).item() for x in g.view(-1).split(1 << 18)))
+    return float(sum(x.dot(x).item() for x in g.view(-1).split(_PIECE)))
 
 
 def _floats(x: Any, n: int) -> list[float]:
