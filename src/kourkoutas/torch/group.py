@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from kourkoutas import rule
 from kourkoutas.buckets import names_of
 from kourkoutas.rule import Hyper
-from kourkoutas.torch import kernel, options, sharding
+from kourkoutas.torch import kernel, options, private, sharding
 from kourkoutas.torch.sharding import Shard
 
 
@@ -37,12 +36,6 @@ class Tensors(NamedTuple):
 
 HOST = ("cpu",)
 """Devices on which reading a value costs nothing, so that steps need not be counted beside them."""
-
-
-def is_fake(x: Tensor) -> bool:
-    """Whether a tensor is one of FakeTensorMode's."""
-    module = sys.modules.get("torch._subclasses.fake_tensor")
-    return module is not None and isinstance(x, module.FakeTensor)
 
 
 def is_capturing(device: torch.device) -> bool:
@@ -266,7 +259,7 @@ class Group:
     def read_taken(self) -> None:
         """Read from the device how many steps were taken, as after loading a state."""
         vector = self.scalars.step
-        if self.device.type in HOST or not len(vector) or vector.is_meta or is_fake(vector):
+        if self.device.type in HOST or not len(vector) or vector.is_meta or private.is_fake(vector):
             return
         steps = set(vector.tolist())
         self.taken = self._taken(int(steps.pop()), None) if len(steps) == 1 else None

@@ -11,7 +11,7 @@ import torch
 
 from kourkoutas.rule import Hyper
 from kourkoutas.torch import kernel, private, triton_step
-from kourkoutas.torch.group import Group, is_fake
+from kourkoutas.torch.group import Group
 from kourkoutas.torch.lists import FusedStep, ListStep
 from kourkoutas.torch.recorder import Row
 from kourkoutas.torch.triton_step import TritonStep
@@ -88,7 +88,7 @@ def choose(own: Group) -> Route:
 def _choose_on_accelerator(own: Group) -> Route:
     """The same for parameters that are not on the CPU. Fake tensors go as real ones would that nobody watches."""
     group, device = own.group, own.group["params"][0].device
-    fake = is_fake(group["params"][0])
+    fake = private.is_fake(group["params"][0])
     if device.type not in triton_step.DEVICES:
         return Route("foreach", f"parameters are on {device.type}")
     if torch.compiler.is_compiling() or (not fake and (not private.knows_modes or watched())):

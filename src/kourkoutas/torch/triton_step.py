@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from kourkoutas.rule import Coefficients, Hyper
-from kourkoutas.torch.group import Collected, Group, is_capturing, is_fake
+from kourkoutas.torch import private
+from kourkoutas.torch.group import Collected, Group, is_capturing
 from kourkoutas.torch.lists import ListStep
 
 DEVICES = ("cuda",)  # those of ROCm, too
@@ -52,7 +53,7 @@ def missing(device: torch.device | None) -> str | None:
 
 def launch(name: str, programs: int, out: Tensor, *args: Any, **constants: Any) -> None:
     """Start a kernel of `triton_kernels` on the device of its first argument, `out`."""
-    if not programs or is_fake(out):
+    if not programs or private.is_fake(out):
         return
     from triton import language
 
@@ -155,7 +156,7 @@ class TritonStep(ListStep):
 
     def __init__(self, own: Group, collected: Collected) -> None:
         super().__init__(own, collected)
-        self.fake = is_fake(self.scalars.step)
+        self.fake = private.is_fake(self.scalars.step)
         self.on_gpu = self.device.type == "cuda" and not self.fake
         self.in_graph = self.on_gpu and is_capturing(self.device)
         self.lists = [each for each in self.tensors if each]
