@@ -6,6 +6,9 @@ STUDY := .venv/.study
 READY := .venv/.ready
 PIP := -m pip install --quiet --disable-pip-version-check
 PYTEST := -m pytest -n auto --dist worksteal
+# `make test DEVICE=cuda` also runs the tests of the Triton kernels, on a real GPU.
+DEVICE ?= cpu
+export KBETA_DEVICE := $(DEVICE)
 INPUTS := pyproject.toml constraints.txt setup.py $(wildcard src/kourkoutas/_native/*.[ch])
 
 # On Linux pip's own choice of torch brings gigabytes of CUDA. For the CPU build set TORCH_CPU_INDEX to the address of
@@ -14,7 +17,7 @@ ifneq ($(TORCH_CPU_INDEX),)
 export PIP_EXTRA_INDEX_URL := $(PIP_EXTRA_INDEX_URL) $(TORCH_CPU_INDEX)
 endif
 
-.PHONY: study test test-all test-integrations test-floors test-ray test-sanitize coverage mutate browser lint bench pictures docs dist venv clean
+.PHONY: study test test-all test-integrations test-gpu test-floors test-ray test-sanitize coverage mutate browser lint bench pictures docs dist venv clean
 
 # Needs JAX and the laboratory only, so the first answer does not wait for torch and MLX.
 study: $(STUDY)
@@ -42,6 +45,11 @@ test-integrations: .venv-integrations/.ready
 	.venv-integrations/bin/python $(PYTEST) tests/integrations tests/lab/test_rivals.py
 	KERAS_BACKEND=torch .venv-integrations/bin/python $(PYTEST) tests/integrations/test_keras.py
 	KERAS_BACKEND=jax .venv-integrations/bin/python $(PYTEST) tests/integrations/test_keras.py
+
+# The Triton kernels without a GPU: first in Triton's interpreter, against the oracle, then compiled for three kinds of GPU.
+test-gpu: .venv-gpu/.ready
+	TRITON_INTERPRET=1 KBETA_DEVICE=cpu .venv-gpu/bin/python $(PYTEST) tests/gpu
+	KBETA_DEVICE=cpu .venv-gpu/bin/python $(PYTEST) tests/gpu
 
 # The oldest versions that pyproject.toml allows, in environments of their own; with FLOORS=--pinned those of
 # constraints.txt, for trying another PYTHON.
@@ -134,6 +142,11 @@ $(READY): $(INPUTS)
 	.venv-integrations/bin/python $(PIP) -c constraints.txt --no-deps torchphysics nvidia-physicsnemo
 	.venv-integrations/bin/python $(PIP) -c constraints.txt einops importlib-metadata jaxtyping nvtx omegaconf requests s3fs \
 		tensordict tqdm warp-lang
+	touch $@
+
+.venv-gpu/.ready: $(INPUTS)
+	$(PYTHON) -m venv .venv-gpu
+	.venv-gpu/bin/python $(PIP) -c constraints.txt -e '.[torch,gpu,dev]'
 	touch $@
 
 .venv-docs/.ready: pyproject.toml constraints.txt

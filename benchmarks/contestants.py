@@ -42,19 +42,20 @@ def count(name: str) -> int:
     return sum(prod(shape) for shape in SHAPES[name])
 
 
-def contestants(framework: str, shapes: list[Shape], threads: int) -> dict[str, Contestant]:
-    """The optimizers of a framework; `threads` are PyTorch's, as XLA and MLX make their own choice."""
+def contestants(framework: str, shapes: list[Shape], threads: int, device: str = "cpu") -> dict[str, Contestant]:
+    """The optimizers of a framework; `threads` and `device` are PyTorch's, as XLA and MLX make their own choice."""
     if framework == "torch":
-        return _of_torch(shapes, threads)
+        return _of_torch(shapes, threads, device)
     return _of_jax(shapes) if framework == "jax" else _of_mlx(shapes)
 
 
-def torch_parameters(shapes: list[Shape]) -> list[tuple[str, Any]]:
+def torch_parameters(shapes: list[Shape], device: str = "cpu") -> list[tuple[str, Any]]:
     """Named parameters that have a gradient."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
-    params = [torch.nn.Parameter(0.1 * torch.randn(shape, generator=generator)) for shape in shapes]
+    drawn = [0.1 * torch.randn(shape, generator=generator) for shape in shapes]
+    params = [torch.nn.Parameter(x.to(device)) for x in drawn]
     for p in params:
         p.grad = torch.full_like(p, 1e-3)
     return [(f"p{i}", p) for i, p in enumerate(params)]
@@ -66,7 +67,14 @@ def torch_contestant(optimizer: Any, baseline: str, with_kernel: bool = True) ->
 
     from kourkoutas.torch import kernel
 
-    steps = timed(optimizer.step)
+    on_gpu = optimizer.param_groups[0]["params"][0].is_cuda
+    steps = timed(optimizer.step, torch.cuda.synchronize) if on_gpu else timed(optimizer.step)
+
+    def peak() -> int:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        steps(1)
+        return int(torch.cuda.max_memory_allocated() - before)
 
     def without_kernel(k: int) -> float:
         ours, kernel.extension = kernel.extension, None
@@ -77,18 +85,18 @@ def torch_contestant(optimizer: Any, baseline: str, with_kernel: bool = True) ->
     run = steps if with_kernel else without_kernel
     run(1)
     state = {id(x): x for s in optimizer.state.values() for x in s.values() if isinstance(x, torch.Tensor)}
-    return Contestant(run, baseline, sum(x.nbytes for x in state.values()))
+    return Contestant(run, baseline, sum(x.nbytes for x in state.values()), peak=peak if on_gpu else None)
 
 
-def _of_torch(shapes: list[Shape], threads: int) -> dict[str, Contestant]:
+def _of_torch(shapes: list[Shape], threads: int, device: str) -> dict[str, Contestant]:
     """Parameters and gradients are shared: what differs is the step."""
     import torch
 
-    from kourkoutas.torch import KourkoutasBeta, kernel
+    from kourkoutas.torch import KourkoutasBeta
 
     torch.set_num_threads(threads)
     lr = 1e-7  # so small that thousands of steps leave parameters as large as those of a network: see `adaptive_tiny`
-    names = torch_parameters(shapes)
+    names = torch_parameters(shapes, device)
     params = [p for _, p in names]
     base = "Adam fused"
     out = {
@@ -96,11 +104,18 @@ def _of_torch(shapes: list[Shape], threads: int) -> dict[str, Contestant]:
         "Adam foreach": torch_contestant(torch.optim.Adam(params, lr, foreach=True), base),
         "AMSGrad fused": torch_contestant(torch.optim.Adam(params, lr, fused=True, amsgrad=True), base),
     }
-    if kernel.extension is not None:
-        out["K-β"] = torch_contestant(KourkoutasBeta(names, lr), base)
+    ours = KourkoutasBeta(names, lr)
+    if ours.route()[0].name in ("kernel", "triton"):
+        out["K-β"] = torch_contestant(ours, base)
         out["K-β full"] = torch_contestant(KourkoutasBeta(names, lr, **FULL), base)
         out["K-β traced"] = torch_contestant(KourkoutasBeta(names, lr, diagnostics=True), "K-β")
-    out["K-β, no kernel"] = torch_contestant(KourkoutasBeta(names, lr), base, with_kernel=False)
+    if device == "cpu":
+        out["K-β, no kernel"] = torch_contestant(KourkoutasBeta(names, lr), base, with_kernel=False)
+    else:
+        out["Adam foreach capturable"] = torch_contestant(
+            torch.optim.Adam(params, lr, foreach=True, capturable=True), base
+        )
+        out["K-β, no kernel"] = torch_contestant(KourkoutasBeta(names, lr, foreach=True), base)
     return out
 
 

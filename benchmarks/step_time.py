@@ -2,6 +2,7 @@
 
     python benchmarks/step_time.py                        every installed framework, all shapes: `make bench`
     python benchmarks/step_time.py --framework torch --shape pinn --json
+    python benchmarks/step_time.py --device cuda          PyTorch on a GPU
 
 With KBETA_PEER_PYTHON=<an interpreter that has a peer>, the peer is timed in the same rounds.
 
@@ -35,7 +36,10 @@ SKIPPED = {
     ("mlx", "big"): "MLX's CPU back end takes too long for it",
 }
 WORKER = (sys.executable, __file__, "--worker")
-NO_KERNEL = "the kernel is not in use; `kbeta doctor` says why"
+NO_KERNEL = {
+    "cpu": ("torch, K-β through its C kernel", "the kernel is not in use; `kbeta doctor` says why"),
+    "cuda": ("torch, K-β through its Triton kernels", "they are not in use; `optimizer.route()` says why"),
+}
 
 
 def installed() -> list[str]:
@@ -43,10 +47,10 @@ def installed() -> list[str]:
     return [name for name, needs in FRAMEWORKS.items() if all(importlib.util.find_spec(n) for n in needs)]
 
 
-def measure(framework: str, shape: str, threads: int, rounds: int, seconds: float) -> dict[str, Any]:
+def measure(framework: str, shape: str, threads: int, rounds: int, seconds: float, device: str) -> dict[str, Any]:
     """Time one framework on one shape, in this process; PyTorch beside a peer, if there is one."""
-    everyone = contestants(framework, SHAPES[shape], threads)
-    python = os.environ.get("KBETA_PEER_PYTHON") if framework == "torch" else None
+    everyone = contestants(framework, SHAPES[shape], threads, device)
+    python = os.environ.get("KBETA_PEER_PYTHON") if framework == "torch" and device == "cpu" else None
     peer = Peer(python, SHAPES[shape], threads) if python else None
     try:
         if peer is not None:
@@ -56,7 +60,17 @@ def measure(framework: str, shape: str, threads: int, rounds: int, seconds: floa
         if peer is not None:
             peer.close()
     version = importlib.metadata.version(framework)
-    return {"version": version, "rows": [{"framework": framework, "shape": shape, **row} for row in rows]}
+    rows = [{"framework": framework, "shape": shape, **row} for row in rows]
+    return {"version": version, "machine": _gpu() if device == "cuda" else {}, "rows": rows}
+
+
+def _gpu() -> dict[str, str]:
+    """What a reader must know of the GPU, its driver's CUDA or ROCm, and Triton."""
+    import torch
+
+    triton = importlib.metadata.version("triton") if importlib.util.find_spec("triton") else "not installed"
+    platform = f"CUDA {torch.version.cuda}" if torch.version.hip is None else f"ROCm {torch.version.hip}"
+    return {"gpu": torch.cuda.get_device_name(), "platform": platform, "triton": triton}
 
 
 def run(
@@ -66,6 +80,7 @@ def run(
     threads: int | None = None,
     rounds: int = 15,
     seconds: float = 10.0,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Time everything asked for, each framework and shape in a process of its own.
 
@@ -75,6 +90,7 @@ def run(
       threads: for PyTorch; None for the cores of this process.
       rounds: at most this many per shape.
       seconds: no new round after this long per shape, once there are three.
+      device: "cpu", or "cuda" for PyTorch on a GPU.
 
     Returns:
       {"machine": …, "versions": …, "rows": [{"framework", "shape", "contestant", "baseline", "seconds", "ratio", …}],
@@ -86,8 +102,15 @@ def run(
     if not seconds >= 0:
         raise ValueError(f"`seconds` must be a time >= 0; got {seconds}")
     threads = threads or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    if device != "cpu":
+        frameworks = _on_gpu(frameworks)
     result: dict[str, Any] = {
-        "machine": {"cpu": platform.processor() or platform.machine(), "threads": threads, "load": _load()},
+        "machine": {
+            "cpu": platform.processor() or platform.machine(),
+            "threads": threads,
+            "load": _load(),
+            "device": device,
+        },
         "versions": {},
         "rows": [],
         "skipped": [],
@@ -104,17 +127,30 @@ def run(
             if (framework, shape) in SKIPPED:
                 result["skipped"].append({"what": f"{framework} {shape}", "why": SKIPPED[framework, shape]})
                 continue
-            options = [framework, shape, str(threads), str(rounds), str(seconds)]
+            options = [framework, shape, str(threads), str(rounds), str(seconds), device]
             done = subprocess.run([*WORKER, *options], capture_output=True, text=True)
             if done.returncode:
                 raise RuntimeError(f"timing {framework} on {shape} failed:\n{done.stderr}")
             part = json.loads(done.stdout.splitlines()[-1])
             result["versions"][framework] = part["version"]
+            result["machine"] |= part["machine"]
             result["rows"] += part["rows"]
         timed = {row["contestant"] for row in result["rows"] if row["framework"] == framework}
         if framework == "torch" and "K-β" not in timed:
-            result["skipped"].append({"what": "torch, K-β through its C kernel", "why": NO_KERNEL})
+            what, why = NO_KERNEL[device]
+            result["skipped"].append({"what": what, "why": why})
     return result
+
+
+def _on_gpu(frameworks: Sequence[str] | None) -> Sequence[str]:
+    """The frameworks that are timed on a GPU: PyTorch, if it finds one."""
+    import torch
+
+    if frameworks not in (None, ["torch"]):
+        raise ValueError(f"`device` 'cuda' is for torch only; got {frameworks!r}: leave the other frameworks out")
+    if not torch.cuda.is_available():
+        raise ValueError("`device` is 'cuda', but torch finds no GPU: see torch.cuda.is_available()")
+    return ["torch"]
 
 
 def _load() -> float | None:
@@ -146,16 +182,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--framework", action="append", choices=FRAMEWORKS, help="repeat for several; default: all")
     parser.add_argument("--shape", action="append", choices=SHAPES, help="repeat for several; default: all")
     parser.add_argument("--threads", type=int, help="for PyTorch; default: the cores of this process")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where PyTorch steps")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=10.0, help="budget per framework and shape")
     parser.add_argument("--out", type=Path, default=Path("results/bench"), help="folder for bench.json")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args(argv)
-    how = {name: getattr(options, name) for name in ("threads", "rounds", "seconds")}
+    how = {name: getattr(options, name) for name in ("threads", "rounds", "seconds", "device")}
     try:
         result = run(options.framework, options.shape or tuple(SHAPES), **how)
     except ValueError as error:
-        parser.error(re.sub("`(threads|rounds|seconds)`", r"--\1", str(error)))
+        parser.error(re.sub("`(threads|rounds|seconds|device)`", r"--\1", str(error)))
     sys.stdout.write(json.dumps(result, indent=1) + "\n" if options.json else table(result))
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -164,8 +201,8 @@ def main(argv: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        framework, shape, threads, rounds, seconds = sys.argv[2:]
-        found = measure(framework, shape, int(threads), int(rounds), float(seconds))
+        framework, shape, threads, rounds, seconds, device = sys.argv[2:]
+        found = measure(framework, shape, int(threads), int(rounds), float(seconds), device)
         sys.stdout.write(json.dumps(found) + "\n")
     else:
         sys.exit(main(sys.argv[1:]))

@@ -24,12 +24,14 @@ class Contestant:
       baseline: the name of the contestant it is compared with.
       state_bytes: bytes of optimizer state.
       elsewhere: whether it runs in another process, whose memory is not seen from here.
+      peak: run a step and return by how many bytes it raised the memory of its device; None on the CPU.
     """
 
     steps: Callable[[int], float]
     baseline: str
     state_bytes: int
     elsewhere: bool = False
+    peak: Callable[[], int] | None = None
 
 
 def timed(step: Callable[[], Any], finish: Callable[[], Any] = lambda: None) -> Callable[[int], float]:
@@ -77,6 +79,10 @@ def alternate(contestants: Mapping[str, Contestant], rounds: int, seconds: float
     return times
 
 
+def _peak(contestant: Contestant) -> int | None:
+    return peak_over(contestant.steps) if contestant.peak is None else contestant.peak()
+
+
 def peak_over(step: Callable[[int], float]) -> int | None:
     """By how many bytes one step raises the resident memory at its peak; None where the system does not say."""
     if not sys.platform.startswith("linux"):
@@ -107,7 +113,7 @@ def compare(
     for name, contestant in contestants.items():
         base = times[contestant.baseline]
         ratios = sorted(t / b for t, b in zip(times[name], base, strict=True))
-        peak = None if contestant.elsewhere else peak_over(contestant.steps)
+        peak = None if contestant.elsewhere else _peak(contestant)
         rows.append(
             {
                 "contestant": name,

@@ -63,12 +63,34 @@ def test_a_value_that_cannot_be_is_refused(option, value, capsys):
 
 def test_the_command_times_a_framework_and_prints_json(capsys, tmp_path):
     pytest.importorskip("torch")
-    options = ["--framework", "torch", "--shape", "tiny", "--rounds", "3", "--threads", "1", "--json"]
+    options = [
+        "--framework",
+        "torch",
+        "--shape",
+        "tiny",
+        "--rounds",
+        "3",
+        "--threads",
+        "1",
+        "--device",
+        "cpu",
+        "--json",
+    ]
     assert bench.main([*options, "--out", str(tmp_path)]) == 0
     result = json.loads(capsys.readouterr().out)
     names = {row["contestant"] for row in result["rows"]}
     assert {"Adam fused", "Adam foreach", "AMSGrad fused", "K-β, no kernel"} <= names
     assert json.loads((tmp_path / "bench.json").read_text()) == result
+
+
+def test_a_benchmark_on_a_gpu_says_that_there_is_none(monkeypatch, capsys):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        bench.main(["--device", "cuda"])
+    assert "--device is 'cuda', but torch finds no GPU" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="`device` 'cuda' is for torch only; got \\['jax'\\]"):
+        bench.run(["jax"], ["tiny"], device="cuda")
 
 
 def test_a_benchmark_says_what_it_skipped_and_why(monkeypatch):

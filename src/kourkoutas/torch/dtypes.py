@@ -22,3 +22,8 @@ def wide(x: Tensor) -> Tensor:
 def real(x: Tensor) -> Tensor:
     """A complex tensor as pairs of reals."""
     return torch.view_as_real(x) if x.is_complex() else x
+
+
+def is_wide(x: Tensor) -> bool:
+    """Whether a tensor holds numbers of 64 bits."""
+    return x.dtype in (torch.float64, torch.complex128)

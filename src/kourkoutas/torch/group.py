@@ -11,7 +11,7 @@ from torch import Tensor
 from kourkoutas import rule
 from kourkoutas.buckets import names_of
 from kourkoutas.rule import Hyper
-from kourkoutas.torch import kernel, options, sharding
+from kourkoutas.torch import kernel, options, private, sharding
 from kourkoutas.torch.sharding import Shard
 from kourkoutas.torch.stacks import Stacks
 
@@ -33,6 +33,23 @@ class Tensors(NamedTuple):
     def written(self) -> list[tuple[str, list[Tensor]]]:
         """Those lists that a step writes, with their names; the parameters are "param"."""
         return [("param", self.params), *self.moments()]
+
+
+HOST = ("cpu",)
+"""Devices on which reading a value costs nothing, so that steps need not be counted beside them."""
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured."""
+    return device.type == "cuda" and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+class Taken(NamedTuple):
+    """How many steps parameters have taken, known without reading it from the device."""
+
+    steps: int
+    places: list[int] | None  # who took the last of them; None: nobody yet, and every parameter of the group is there
+    version: int  # of the vector of steps, into which others may write
 
 
 class Members(NamedTuple):
@@ -99,6 +116,7 @@ class Group:
     # As of the last `pack`:
     scalars: Any = None  # a `rule.State` of vectors; None for a scalar that is not kept
     views: tuple[list[Tensor] | None, ...] = ()  # per scalar: what the state of each parameter shows of it
+    taken: Taken | None = None  # None if it is not known, or not the same for all that step
 
     stacks: Any = None  # `Stacks`, with basis="eigen"
 
@@ -247,10 +265,38 @@ class Group:
             else:
                 all_views.append(None)
         self.views = tuple(all_views)
+        started = any("step" in state.get(p, ()) for p in self.group["params"])
+        self.taken = None if started else self._taken(0, None)
         self._members.clear()
         chosen = set(places)
         self.shown = set()
         self.show(state, [i for i, p in enumerate(self.group["params"]) if i in chosen or p in state])
+
+    def _taken(self, steps: int, places: list[int] | None) -> Taken | None:
+        vector = self.scalars.step
+        return None if vector.is_inference() else Taken(steps, places, vector._version)
+
+    def read_taken(self) -> None:
+        """Read from the device how many steps were taken, as after loading a state."""
+        vector = self.scalars.step
+        if self.device.type in HOST or not len(vector) or vector.is_meta or private.is_fake(vector):
+            return
+        steps = set(vector.tolist())
+        self.taken = self._taken(int(steps.pop()), None) if len(steps) == 1 else None
+
+    def steps_taken(self, places: list[int]) -> int | None:
+        """How many steps these parameters have all taken, if that is known here.
+
+        It is if they took all of them together. A CUDA graph takes steps that nobody counts here.
+        """
+        if self.taken is None or self.device.type in HOST or self.group["capturable"] or is_capturing(self.device):
+            return None
+        known = self.taken.places in (None, places) and self.taken.version == self.scalars.step._version
+        return self.taken.steps if known else None
+
+    def note_steps(self, steps: int | None, places: list[int]) -> None:
+        """Remember how many steps these parameters have taken now."""
+        self.taken = None if steps is None else self._taken(steps, places)
 
     def _entry_of(self, name: str) -> Sequence[int]:
         """For each parameter, the number of its entry in the vector of a scalar."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,8 @@ from torch import Tensor
 from kourkoutas import rule
 from kourkoutas.rule import Coefficients
 from kourkoutas.torch import private, rounding, sharding
-from kourkoutas.torch.dtypes import NO_FLOAT64, arithmetic_dtype, real, wide
-from kourkoutas.torch.group import Collected, Group, Tensors
+from kourkoutas.torch.dtypes import NO_FLOAT64, arithmetic_dtype, is_wide, real, wide
+from kourkoutas.torch.group import HOST, Collected, Group, Tensors
 from kourkoutas.torch.recorder import Row
 
 _LATE = torch.tensor(1e30, device="cpu")  # a step count at which Adam's bias correction is 1; its kernel only reads it
@@ -122,6 +122,8 @@ class ListStep:
         members = self.members
         if members.bucket_of is None:
             return each
+        if self.device.type not in HOST and not any(is_wide(g) for g in self.tensors.grads):
+            return members.total(each * each).sqrt()  # squares of float32's fit into float64
         largest = members.largest(each)
         unit = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
         return unit * members.total((each / members.spread(unit)) ** 2).sqrt()
@@ -129,7 +131,10 @@ class ListStep:
     def apply(self, row: Row | None = None) -> None:
         """Move the scalar state and the tensors; write sun, β2 and n into the row of the trace."""
         vectors = self.moving()
-        state = rule.State(*(pick(x, index, self.dtype) for x, index in vectors))
+        taken = self._steps_taken()
+        read: list[Any] = [pick(x, index, self.dtype) for x, index in vectors if x is not self.scalars.step]
+        step = float(taken) if taken is not None else pick(self.scalars.step, self.members.place_index, self.dtype)
+        state = rule.State(read[0], step, *read[1:])
         self.found = rule.step(
             self.hyper,
             self.lr,
@@ -141,17 +146,35 @@ class ListStep:
             has_grad=self.has_grad,
             starts=self.starts,
         )
-        for (vector, index), values in zip(vectors, self.found.state, strict=True):
-            if vector is None:
-                continue
-            if index is None:
-                torch._foreach_copy_([vector], [values])  # FakeTensorMode does without a GPU, unlike `copy_`
-            else:
-                vector.index_copy_(0, index, values.to(vector.dtype))
+        self._store_scalars(vectors)
+        if not torch.compiler.is_compiling():
+            self.own.note_steps(None if taken is None else taken + 1, self.members.places)
         if self.tensors.params:
             self.update(self.found.k, self.found.updated_each)
         if row is not None:
             row.write(self.rows())
+
+    def _steps_taken(self) -> int | None:
+        """How many steps all parameters have taken, if the host knows; then their scalars are computed here."""
+        depends = self.has_grad is not None or self.hyper.nonfinite == "skip" or bool(self.hyper.warmup_steps != 0)
+        depends = depends or self.hyper.basis is not None  # a parameter's first gradient is no step
+        return None if depends or torch.compiler.is_compiling() else self.own.steps_taken(self.members.places)
+
+    def _store_scalars(self, vectors: list[tuple[Any, Any]]) -> None:
+        """Write the scalars that `rule.step` found; those of the whole group in one operation."""
+        whole: list[tuple[Tensor, Tensor]] = []
+        for (vector, index), values in zip(vectors, self.found.state, strict=True):
+            if vector is None:
+                continue
+            if isinstance(values, float):
+                vector.fill_(values) if index is None else vector.index_fill_(0, index, values)
+            elif index is None:
+                whole.append((vector, values))
+            else:
+                vector.index_copy_(0, index, values.to(vector.dtype))
+        if whole:
+            # FakeTensorMode does this without a GPU, unlike `copy_`.
+            torch._foreach_copy_([vector for vector, _ in whole], [values for _, values in whole])
 
     def moving(self) -> list[tuple[Any, Any]]:
         """The scalars in the order of `rule.State`, each with the index of the entries that move; None: all."""
@@ -186,8 +209,8 @@ class ListStep:
         for chosen in self._lists(stored):
             old = Tensors(*([each[i] for i in chosen if each] for each in stored))
             new = Tensors(*([wide(x) for x in each] for each in old))
-            picked, beta2 = pick_coefficients(k, chosen, len(grads), like=new.params[0])
-            update_lists(new, picked, beta2, self.group["maximize"])
+            picked = pick_coefficients(k, chosen, len(grads), new.params[0], self.lr)
+            update_lists(new, picked, self.group["maximize"])
             self._store(chosen, old, new)
 
     def _lists(self, tensors: Tensors) -> list[list[int]]:
@@ -357,13 +380,32 @@ def pick(vector: Any, index: Tensor | None, dtype: torch.dtype) -> Any:
     return picked.to(dtype) if vector.is_floating_point() else picked
 
 
-def pick_coefficients(k: Coefficients, chosen: list[int], count: int, like: Tensor) -> tuple[Coefficients, Any]:
-    """The coefficients of some parameters, and β2: numbers as they are, vectors as lists of 0-dim tensors.
+class Picked(NamedTuple):
+    """Coefficients for lists of tensors: numbers, or lists of 0-dim tensors; None where there is nothing to do.
 
-    All vectors, which have an entry for each of `count` parameters, go to the device and dtype of `like` in one piece:
-    each operation is a launch.
+    NOTE: on an accelerator an operation with a list of 0-dim tensors is a launch per tensor. There β2 is None, see
+    `_move_second_moment`, and rate is None where both rate and floor would be lists:
+
+        Δ = rate·m / (√v̂ + floor) = m / (scale·√v̂ + scale·floor)   with scale = 1/rate
     """
-    values = [*k, 1 - k.c2]
+
+    k: Coefficients
+    beta2: Any
+    scale: Any = None
+
+
+def pick_coefficients(k: Coefficients, chosen: list[int], count: int, like: Tensor, lr: Any) -> Picked:
+    """The coefficients of the chosen ones of `count` parameters, of device and dtype of `like`.
+
+    All vectors go there in one piece: each operation is a launch.
+    """
+    beta2, scale = None, None
+    if like.device.type in HOST:
+        beta2 = 1 - k.c2
+    elif is_vector(k.rate) and is_vector(k.floor) and isinstance(lr, float) and lr > 1e-20:
+        scale = k.rate.reciprocal()
+        k = k._replace(rate=None, floor=k.floor * scale)
+    values = [*k, beta2, scale]
     vectors = [x.to(like.device).expand(count) for x in values if isinstance(x, Tensor)]
     cells = torch.cat(vectors).to(like.dtype).unbind() if vectors else ()
     picked: list[Any] = []
@@ -374,22 +416,36 @@ def pick_coefficients(k: Coefficients, chosen: list[int], count: int, like: Tens
             continue
         picked.append([cells[start + i] for i in chosen])
         start += count
-    return Coefficients(*picked[:-1]), picked[-1]
+    return Picked(Coefficients(*picked[:-2]), *picked[-2:])
 
 
-def update_lists(tensors: Tensors, k: Coefficients, beta2: Any, maximize: bool) -> None:
+def _move_second_moment(v: list[Tensor], g: list[Tensor], c2: Any, beta2: Any) -> None:
+    """v ← β2·v + c2·g², in place.
+
+    Without β2 one list of 0-dim tensors is enough: v ← v - c2·(v - g²). An infinite v, of a g² that overflowed, stays
+    infinite: in the bracket it is the largest number.
+    """
+    if beta2 is None:
+        change = torch._foreach_clamp_max(v, torch.finfo(v[0].dtype).max)
+        torch._foreach_addcmul_(change, g, g, value=-1)
+        torch._foreach_mul_(change, c2)
+        torch._foreach_sub_(v, change)
+        return
+    torch._foreach_mul_(v, beta2)
+    squares = torch._foreach_mul(g, g)
+    torch._foreach_mul_(squares, c2)
+    torch._foreach_add_(v, squares)
+
+
+def update_lists(tensors: Tensors, picked: Picked, maximize: bool) -> None:
     """The update of `rule.Coefficients`, in place."""
     theta, g, m, v, v_max = tensors
+    k = picked.k
     if maximize:
         g = list(torch._foreach_neg(g))
     # m ← m + c1·(g - m)
     torch._foreach_lerp_(m, g, k.c1)
-    # v ← β2·v + c2·g²
-    torch._foreach_mul_(v, beta2)
-    squares = torch._foreach_mul(g, g)
-    torch._foreach_mul_(squares, k.c2)
-    torch._foreach_add_(v, squares)
-    del squares
+    _move_second_moment(v, g, k.c2, picked.beta2)
     v_hat = v
     if v_max:
         # v̂ = v_max ← max(leak·v_max, v)
@@ -398,10 +454,14 @@ def update_lists(tensors: Tensors, k: Coefficients, beta2: Any, maximize: bool) 
         torch._foreach_maximum_(v_hat, v)
     # Δ = rate·m / (√v̂ + floor), clipped to ±limit
     denom = torch._foreach_sqrt(v_hat)
-    torch._foreach_add_(denom, k.floor)
+    if picked.scale is None:
+        torch._foreach_add_(denom, k.floor)
+    else:
+        denom = torch._foreach_addcmul(k.floor, picked.scale, denom)
     delta = torch._foreach_div(m, denom)
     del denom
-    torch._foreach_mul_(delta, k.rate)
+    if k.rate is not None:
+        torch._foreach_mul_(delta, k.rate)
     if k.limit is not None:
         torch._foreach_clamp_max_(delta, k.limit)
         torch._foreach_clamp_min_(delta, [-x for x in k.limit] if isinstance(k.limit, list) else -k.limit)
@@ -426,3 +486,8 @@ def norms(tensors: list[Tensor], order: int, dtype: torch.dtype, device: torch.d
         found = torch._foreach_norm(torch._foreach_div([wide(t) for t in tensors], units), order)
         found = torch._foreach_mul(found, units)
     return torch.stack([x.to(device) for x in found]).to(dtype)
+
+
+def is_vector(x: Any) -> bool:
+    """Whether a coefficient has an entry per parameter."""
+    return isinstance(x, Tensor) and x.ndim > 0

@@ -50,7 +50,8 @@ class KourkoutasBeta(Optimizer):
         rounding to nearest would lose, is then kept on average. What is stored in float32 or float64 is not rounded.
       differentiable: only False; a step leaves no trace for autograd.
       foreach, fused, capturable: as in `torch.optim.Adam`. By default the fastest that applies: on the CPU this
-        package's C kernel if it was built, else torch's fused Adam kernel; torch's foreach operations elsewhere.
+        package's C kernel if it was built, else torch's fused Adam kernel; on a GPU this package's Triton kernels, if
+        Triton is installed; torch's foreach operations elsewhere. `fused=False` or `foreach=True` turns kernels off.
       process_group: over whom buckets are pooled where tensors carry no mesh. A torch.distributed process group whose
         ranks hold other parts (FSDP1 with use_orig_params=True) or other members (ZeroRedundancyOptimizer, pipeline
         stages) of this rank's buckets; "local" if there are none, as under DistributedDataParallel. None is enough for
@@ -215,6 +216,7 @@ class KourkoutasBeta(Optimizer):
                     if dtype is not None:
                         self.state[p][name] = torch.as_tensor(value).detach().to(p.device, dtype, copy=True)
             own.pack(self.state, [], saved["betas"][1])
+            own.read_taken()
 
     @property
     def bucket_names(self) -> list[str]:

@@ -8,6 +8,7 @@ NOTE: names of torch.distributed are looked up when a tensor needs them, as impo
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -104,3 +105,12 @@ def left_by_fsdp1(x: Tensor) -> bool:
     Without the mark it would be taken for a whole tensor: tests/torch_sharded/test_process_group.py would fail.
     """
     return getattr(x, "_fsdp_flattened", False)
+
+
+def is_fake(x: Tensor) -> bool:
+    """Whether a tensor is one of FakeTensorMode's, which has no memory.
+
+    Without `FakeTensor` none is taken for one, and a fake CUDA tensor goes by torch's operations, as a subclass does.
+    """
+    module = sys.modules.get("torch._subclasses.fake_tensor")
+    return module is not None and isinstance(x, getattr(module, "FakeTensor", ()))

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from kourkoutas.rule import Hyper
-from kourkoutas.torch import kernel, private
+from kourkoutas.torch import kernel, private, triton_step
 from kourkoutas.torch.eigenbasis import EigenStep
 from kourkoutas.torch.group import Group
 from kourkoutas.torch.lists import FusedStep, ListStep
 from kourkoutas.torch.recorder import Row
+from kourkoutas.torch.triton_step import TritonStep
 
 
 class Step(Protocol):
@@ -46,20 +47,27 @@ class Route(NamedTuple):
 
 KERNEL = Route("kernel", "the C kernel takes every tensor")
 EIGEN = Route("eigenbasis", "basis='eigen' was asked for")
+TRITON = Route("triton", "the Triton kernels take every tensor")
 OTHER = Route("foreach", "a tensor is not on the CPU, not plain, or laid out with gaps or unlike its parameter", True)
+OTHER_ON_GPU = Route(
+    "foreach",
+    "a tensor is not plain, on another device, or laid out with gaps or unlike its parameter; or a CUDA graph is "
+    "captured before a first step",
+)
 
 
 def choose(own: Group) -> Route:
     """The route of one group as far as its options say: the first line that applies.
 
     KERNEL holds if the kernel takes every tensor of the step, else OTHER; `fused` if torch's fused Adam kernel does.
+    TRITON holds if its kernels take every tensor, else OTHER_ON_GPU.
     """
     group = own.group
     if own.hyper.basis is not None:
         return EIGEN
     device = group["params"][0].device.type if group["params"] else "cpu"
     if device != "cpu":
-        return Route("foreach", f"parameters are on {device}")
+        return _choose_on_accelerator(own)
     if not private.knows_modes:
         return Route(
             "foreach", "this torch does not say whether a mode watches the step; a new torch may have renamed it"
@@ -81,6 +89,24 @@ def choose(own: Group) -> Route:
     return KERNEL
 
 
+def _choose_on_accelerator(own: Group) -> Route:
+    """The same for parameters that are not on the CPU. Fake tensors go as real ones would that nobody watches."""
+    group, device = own.group, own.group["params"][0].device
+    fake = private.is_fake(group["params"][0])
+    if device.type not in triton_step.DEVICES:
+        return Route("foreach", f"parameters are on {device.type}")
+    if torch.compiler.is_compiling() or (not fake and (not private.knows_modes or watched())):
+        return Route("foreach", f"parameters are on {device.type}, and torch.compile, a mode or a transform may watch")
+    if group["foreach"]:
+        return Route("foreach", "foreach=True was asked for")
+    if group["fused"] is False:
+        return Route("foreach", "fused=False was asked for")
+    missing = triton_step.missing(None if fake else device)
+    if missing is not None:
+        return Route("foreach", f"parameters are on {device.type}, and Triton cannot be used: {missing}")
+    return TRITON
+
+
 def gather(own: Group, state: Any) -> tuple[Route, Step]:
     """The route of one group, and its step with all tensors at hand; every check is made here."""
     route = choose(own)
@@ -96,6 +122,11 @@ def gather(own: Group, state: Any) -> tuple[Route, Step]:
         route = OTHER
     if route is EIGEN:
         return route, EigenStep.gathered(own, collected)
+    if route is TRITON:
+        on_gpu = TritonStep(own, collected)
+        if on_gpu.takes():
+            return route, on_gpu
+        route = OTHER_ON_GPU
     if route.fused:
         fused = FusedStep(own, collected)
         if fused.takes():

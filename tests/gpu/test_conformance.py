@@ -1,0 +1,25 @@
+"""Every case of the conformance table, through the Triton kernels."""
+
+import numpy as np
+import pytest
+import torch
+
+from kourkoutas.torch import KourkoutasBeta
+from tests.conformance.table import CASES, Case, case_ids, check
+from tests.gpu.conftest import DEVICE
+
+
+def run(case: Case) -> dict[str, np.ndarray]:
+    params = {name: torch.nn.Parameter(torch.from_numpy(np.array(p)).to(DEVICE)) for name, p in case.params().items()}
+    optimizer = KourkoutasBeta(params.items(), lr=case.lr, buckets=case.buckets, **case.options)
+    for grads in case.grads():
+        for name, g in grads.items():
+            params[name].grad = None if g is None else torch.from_numpy(np.array(g)).to(DEVICE)
+        optimizer.step()
+        assert [route.name for route in optimizer.route()] == ["triton"]
+    return {name: p.detach().cpu().numpy() for name, p in params.items()}
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_ids())
+def test_agrees_with_the_oracle(case):
+    check(case, run(case))
