@@ -72,7 +72,10 @@ def torch_step(**options):
     return optimizer
 
 
-@pytest.mark.parametrize(("route", "options", "most"), [("C kernel", {}, 4), ("own operations", {"foreach": True}, 5)])
+ROUTES = [("C kernel", {}, 4), ("own operations", {"foreach": True}, 5), ("in the eigenbasis", {"basis": "eigen"}, 8)]
+
+
+@pytest.mark.parametrize(("route", "options", "most"), ROUTES)
 def test_the_docstring_lists_the_files_of_a_default_step_of_each_torch_route(route, options, most):
     pytest.importorskip("torch")
     optimizer = torch_step(**options)

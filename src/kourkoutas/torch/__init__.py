@@ -9,6 +9,9 @@ The way of a step through the Triton kernels (plain tensors on a GPU): `optimize
 The way of a step through torch's own operations (compile, modes, subclasses, no Triton, no compiler): `optimizer.py`,
 `routes.py`, `group.py`, `lists.py`, `rule.py`.
 
+The way of a step in the eigenbasis (`basis="eigen"`): `optimizer.py`, `routes.py`, `group.py`, `eigenbasis.py` with
+`lists.py`, `rule.py` and kourkoutas/`eigenbasis.py`, `stacks.py` and `rotation.py`.
+
 A step has the same stages whichever way it goes; options.py is passed when an option has changed:
 
     choose      one function, `routes.choose`: the route and the reason                     routes.py

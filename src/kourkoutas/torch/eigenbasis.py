@@ -15,11 +15,9 @@ from torch import Tensor
 from kourkoutas import eigenbasis
 from kourkoutas.rule import Coefficients
 from kourkoutas.torch import rotation, rounding
-from kourkoutas.torch.dtypes import real, wide
 from kourkoutas.torch.group import Collected, Group
-from kourkoutas.torch.lists import ListStep, cannot_be_written, norms
-from kourkoutas.torch.sharding import is_fsdp1
-from kourkoutas.torch.stacks import Stack, Stacked
+from kourkoutas.torch.lists import ListStep, cannot_be_written, norms, real, wide
+from kourkoutas.torch.stacks import Stack, Stacked, Stacks
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _SAFE = 1e-15  # norms above this, and below its inverse, are sums of squares that float32 holds
@@ -43,20 +41,15 @@ class EigenStep(ListStep):
         self.wide = torch.float64 if in_float64 else torch.float32
 
     @classmethod
-    def gathered(cls, own: Group, collected: Collected) -> EigenStep:
+    def gathered(cls, own: Group, collected: Collected, state: Any) -> EigenStep:
         """The step of a group whose tensors were collected, after every check."""
-        step = cls(own, collected, own.stacks.of(collected.members.places, own.device))
+        step = cls(own, collected, stacked(own, collected, state))
         step.check()
         return step
 
     def check(self) -> None:
-        """Raise if a gradient is not like its parameter, or a parameter is not a whole and plain tensor."""
+        """Raise if a gradient is not like its parameter."""
         for place, p, g in zip(self.members.places, self.tensors.params, self.tensors.grads, strict=True):
-            if type(p) not in _PLAIN or is_fsdp1(p):
-                raise TypeError(
-                    f'`basis` is "eigen", which needs whole and plain tensors; parameter {place} is a '
-                    f"{type(p).__name__} or a shard: put it into a group with basis=None"
-                )
             if g.shape != p.shape or g.device != p.device or cannot_be_written(p):
                 raise RuntimeError(
                     f"`grad` of parameter {place} has another shape or device than the parameter, or the parameter was "
@@ -157,6 +150,28 @@ class EigenStep(ListStep):
         for i, p, each in zip(stack.numbers, params, change.unbind(), strict=True):
             bits = rounding.noise_of("param", self.noise_bits(self.members.places[i], p))
             p.copy_(rounding.rounded(p.float() - each, bits))
+
+
+def stacked(own: Group, collected: Collected, state: Any) -> Stacked:
+    """What is kept of a step's parameters; missing state is made."""
+    needed = own.group["params"], own.hyper.basis_limit, own.moment_names
+    if own.stacks is None or own.stacks.made_for != Stacks.key(*needed):
+        _check_whole(own)
+        own.stacks = Stacks(*needed)
+    own.stacks.show(state, collected.members.places)
+    found: Stacked = own.stacks.of(collected.members.places, own.device)
+    return found
+
+
+def _check_whole(own: Group) -> None:
+    """Raise unless every parameter is a plain tensor that lies here as a whole."""
+    shards = own.shards or [None] * len(own.group["params"])
+    for name, p, shard in zip(own.names, own.group["params"], shards, strict=True):
+        if type(p) not in _PLAIN or (shard is not None and shard.over):
+            raise TypeError(
+                f'`basis` is "eigen", which needs whole and plain tensors; parameter {name!r} is a '
+                f"{type(p).__name__} or a shard of one: put it into a group with basis=None"
+            )
 
 
 def as_column(x: Any, like: Tensor) -> Any:

@@ -13,7 +13,6 @@ from kourkoutas.buckets import names_of
 from kourkoutas.rule import Hyper
 from kourkoutas.torch import kernel, options, private, sharding
 from kourkoutas.torch.sharding import Shard
-from kourkoutas.torch.stacks import Stacks
 
 
 class Tensors(NamedTuple):
@@ -118,7 +117,7 @@ class Group:
     views: tuple[list[Tensor] | None, ...] = ()  # per scalar: what the state of each parameter shows of it
     taken: Taken | None = None  # None if it is not known, or not the same for all that step
 
-    stacks: Any = None  # `Stacks`, with basis="eigen"
+    stacks: Any = None  # with basis="eigen", what `kourkoutas.torch.stacks` keeps
 
     # What the `Pool` found:
     shards: list[Shard] | None = None  # None if its tensors and buckets are whole
@@ -183,22 +182,13 @@ class Group:
                 )
         self._show_scalars(state, places)
         moments: dict[str, list[Tensor]] = {}
-        if self.hyper.basis is not None:
-            self._show_stacks(state, places)  # m and v are there
-        else:
+        if self.hyper.basis is None:  # with a basis, m and v are in the stacks
             moments = {name: self._moments(name, state, chosen) for name in self.moment_names}
         m, v, v_max = (moments.get(name, []) for name in options.MOMENTS)
         tensors = Tensors(chosen, [p.grad for p in chosen], m, v, v_max)
         if self.shards is not None:
             sharding.check_layouts(tensors)
         return Collected(tensors, self.scalars, self.members(places))
-
-    def _show_stacks(self, state: Any, places: Sequence[int]) -> None:
-        """Make sure that the states of the parameters at `places` show what is kept in the eigenbasis."""
-        needed = self.group["params"], self.hyper.basis_limit, self.moment_names
-        if self.stacks is None or self.stacks.made_for != Stacks.key(*needed):
-            self.stacks = Stacks(*needed)
-        self.stacks.show(state, places)
 
     def _moments(self, name: str, state: Any, chosen: Sequence[Tensor]) -> list[Tensor]:
         """m, v or v_max of each parameter."""

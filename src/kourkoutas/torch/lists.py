@@ -17,10 +17,11 @@ from torch import Tensor
 from kourkoutas import rule
 from kourkoutas.rule import Coefficients
 from kourkoutas.torch import private, rounding, sharding
-from kourkoutas.torch.dtypes import NO_FLOAT64, arithmetic_dtype, is_wide, real, wide
 from kourkoutas.torch.group import HOST, Collected, Group, Tensors
+from kourkoutas.torch.options import LOW_PRECISION
 from kourkoutas.torch.recorder import Row
 
+NO_FLOAT64 = ("mps",)  # devices
 _LATE = torch.tensor(1e30, device="cpu")  # a step count at which Adam's bias correction is 1; its kernel only reads it
 _PIECE = 1 << 18  # elements
 _TYPES = {Tensor, torch.nn.Parameter}
@@ -491,3 +492,23 @@ def norms(tensors: list[Tensor], order: int, dtype: torch.dtype, device: torch.d
 def is_vector(x: Any) -> bool:
     """Whether a coefficient has an entry per parameter."""
     return isinstance(x, Tensor) and x.ndim > 0
+
+
+def arithmetic_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which a tensor is computed with: float32 for float16 and bfloat16."""
+    return torch.float32 if x.dtype in LOW_PRECISION else x.dtype
+
+
+def wide(x: Tensor) -> Tensor:
+    """`x` in the dtype of its arithmetic."""
+    return x.float() if x.dtype in LOW_PRECISION else x
+
+
+def real(x: Tensor) -> Tensor:
+    """A complex tensor as pairs of reals."""
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
+def is_wide(x: Tensor) -> bool:
+    """Whether a tensor holds numbers of 64 bits."""
+    return x.dtype in (torch.float64, torch.complex128)

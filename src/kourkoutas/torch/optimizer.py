@@ -15,8 +15,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from kourkoutas import rule
 from kourkoutas.buckets import names_of, partition, unique_names
 from kourkoutas.rule import Buckets, Hyper
-from kourkoutas.torch import options, routes, sharding
-from kourkoutas.torch.eigenbasis import EigenStep
+from kourkoutas.torch import eigenbasis, options, routes, sharding
 from kourkoutas.torch.group import Collected, Group, Members, Tensors
 from kourkoutas.torch.lists import ListStep
 from kourkoutas.torch.recorder import Recorder
@@ -293,8 +292,8 @@ class KourkoutasBeta(Optimizer):
             filled.extend(entries)
         scalars.extend(collected.scalars)
         members.extend(collected.members)
-        if own.stacks is not None:
-            kept, rest = own.stacks.of(collected.members.places, own.device).flat()
+        if own.hyper.basis is not None:
+            kept, rest = eigenbasis.stacked(own, collected, self.state).flat()
             stacked.extend(kept)
             outlines.extend(rest)
 
@@ -309,7 +308,7 @@ class KourkoutasBeta(Optimizer):
         own, collected = self._groups[number], Collected(tensors, rule.State(*scalars), Members(*members))
         step = ListStep(own, collected)
         if stacked:
-            step = EigenStep(own, collected, Stacked.unflattened(stacked, outlines))
+            step = eigenbasis.EigenStep(own, collected, Stacked.unflattened(stacked, outlines))
         step.check()
         return step
 

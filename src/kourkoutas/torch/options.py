@@ -13,11 +13,11 @@ from kourkoutas import rule
 from kourkoutas.buckets import check_buckets
 from kourkoutas.rule import Hyper
 from kourkoutas.torch import private
-from kourkoutas.torch.dtypes import LOW_PRECISION
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 SCALARS = ("norm_ema", "step", "log_beta2", "skipped")  # in the order of `rule.State`, and of _native/step.c
 PER_BUCKET = ("norm_ema", "skipped")
+LOW_PRECISION = (torch.float16, torch.bfloat16)
 _IN_GROUP = [name for name in rule.HYPER_NAMES if name not in ("beta1", "beta2_max")]
 OPTIONS = itemgetter(*_IN_GROUP, "betas", "maximize", "state_dtype", "stochastic_rounding")
 """The entries of a group that its hyper-parameters, and what the kernel knows of them, are made of."""

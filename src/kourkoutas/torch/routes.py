@@ -121,7 +121,7 @@ def gather(own: Group, state: Any) -> tuple[Route, Step]:
             return route, step
         route = OTHER
     if route is EIGEN:
-        return route, EigenStep.gathered(own, collected)
+        return route, EigenStep.gathered(own, collected, state)
     if route is TRITON:
         on_gpu = TritonStep(own, collected)
         if on_gpu.takes():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kourkoutas import eigenbasis
-from kourkoutas.torch.dtypes import NO_FLOAT64, real, wide
+from kourkoutas.torch.lists import NO_FLOAT64, real, wide
 
 
 class Stack(NamedTuple):
