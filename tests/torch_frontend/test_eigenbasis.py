@@ -151,6 +151,18 @@ def test_factors_without_full_rank_keep_the_basis_orthogonal(make):
     check_orthogonal(optimizer, params, 1e-5)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_the_gradient_of_an_embedding_most_of_whose_rows_are_zero_has_a_basis(seed):
+    generator = torch.Generator().manual_seed(seed)
+    grad = torch.zeros(237, 64)
+    grad[torch.randperm(237, generator=generator)[:48]] = torch.randn(48, 64, generator=generator)
+    params = parameters({"w": (237, 64)})
+    optimizer = eigen(params)
+    feed(optimizer, params, [{"w": grad}] * 6)
+    assert params["w"].isfinite().all()
+    check_orthogonal(optimizer, params, 1e-4)
+
+
 @pytest.mark.parametrize("shape", [(1, 6), (6, 1), (1, 1), (0, 3), (3, 0), (), (2, 1, 3, 1)], ids=str)
 def test_odd_shapes_step(shape):
     params = parameters({"w": shape})

@@ -165,7 +165,7 @@ def stacked(own: Group, collected: Collected, state: Any) -> Stacked:
 
 def _check_whole(own: Group) -> None:
     """Raise unless every parameter is a plain tensor that lies here as a whole."""
-    shards = own.shards or [None] * len(own.group["params"])
+    shards: Sequence[Any] = own.shards or [None] * len(own.group["params"])
     for name, p, shard in zip(own.names, own.group["params"], shards, strict=True):
         if type(p) not in _PLAIN or (shard is not None and shard.over):
             raise TypeError(

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kourkoutas.torch.lists import NO_FLOAT64
+
 
 def rotated(x: Tensor, axes: Sequence[int], bases: Sequence[Tensor], *, back: bool = False) -> Tensor:
     """Qᵀ·x·P of each matrix, and the same along the axes of other arrays; Q·x·Pᵀ on the way `back`."""
@@ -43,9 +45,16 @@ def add_moments(axes: Sequence[int], factors: Sequence[Tensor], keep: Tensor, x:
 
 
 def eigenvectors(factor: Tensor) -> Tensor:
-    """Those of the largest eigenvalue first; of what is not finite, which LAPACK refuses, those of zero."""
+    """Those of the largest eigenvalue first; of what is not finite, which LAPACK refuses, those of zero.
+
+    NOTE: in float64, and on the CPU where a device has none. In float32 LAPACK sometimes does not converge where many
+    rows are zero, as in the gradient of an embedding. It is done once for each parameter.
+    """
     finite = torch.nan_to_num(factor, 0.0, 0.0, 0.0)
-    return _contiguous(torch.linalg.eigh(finite).eigenvectors.flip(-1))
+    if factor.device.type in NO_FLOAT64:
+        finite = finite.cpu()
+    found = torch.linalg.eigh(finite.double()).eigenvectors.flip(-1)
+    return _contiguous(found.to(factor))
 
 
 def turned(factor: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
