@@ -1,16 +1,20 @@
 """What a step in the eigenbasis costs: ours beside its bare linear algebra, SOAP of a library, and K-β without a basis.
 
-    python benchmarks/eigenbasis_step.py [--rounds 15] [--models pinn charlm] [--out FILE.json]
+    python benchmarks/eigenbasis_step.py [--framework jax] [--rounds 15] [--models pinn charlm] [--out FILE.json]
 
 A round is two turns of the basis, 20 steps, of each contestant; the order alternates, and the ratios are medians of the
 rounds' ratios. "bare" is what cannot be saved: six products of each matrix and gradient a step, and every tenth step a
 product and a QR for each side, batched by shape, with nothing else around them. pytorch_optimizer and heavyball take
-part where they are installed.
+part where they are installed. In JAX every contestant is one compiled step with donated buffers.
+
+NOTE: JAX takes its QR from SciPy's OpenBLAS, whose threads wait for each other when the machine is busy: set
+OPENBLAS_NUM_THREADS=1 there, or the QRs of all contestants take a hundred times as long.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import statistics
@@ -18,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,9 +108,100 @@ def contestants(model: str, limit: int) -> dict[str, Step]:
     return found
 
 
-def measure(model: str, rounds: int, limit: int) -> dict[str, list[float]]:
+def jax_bare(model: str, limit: int) -> Step:
+    """`bare` in JAX: one compiled step, which has the QRs in a branch."""
+    import jax
+    import jax.numpy as jnp
+
+    keys = iter(jax.random.split(jax.random.key(0), 1000))
+    work = []
+    for shape in dict.fromkeys(shapes(model)):
+        if len(shape) != 2:
+            continue
+        count = shapes(model).count(shape)
+        sides = []
+        for axis, length in enumerate(shape):
+            if 1 < length <= limit:
+                factor = jax.random.normal(next(keys), (count, length, length))
+                sides.append((axis, jnp.linalg.qr(factor)[0], factor @ factor.mT))
+        work.append((jax.random.normal(next(keys), (count, *shape)), sides))
+    axes = [[axis for axis, _, _ in sides] for _, sides in work]
+    arrays = [(grads, [(basis, factor) for _, basis, factor in sides]) for grads, sides in work]
+
+    def along(axis: int, matrix: Any, x: Any) -> Any:
+        return matrix @ x if axis == 0 else x @ matrix
+
+    @jax.jit
+    def step(taken: Any, arrays: Any) -> Any:
+        made = []
+        for of_shape, (grads, sides) in zip(axes, arrays, strict=True):
+            x = grads
+            for axis, (basis, _) in zip(of_shape, sides, strict=True):
+                x = along(axis, basis.mT, x)
+            for axis, (basis, _) in zip(of_shape, sides, strict=True):
+                x = along(axis, basis if axis == 0 else basis.mT, x)
+            made.append(x)
+            for axis, (basis, factor) in zip(of_shape, sides, strict=True):
+                made.append(grads @ grads.mT if axis == 0 else grads.mT @ grads)
+                turn = functools.partial(_jax_qr, factor, basis)
+                made.append(jax.lax.cond(taken % EVERY == 0, turn, functools.partial(jnp.zeros_like, basis)))
+        return made
+
+    taken = 0
+
+    def run() -> None:
+        nonlocal taken
+        taken += 1
+        jax.block_until_ready(step(taken, arrays))
+
+    return run
+
+
+def _jax_qr(factor: Any, basis: Any) -> Any:
+    import jax.numpy as jnp
+
+    return jnp.linalg.qr(factor @ basis)[0]
+
+
+def jax_step(model: str, solver: Any) -> Step:
+    """A compiled step of an Optax solver, with donated buffers."""
+    import jax
+    import optax
+
+    keys = jax.random.split(jax.random.key(0), 2 * len(shapes(model)))
+    params = {f"p{i}": jax.random.normal(keys[2 * i], shape) for i, shape in enumerate(shapes(model))}
+    grads = {f"p{i}": jax.random.normal(keys[2 * i + 1], shape) for i, shape in enumerate(shapes(model))}
+    state = solver.init(params)
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step(params: Any, state: Any, grads: Any) -> Any:
+        updates, state = solver.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    def run() -> None:
+        nonlocal params, state
+        params, state = jax.block_until_ready(step(params, state, grads))
+
+    return run
+
+
+def jax_contestants(model: str, limit: int) -> dict[str, Step]:
+    import optax
+
+    from kourkoutas.optax import in_eigenbasis, kourkoutas_beta
+
+    adam = optax.scale_by_adam(b1=0.95, b2=0.95)
+    soap = optax.chain(in_eigenbasis(adam, every=EVERY, limit=limit), optax.scale_by_learning_rate(1e-3))
+    return {
+        "bare": jax_bare(model, limit),
+        "K-β": jax_step(model, kourkoutas_beta(1e-3)),
+        "K-β eigen": jax_step(model, kourkoutas_beta(1e-3, basis="eigen", basis_every=EVERY, basis_limit=limit)),
+        "Adam in_eigenbasis": jax_step(model, soap),
+    }
+
+
+def measure(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
     """Seconds per step of each contestant, round by round."""
-    steps = contestants(model, limit)
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
         for _ in range(STEPS):
@@ -126,6 +222,7 @@ def ratio(seconds: dict[str, list[float]], name: str, baseline: str) -> float:
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--framework", default="torch", choices=["torch", "jax"])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--models", nargs="+", default=["pinn", "charlm"], choices=["pinn", "charlm"])
     parser.add_argument("--limit", type=int, default=1024)
@@ -133,7 +230,8 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse_args(argv)
     report = {}
     for model in given.models:
-        seconds = measure(model, given.rounds, given.limit)
+        made = contestants if given.framework == "torch" else jax_contestants
+        seconds = measure(made(model, given.limit), given.rounds)
         report[model] = {
             name: {
                 "ms": 1e3 * statistics.median(times),
@@ -142,7 +240,8 @@ def main(argv: Sequence[str]) -> int:
             }
             for name, times in seconds.items()
         }
-        sys.stdout.write(f"{model}, {torch.get_num_threads()} threads\n")
+        threads = f", {torch.get_num_threads()} threads" if given.framework == "torch" else ""
+        sys.stdout.write(f"{given.framework} {model}{threads}\n")
         for name, found in report[model].items():
             cells = "  ".join(f"{key} {value:.2f}" for key, value in found.items())
             sys.stdout.write(f"  {name:24} {cells}\n")
