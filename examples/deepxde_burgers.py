@@ -26,9 +26,9 @@ def problem() -> tuple[dde.Model, torch.Tensor]:
 
 
 # --8<-- [start:recipe]
-def with_kbeta(model: dde.Model, nu: torch.Tensor) -> None:
+def with_kbeta(model: dde.Model, nu: torch.Tensor, basis: str | None = None) -> None:  # or "eigen"
     parameters = [*model.net.named_parameters(), ("nu", nu)]  # without ("nu", nu) it stays where it started
-    optimizer = KourkoutasBeta(parameters, lr=5e-3, bias_correction="exact")  # compile(lr=...) is ignored
+    optimizer = KourkoutasBeta(parameters, lr=5e-3, bias_correction="exact", basis=basis)  # not compile(lr=...)
     model.compile(optimizer, decay=("step", 200, 0.7), external_trainable_variables=[nu])
 
 

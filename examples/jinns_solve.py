@@ -11,7 +11,8 @@ from jinns.parameters import DerivativeKeysODE, Params
 
 from kourkoutas.optax import kourkoutas_beta
 
-optimizer = kourkoutas_beta(1e-2, bias_correction="exact")
+BASIS = None  # "eigen": in the eigenbasis
+optimizer = kourkoutas_beta(1e-2, bias_correction="exact", basis=BASIS)
 
 
 class Decay(jinns.loss.ODE):

@@ -18,10 +18,11 @@ def data(samples: int = 32, n: int = 16, time: float = 0.005) -> tuple[torch.Ten
     return torch.fft.ifft2(start).real, torch.fft.ifft2(start * torch.exp(-4 * torch.pi**2 * k2 * time)).real
 
 
-def fresh() -> tuple[FNO, KourkoutasBeta]:
+def fresh(basis: str | None = None) -> tuple[FNO, KourkoutasBeta]:
     torch.manual_seed(0)
     model = FNO(n_modes=(8, 8), in_channels=1, out_channels=1, hidden_channels=8, n_layers=2)
-    return model, KourkoutasBeta(model.named_parameters(), lr=1e-2, bias_correction="exact", buckets="module")
+    options = {"bias_correction": "exact", "buckets": "module", "basis": basis}  # basis="eigen": in the eigenbasis
+    return model, KourkoutasBeta(model.named_parameters(), lr=1e-2, **options)
 
 
 def train(model: FNO, optimizer: KourkoutasBeta, steps: int) -> float:

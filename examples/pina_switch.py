@@ -16,14 +16,14 @@ from kourkoutas.buckets import by_module
 from kourkoutas.torch import KourkoutasBeta
 
 
-def solver() -> PhysicsInformedSingleModelSolver:
+def solver(basis: str | None = None) -> PhysicsInformedSingleModelSolver:
     seed_everything(0, verbose=False)
     problem = Poisson2DSquareProblem()
     problem.discretise_domain(10, "grid", domains="D")
     problem.discretise_domain(10, "grid", domains="boundary")
     model = FeedForward(input_dimensions=2, output_dimensions=1, layers=[20, 20])
-    # PINA passes no names to the optimizer, so they come from the model.
-    kbeta = TorchOptimizer(KourkoutasBeta, lr=5e-3, bias_correction="exact", buckets=by_module(model))
+    # PINA passes no names to the optimizer, so they come from the model. basis="eigen": in the eigenbasis.
+    kbeta = TorchOptimizer(KourkoutasBeta, lr=5e-3, bias_correction="exact", basis=basis, buckets=by_module(model))
     return PhysicsInformedSingleModelSolver(problem, model, optimizer=kbeta)
 
 

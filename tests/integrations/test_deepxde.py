@@ -32,6 +32,14 @@ def test_the_unknown_is_found_and_lbfgs_lowers_the_loss_that_kbeta_reached(examp
     assert abs(nu - 0.05) < 0.03  # it starts at 0.2
 
 
+def test_the_eigenbasis_finds_the_unknown(example):
+    model, nu = example.problem()
+    example.with_kbeta(model, nu, "eigen")
+    history, _ = model.train(iterations=500, verbose=0)
+    assert sum(history.loss_train[-1]) < 0.01
+    assert abs(nu.item() - 0.05) < 0.03
+
+
 def test_an_unknown_that_is_not_among_the_parameters_stays_where_it_started(example):
     model, nu = example.problem()
     start = [p.detach().clone() for p in model.net.parameters()]

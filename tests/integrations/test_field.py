@@ -121,6 +121,28 @@ def test_torchphysics_resumes_bit_for_bit(tmp_path):
     same(fit(20, checkpoint=tmp_path / "half.ckpt"), expected)
 
 
+def test_the_eigenbasis_learns_in_pina():
+    pytest.importorskip("pina")
+    example = load("pina_switch")
+
+    def loss_after(epochs):
+        it = example.solver("eigen")
+        example.trainer(it, epochs).train()
+        assert it.optimizer.instance.route()[0].name == "eigenbasis"
+        return float(it.trainer.callback_metrics["train_loss"])
+
+    assert loss_after(40) < 0.5 * loss_after(2)
+
+
+def test_the_eigenbasis_learns_the_complex_weights_of_an_fno():
+    pytest.importorskip("neuralop")
+    example = load("neuralop_fno")
+    model, optimizer = example.fresh("eigen")
+    assert example.train(model, optimizer, 60) < 0.2  # an untrained network is near 1
+    complex_weights = [p for p in model.parameters() if p.is_complex() and p.ndim > 1]
+    assert all("basis_0" in optimizer.state[p] for p in complex_weights)
+
+
 @pytest.fixture(scope="module")
 def decay():
     pytest.importorskip("jinns")
@@ -131,6 +153,17 @@ def test_jinns_finds_the_unknown(decay):
     loss, a = decay.main(500)
     assert loss < 0.01
     assert abs(a - 2) < 0.3  # it starts at 0.5
+
+
+def test_the_eigenbasis_finds_the_unknown_in_jinns(decay):
+    import jinns
+
+    from kourkoutas.optax import kourkoutas_beta
+
+    optimizer = kourkoutas_beta(1e-2, bias_correction="exact", basis="eigen")
+    params, losses, *_ = jinns.solve(n_iter=500, optimizer=optimizer, verbose=False, **decay.problem())
+    assert losses[-1] < 0.01
+    assert abs(float(params.eq_params.a) - 2) < 0.3
 
 
 def test_jinns_goes_on_from_its_state_bit_for_bit_and_names_the_buckets(decay):

@@ -598,3 +598,20 @@ def test_a_traced_limit_is_refused_with_the_remedy():
         jax.jit(solver.init)(tree())
     static = optax.inject_hyperparams(kourkoutas_beta, static_args=("basis_limit",))(1e-2, basis="eigen")
     assert basis_of(jax.jit(static.init)(tree())).factors
+
+
+def test_an_eigendecomposition_that_does_not_converge_leaves_an_orthogonal_basis(monkeypatch):
+    def fails(factor):
+        return jnp.full(factor.shape[:-1], jnp.nan), jnp.full(factor.shape, jnp.nan)
+
+    monkeypatch.setattr(jnp.linalg, "eigh", fails)
+    params = {"w": jnp.ones((6, 6))}
+    solver = kourkoutas_beta(1e-2, basis="eigen", basis_every=3)
+    state = solver.init(params)
+    rng = np.random.default_rng(0)
+    for _ in range(8):
+        updates, state = solver.update({"w": jnp.asarray(rng.normal(size=(6, 6)), jnp.float32)}, state, params)
+        params = optax.apply_updates(params, updates)
+    assert jnp.isfinite(params["w"]).all()
+    (stack,) = jax.tree.leaves(state[0].basis.bases["6x6"]["0"])
+    np.testing.assert_allclose(stack[0].T @ stack[0], np.eye(6), atol=1e-5)

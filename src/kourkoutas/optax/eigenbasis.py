@@ -405,8 +405,19 @@ def _when(condition: jax.Array, then: Callable[[], Any], otherwise: Callable[[],
 
 def _made(stack: Stack, starts: jax.Array) -> list[jax.Array]:
     """The bases, with the eigenvectors of the factors, those of the largest eigenvalue first, where one `starts`."""
-    new = [jnp.linalg.eigh(factor)[1][..., ::-1] for factor in stack.factors]
+    new = [_eigenvectors(factor) for factor in stack.factors]
     return [jnp.where(column(starts, q), made, q) for made, q in zip(new, stack.bases, strict=True)]
+
+
+def _eigenvectors(factor: jax.Array) -> jax.Array:
+    """Those of the largest eigenvalue first.
+
+    NOTE: in float32 an eigendecomposition may not converge, as libraries show on the gradients of embeddings, and JAX
+    then gives NaNs. One step of orthogonal iteration always gives a basis, and turns make it a better one.
+    """
+    vectors = jnp.linalg.eigh(factor)[1][..., ::-1]
+    converged = jnp.all(jnp.isfinite(vectors), axis=(1, 2), keepdims=True)
+    return jnp.where(converged, vectors, jnp.linalg.qr(factor)[0])
 
 
 def _turned(
