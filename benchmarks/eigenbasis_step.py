@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -113,7 +114,7 @@ def jax_bare(model: str, limit: int) -> Step:
     import jax
     import jax.numpy as jnp
 
-    keys = iter(jax.random.split(jax.random.key(0), 1000))
+    rng = np.random.default_rng(0)
     work = []
     for shape in dict.fromkeys(shapes(model)):
         if len(shape) != 2:
@@ -122,9 +123,9 @@ def jax_bare(model: str, limit: int) -> Step:
         sides = []
         for axis, length in enumerate(shape):
             if 1 < length <= limit:
-                factor = jax.random.normal(next(keys), (count, length, length))
+                factor = jnp.asarray(rng.normal(size=(count, length, length)), jnp.float32)
                 sides.append((axis, jnp.linalg.qr(factor)[0], factor @ factor.mT))
-        work.append((jax.random.normal(next(keys), (count, *shape)), sides))
+        work.append((jnp.asarray(rng.normal(size=(count, *shape)), jnp.float32), sides))
     axes = [[axis for axis, _, _ in sides] for _, sides in work]
     arrays = [(grads, [(basis, factor) for _, basis, factor in sides]) for grads, sides in work]
 
@@ -166,11 +167,15 @@ def _jax_qr(factor: Any, basis: Any) -> Any:
 def jax_step(model: str, solver: Any) -> Step:
     """A compiled step of an Optax solver, with donated buffers."""
     import jax
+    import jax.numpy as jnp
     import optax
 
-    keys = jax.random.split(jax.random.key(0), 2 * len(shapes(model)))
-    params = {f"p{i}": jax.random.normal(keys[2 * i], shape) for i, shape in enumerate(shapes(model))}
-    grads = {f"p{i}": jax.random.normal(keys[2 * i + 1], shape) for i, shape in enumerate(shapes(model))}
+    rng = np.random.default_rng(0)
+
+    def arrays() -> dict[str, Any]:
+        return {f"p{i}": jnp.asarray(rng.normal(size=shape), jnp.float32) for i, shape in enumerate(shapes(model))}
+
+    params, grads = arrays(), arrays()
     state = solver.init(params)
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))

@@ -14,7 +14,7 @@ import orbax.checkpoint
 import pytest
 
 from kourkoutas.optax import in_eigenbasis, kourkoutas_beta, scale_by_kourkoutas_beta
-from kourkoutas.optax.eigenbasis import InEigenbasisState
+from kourkoutas.optax.eigenbasis import InEigenbasisState, _descending
 from kourkoutas.oracle import Oracle
 from kourkoutas.rule import Hyper
 
@@ -377,6 +377,21 @@ def test_more_matrices_of_one_shape_need_no_more_products_and_no_more_decomposit
     # Six products of a step, L·Q and R·P, and four for m; two for the parameters, which XLA drops if nobody reads them.
     products = 14 if kind == "soap" else 12
     assert heavy(3) == heavy(30) == {**heavy(1), "dot_general": products, "qr": 2, "eigh": 2}
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_a_step_never_sorts_because_two_sorts_beside_a_qr_stop_xla_on_two_cores(kind):
+    params, solver = tree(), EVERY_KIND[kind]
+    found = operations(jax.make_jaxpr(functools.partial(step, solver))(params, solver.init(params), params).jaxpr)
+    assert found["qr"]
+    assert not found["sort"]
+
+
+def test_columns_are_ordered_as_a_stable_sort_orders_them():
+    rows = np.random.default_rng(0).integers(0, 4, size=(6, 9)).astype("float32")
+    rows[5, [2, 4]] = np.nan
+    want = np.argsort(-np.nan_to_num(rows, nan=-np.inf), axis=1, kind="stable")
+    np.testing.assert_array_equal(_descending(jnp.asarray(rows)), want)
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)

@@ -428,7 +428,7 @@ def _turned(
     for factor, q in zip(stack.factors, stack.bases, strict=True):
         product = _product(factor, q, [2], [1])
         # The eigenvalues as far as the basis knows them, diag(Qᵀ·L·Q), largest first
-        order = jnp.argsort(-jnp.sum(q * product, 1), axis=1, stable=True)
+        order = _descending(jnp.sum(q * product, 1))
         # Q ← qr(L·Q)
         new = jnp.linalg.qr(jnp.take_along_axis(product, order[:, None, :], 2))[0]
         bases.append(jnp.where(column(due, q), new, q))
@@ -442,6 +442,21 @@ def _turned(
         else:
             changed.append(_reordered(x, stack.axes, orders))
     return bases, changed
+
+
+def _descending(values: jax.Array) -> jax.Array:
+    """The order that sorts each row, largest first and equal ones as they stand; NaNs count as smallest.
+
+    NOTE: by comparing all pairs, not by `jnp.argsort`. XLA's sort on the CPU waits for the very threads that run
+    it; two sorts beside QRs then wait for each other, and on two cores the program stands still for good.
+    """
+    values = jnp.where(jnp.isnan(values), -jnp.inf, values)
+    here, others = values[:, :, None], values[:, None, :]
+    index = jnp.arange(values.shape[1])
+    before = (others > here) | ((others == here) & (index < index[:, None]))
+    rank = jnp.sum(before, 2)
+    # order[rank[i]] = i
+    return jnp.sum(jnp.where(rank[:, None, :] == index[:, None], index, 0), 2)
 
 
 def _rotate(x: jax.Array, axes: Sequence[int], bases: Sequence[jax.Array], back: bool = False) -> jax.Array:
