@@ -194,13 +194,19 @@ def test_adam_equal_has_one_beta_for_both_moments():
     assert recipe("adam-equal", KBETA, {"beta1": "0.9", "beta2": "0.9"}).options["beta1"] == 0.9
 
 
-@pytest.mark.parametrize("name", ["adagc", "stable-spam", "stableadamw", "laprop", "soap"])
-def test_a_rival_of_pytorch_optimizer_that_is_not_installed_is_named_with_the_way_out(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        *((name, "") for name in ("adagc", "stable-spam", "stableadamw", "laprop")),
+        ("soap", ", or use --engine jax or mlx"),
+    ],
+)
+def test_a_rival_of_pytorch_optimizer_that_is_not_installed_is_named_with_the_way_out(name, way_out, monkeypatch):
     def missing(module):
         raise ImportError(module)
 
     monkeypatch.setattr(optimizers.importlib, "import_module", missing)
-    with pytest.raises(ImportError, match=f"optimizer '{name}' .* pip install pytorch-optimizer$"):
+    with pytest.raises(ImportError, match=f"optimizer '{name}' .* pip install pytorch-optimizer{way_out}$"):
         check(recipe(name), "torch")
 
 

@@ -32,10 +32,17 @@ except ModuleNotFoundError:
     raise ImportError("kourkoutas.optax needs JAX and Optax: pip install 'kourkoutas-beta[jax]'") from None
 
 from kourkoutas.optax.eigenbasis import in_eigenbasis
-from kourkoutas.optax.optimizer import KourkoutasBetaState, kourkoutas_beta, pull, scale_by_kourkoutas_beta
+from kourkoutas.optax.optimizer import (
+    KourkoutasBetaEigenState,
+    KourkoutasBetaState,
+    kourkoutas_beta,
+    pull,
+    scale_by_kourkoutas_beta,
+)
 from kourkoutas.optax.trees import bucket_names
 
 __all__ = [
+    "KourkoutasBetaEigenState",
     "KourkoutasBetaState",
     "bucket_names",
     "in_eigenbasis",

@@ -260,8 +260,6 @@ class KourkoutasBetaState(NamedTuple):
       rows: the number of rows ever written, int32, with `diagnostics=True`.
       missed: calls in which a parameter took no step, for want of a gradient, skipped, or to make its basis, int32,
         (parameters,).
-      basis: factors and bases, `kourkoutas.optax.eigenbasis.Eigenbasis`, with `basis="eigen"`; mu, nu and nu_max are
-        then in the bases.
 
     NOTE: the bias corrections of a parameter use t = count - missed, or 0 where that is negative. `missed` is there
     whatever the options, since whether gradients go missing is not known at `init`. `count` may be set, as in
@@ -278,7 +276,35 @@ class KourkoutasBetaState(NamedTuple):
     ring: jax.Array | None
     rows: jax.Array | None
     missed: jax.Array
-    basis: Eigenbasis | None
+
+    @property
+    def basis(self) -> None:
+        """There is none; see `KourkoutasBetaEigenState`."""
+
+
+class KourkoutasBetaEigenState(NamedTuple):
+    """The state with `basis="eigen"`: that of `KourkoutasBetaState`, with mu, nu and nu_max in the basis.
+
+    Attributes:
+      basis: factors and bases.
+
+    NOTE: a class of its own, so that states which were saved without a basis still fit.
+    """
+
+    count: jax.Array  # type: ignore[assignment]
+    mu: PyTree
+    nu: PyTree
+    nu_max: PyTree | None
+    ema: jax.Array
+    log_beta2: jax.Array | None
+    skipped: jax.Array | None
+    ring: jax.Array | None
+    rows: jax.Array | None
+    missed: jax.Array
+    basis: Eigenbasis
+
+
+AnyState = KourkoutasBetaState | KourkoutasBetaEigenState
 
 
 def _transformation(
@@ -292,12 +318,12 @@ def _transformation(
             "`axis_name` out and use jit, which sees whole arrays, or use basis=None inside shard_map"
         )
 
-    def init_fn(params: optax.Params) -> KourkoutasBetaState:
+    def init_fn(params: optax.Params) -> AnyState:
         return _first_state(params, hyper, len(layout_of(params).parts.bucket_names), diagnostics)
 
     def update_fn(
-        updates: optax.Updates, state: KourkoutasBetaState, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, KourkoutasBetaState]:
+        updates: optax.Updates, state: AnyState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, AnyState]:
         treedef: Any
         ms, treedef = jax.tree.flatten(state.mu)
         vs = jax.tree.leaves(state.nu)
@@ -355,7 +381,7 @@ def _transformation(
         took_one = jnp.ones(len(here), bool) if step.updated_each is None else step.updated_each
         took_one = put(jnp.zeros(len(gs), bool), rows, took_one)
         ring, recorded = _record(state, step, columns)
-        new = KourkoutasBetaState(
+        new = state._replace(
             count=count + 1,
             mu=treedef.unflatten([leaf.m for leaf in leaves]),
             nu=treedef.unflatten([leaf.v for leaf in leaves]),
@@ -366,8 +392,9 @@ def _transformation(
             ring=ring,
             rows=recorded,
             missed=jnp.where(took_one, state.missed, state.missed + 1),
-            basis=basis,
         )
+        if isinstance(new, KourkoutasBetaEigenState) and basis is not None:
+            new = new._replace(basis=basis)
         return rebuild([leaf.u for leaf in leaves]), new
 
     return optax.GradientTransformation(init_fn, update_fn)
@@ -428,7 +455,7 @@ def _update_in_basis(
     return new, basis
 
 
-def _first_state(params: optax.Params, hyper: Hyper, buckets: int, diagnostics: bool) -> KourkoutasBetaState:
+def _first_state(params: optax.Params, hyper: Hyper, buckets: int, diagnostics: bool) -> AnyState:
     """The state before the first step."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     for path, x in leaves:
@@ -443,7 +470,7 @@ def _first_state(params: optax.Params, hyper: Hyper, buckets: int, diagnostics: 
     def zeros() -> Any:
         return jax.tree.map(lambda p: jnp.zeros_like(p, dtype=jnp.result_type(p)), params)
 
-    return KourkoutasBetaState(
+    state = KourkoutasBetaState(
         count=jnp.zeros((), jnp.int32),
         mu=zeros(),
         nu=zeros(),
@@ -454,8 +481,10 @@ def _first_state(params: optax.Params, hyper: Hyper, buckets: int, diagnostics: 
         ring=jnp.zeros((WINDOW, len(KEYS), buckets), jnp.float32) if diagnostics else None,
         rows=jnp.zeros((), jnp.int32) if diagnostics else None,
         missed=jnp.zeros(len(leaves), jnp.int32),
-        basis=None if hyper.basis is None else first_basis(params, hyper.basis_limit),
     )
+    if hyper.basis is None:
+        return state
+    return KourkoutasBetaEigenState(*state, basis=first_basis(params, hyper.basis_limit))
 
 
 def _check_gradients(gs: list[Any], mu: PyTree) -> None:
@@ -468,7 +497,7 @@ def _check_gradients(gs: list[Any], mu: PyTree) -> None:
             )
 
 
-def _check_layout(state: KourkoutasBetaState, layout: Layout) -> None:
+def _check_layout(state: AnyState, layout: Layout) -> None:
     """Raise unless a step with these buckets and axes fits the state and what is traced."""
     buckets = len(layout.parts.bucket_names)
     if state.ema.shape != (buckets,):
@@ -505,7 +534,7 @@ def _refuse_nonfinite(norm: jax.Array, names: list[str]) -> None:
             raise NonFiniteGradient(name)
 
 
-def _steps_taken(state: KourkoutasBetaState) -> tuple[jax.Array, jax.Array]:
+def _steps_taken(state: AnyState) -> tuple[jax.Array, jax.Array]:
     """(count, t): calls so far, as an int32 that can still be counted up, and steps of each parameter."""
     count = jnp.minimum(jnp.asarray(state.count, jnp.int32), np.iinfo(np.int32).max - 1)
     if count.ndim:
@@ -513,7 +542,7 @@ def _steps_taken(state: KourkoutasBetaState) -> tuple[jax.Array, jax.Array]:
     return count, jnp.maximum(count - state.missed, 0)
 
 
-def _record(state: KourkoutasBetaState, step: rule.Step, columns: np.ndarray) -> tuple[Any, Any]:
+def _record(state: AnyState, step: rule.Step, columns: np.ndarray) -> tuple[Any, Any]:
     """(ring, rows) of `state` with one row more, in which the step has the buckets `columns`."""
     if state.ring is None or state.rows is None:
         return state.ring, state.rows
@@ -554,10 +583,10 @@ def pull(trace: Trace, state: optax.OptState) -> None:
 
 
 def is_state(x: Any) -> bool:
-    return isinstance(x, KourkoutasBetaState)
+    return isinstance(x, KourkoutasBetaState | KourkoutasBetaEigenState)
 
 
-def only_state(state: optax.OptState) -> KourkoutasBetaState:
+def only_state(state: optax.OptState) -> AnyState:
     """The state of the one Kourkoutas-β in a solver's state."""
     found = [x for x in jax.tree.leaves(state, is_leaf=is_state) if is_state(x)]
     if len(found) != 1:
@@ -565,5 +594,5 @@ def only_state(state: optax.OptState) -> KourkoutasBetaState:
             f"the state must hold one Kourkoutas-β; found {len(found)}: pass the state of kourkoutas_beta or a chain "
             "with one, and each branch of a partition by itself"
         )
-    only: KourkoutasBetaState = found[0]
+    only: AnyState = found[0]
     return only

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from kourkoutas.optax.eigenbasis import Eigenbasis, Stack, stacks_of
-from kourkoutas.optax.optimizer import KourkoutasBetaState, is_state, only_state
+from kourkoutas.optax.optimizer import AnyState, KourkoutasBetaEigenState, is_state, only_state
 from kourkoutas.optax.trees import layouts, leaf_names
 from kourkoutas.rule import Buckets
 from kourkoutas.state.file import Parameter, Portable, made, read, write
@@ -79,13 +79,14 @@ def load(file: str | Path, like: optax.OptState, *, buckets: Buckets = "paramete
         nu=moments("v", old.nu),
         nu_max=moments("v_max", old.nu_max),
         missed=_like(np.minimum(count - step, _LAST), old.missed),
-        basis=None if old.basis is None else _basis(old, old.basis, saved),
         **{kind: _like(x, getattr(old, kind)) for kind, x in saved.scalars.items() if kind in _FIELDS},
     )
+    if isinstance(new, KourkoutasBetaEigenState):
+        new = new._replace(basis=_basis(old, new.basis, saved))
     return jax.tree.map(lambda x: new if is_state(x) else x, like, is_leaf=is_state)
 
 
-def _parameters(state: KourkoutasBetaState, buckets: Buckets) -> dict[str, Parameter]:
+def _parameters(state: AnyState, buckets: Buckets) -> dict[str, Parameter]:
     bucket_of = layouts(buckets)(state.mu).parts.bucket_of
     axes_of = {i: tuple(sorted(stack.axes)) for stack in _stacks(state) for i in stack.numbers}
     found = {}
@@ -95,13 +96,13 @@ def _parameters(state: KourkoutasBetaState, buckets: Buckets) -> dict[str, Param
     return found
 
 
-def _stacks(state: KourkoutasBetaState) -> list[Stack]:
+def _stacks(state: AnyState) -> list[Stack]:
     """All parameters by shape, with their factors and bases; none without a basis."""
     leaves = jax.tree.leaves(state.mu)
     return stacks_of(state.basis, leaves) if state.basis is not None and leaves else []
 
 
-def _matrices(state: KourkoutasBetaState, names: list[str]) -> dict[str, dict[str, Any]]:
+def _matrices(state: AnyState, names: list[str]) -> dict[str, dict[str, Any]]:
     """Factors and bases of single parameters: "factor_0", "basis_0" and so on → name → matrix."""
     found: dict[str, dict[str, Any]] = {}
     for stack in _stacks(state):
@@ -112,7 +113,7 @@ def _matrices(state: KourkoutasBetaState, names: list[str]) -> dict[str, dict[st
     return found
 
 
-def _basis(old: KourkoutasBetaState, kept_basis: Eigenbasis, saved: Portable) -> Eigenbasis:
+def _basis(old: AnyState, kept_basis: Eigenbasis, saved: Portable) -> Eigenbasis:
     """What the file has of the bases, like those of `old`."""
 
     def joined(what: str, kept: Any) -> Any:
