@@ -134,7 +134,7 @@ def jax_bare(model: str, limit: int) -> Step:
 
     @jax.jit
     def step(taken: Any, arrays: Any) -> Any:
-        made = []
+        made, last = [], None
         for of_shape, (grads, sides) in zip(axes, arrays, strict=True):
             x = grads
             for axis, (basis, _) in zip(of_shape, sides, strict=True):
@@ -144,8 +144,11 @@ def jax_bare(model: str, limit: int) -> Step:
             made.append(x)
             for axis, (basis, factor) in zip(of_shape, sides, strict=True):
                 made.append(grads @ grads.mT if axis == 0 else grads.mT @ grads)
+                # One QR after the other, for the reason that `kourkoutas.optax.eigenbasis` gives in `_after`.
+                factor = factor if last is None else jnp.where(last.ravel()[0] > 2, 0, factor)
                 turn = functools.partial(_jax_qr, factor, basis)
-                made.append(jax.lax.cond(taken % EVERY == 0, turn, functools.partial(jnp.zeros_like, basis)))
+                last = jax.lax.cond(taken % EVERY == 0, turn, functools.partial(jnp.zeros_like, basis))
+                made.append(last)
         return made
 
     taken = 0

@@ -10,6 +10,7 @@ step: right, but slow.
 """
 
 # Annotations stay objects here (no `from __future__ import annotations`): Optax's own checks read them.
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -344,6 +345,7 @@ def advanced(
 
     factors, bases = dict(basis.factors), dict(basis.bases)
     changed = [dict(moment.of_shape) for moment in moments]
+    earlier = None
     for stack in stacks:
         if not stack.axes:
             continue
@@ -351,7 +353,8 @@ def advanced(
         took = None if taken is None else at(taken, places)
         stack = _with_gradient(stack, grads.of_shape[name], at(keep, places), at(gain, places), took)
         old = [(moment.of_shape[name], moment.turns) for moment in moments]
-        turned, new = _turned_if_due(stack, at(starts, places), at(due, places), old)
+        turned, new = _turned_if_due(stack, at(starts, places), at(due, places), old, earlier)
+        earlier = turned[-1]
         for of_shape, x in zip(changed, new, strict=True):
             of_shape[name] = x
         factors[name] = _put_back(factors[name], stack, stack.factors)
@@ -378,17 +381,18 @@ def _with_gradient(stack: Stack, g: jax.Array, keep: jax.Array, gain: jax.Array,
 
 
 def _turned_if_due(
-    stack: Stack, starts: jax.Array, due: jax.Array, moments: Sequence[tuple[jax.Array, bool]]
+    stack: Stack, starts: jax.Array, due: jax.Array, moments: Sequence[tuple[jax.Array, bool]], earlier: Any
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """The bases and moments of a stack after the bases that `starts` were made, and those that are `due` turned.
 
-    `moments` are pairs: an array, and whether it turns with the basis.
+    `moments` are pairs: an array, and whether it turns with the basis. `earlier` is as in `_after`.
     """
     arrays = [x for x, _ in moments]
 
     def make_and_turn() -> Any:
-        made = _when(jnp.any(starts), lambda: _made(stack, starts), lambda: stack.bases)
-        return _when(jnp.any(due), lambda: _turned(stack._replace(bases=made), due, moments), lambda: (made, arrays))
+        made = _when(jnp.any(starts), lambda: _made(stack, starts, earlier), lambda: stack.bases)
+        turn = functools.partial(_turned, stack._replace(bases=made), due, moments, made[-1])
+        return _when(jnp.any(due), turn, lambda: (made, arrays))
 
     changed: tuple[list[jax.Array], list[jax.Array]] = _when(
         jnp.any(starts | due), make_and_turn, lambda: (stack.bases, arrays)
@@ -403,10 +407,25 @@ def _when(condition: jax.Array, then: Callable[[], Any], otherwise: Callable[[],
     return then() if condition else otherwise()
 
 
-def _made(stack: Stack, starts: jax.Array) -> list[jax.Array]:
+def _made(stack: Stack, starts: jax.Array, earlier: Any) -> list[jax.Array]:
     """The bases, with the eigenvectors of the factors, those of the largest eigenvalue first, where one `starts`."""
-    new = [_eigenvectors(factor) for factor in stack.factors]
-    return [jnp.where(column(starts, q), made, q) for made, q in zip(new, stack.bases, strict=True)]
+    bases = []
+    for factor, q in zip(stack.factors, stack.bases, strict=True):
+        made = _eigenvectors(_after(earlier, factor))
+        earlier = jnp.where(column(starts, q), made, q)
+        bases.append(earlier)
+    return bases
+
+
+def _after(earlier: Any, x: jax.Array) -> jax.Array:
+    """x, as soon as the basis `earlier` is there, which may be None.
+
+    NOTE: JAX on the CPU hands the matrices of one QR to its pool of threads, and waits for them on one of these. If as
+    many QRs begin at once as there are threads, two on two cores, each waits for the other, and the program stands
+    still. So each begins when the one before is done; the same holds for eigendecompositions. XLA drops a dependence
+    that it can see through (`lax.optimization_barrier`); it does not know that no entry of a basis is larger than 1.
+    """
+    return x if earlier is None else jnp.where(earlier.ravel()[0] > 2, 0, x)
 
 
 def _eigenvectors(factor: jax.Array) -> jax.Array:
@@ -417,21 +436,22 @@ def _eigenvectors(factor: jax.Array) -> jax.Array:
     """
     vectors = jnp.linalg.eigh(factor)[1][..., ::-1]
     converged = jnp.all(jnp.isfinite(vectors), axis=(1, 2), keepdims=True)
-    return jnp.where(converged, vectors, jnp.linalg.qr(factor)[0])
+    return jnp.where(converged, vectors, jnp.linalg.qr(_after(vectors, factor))[0])
 
 
 def _turned(
-    stack: Stack, due: jax.Array, moments: Sequence[tuple[jax.Array, bool]]
+    stack: Stack, due: jax.Array, moments: Sequence[tuple[jax.Array, bool]], earlier: Any
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """The bases and the moments after one step of orthogonal iteration, where it is `due`."""
     bases, orders = [], []
     for factor, q in zip(stack.factors, stack.bases, strict=True):
         product = _product(factor, q, [2], [1])
         # The eigenvalues as far as the basis knows them, diag(Qᵀ·L·Q), largest first
-        order = _descending(jnp.sum(q * product, 1))
+        order = jnp.argsort(-jnp.sum(q * product, 1), axis=1, stable=True)
         # Q ← qr(L·Q)
-        new = jnp.linalg.qr(jnp.take_along_axis(product, order[:, None, :], 2))[0]
-        bases.append(jnp.where(column(due, q), new, q))
+        new = jnp.linalg.qr(_after(earlier, jnp.take_along_axis(product, order[:, None, :], 2)))[0]
+        earlier = jnp.where(column(due, q), new, q)
+        bases.append(earlier)
         orders.append(jnp.where(due[:, None], order, jnp.arange(order.shape[1])))
 
     changed = []
@@ -442,21 +462,6 @@ def _turned(
         else:
             changed.append(_reordered(x, stack.axes, orders))
     return bases, changed
-
-
-def _descending(values: jax.Array) -> jax.Array:
-    """The order that sorts each row, largest first and equal ones as they stand; NaNs count as smallest.
-
-    NOTE: by comparing all pairs, not by `jnp.argsort`. XLA's sort on the CPU waits for the very threads that run
-    it; two sorts beside QRs then wait for each other, and on two cores the program stands still for good.
-    """
-    values = jnp.where(jnp.isnan(values), -jnp.inf, values)
-    here, others = values[:, :, None], values[:, None, :]
-    index = jnp.arange(values.shape[1])
-    before = (others > here) | ((others == here) & (index < index[:, None]))
-    rank = jnp.sum(before, 2)
-    # order[rank[i]] = i
-    return jnp.sum(jnp.where(rank[:, None, :] == index[:, None], index, 0), 2)
 
 
 def _rotate(x: jax.Array, axes: Sequence[int], bases: Sequence[jax.Array], back: bool = False) -> jax.Array:
