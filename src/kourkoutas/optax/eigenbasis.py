@@ -7,6 +7,9 @@ the number of shapes only. Leaves of one axis or none are stacks without factors
 
 NOTE: the basis turns in a branch (`lax.cond`) of the one compiled step. Under `vmap` JAX runs both branches at every
 step: right, but slow.
+
+NOTE: on the CPU JAX takes its QR from SciPy's OpenBLAS, whose threads get into the way of JAX's own. Set
+OPENBLAS_NUM_THREADS=1 before Python starts, or a turn may take a hundred times as long.
 """
 
 # Annotations stay objects here (no `from __future__ import annotations`): Optax's own checks read them.
