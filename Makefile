@@ -24,6 +24,9 @@ study: $(STUDY)
 	$(BIN)/kbeta study rare_trigger --preset paper --seeds 0-9 --optimizers kbeta,adam95,adam999 \
 		--engine jax --workers 2 --out results/rare_trigger
 
+# OpenBLAS, from which JAX has its QR, would start threads that wait for those of the other test processes.
+test test-all test-integrations: export OPENBLAS_NUM_THREADS := 1
+
 test: $(READY) browser
 	$(BIN)/python $(PYTEST) -m "not slow" --ignore=tests/integrations
 

@@ -69,6 +69,7 @@ def main():
     last = train(model, optimizer, range(60, 120))
     if dist.get_rank() == 0:
         print(f"{dist.get_world_size()} ranks: loss {first:.3f} -> {last:.3f}")
+    dist.barrier()  # nobody leaves while another still talks to it
     dist.destroy_process_group()
 
 

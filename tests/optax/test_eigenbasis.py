@@ -156,6 +156,7 @@ def test_eigenvectors_that_cross_take_their_second_moments_with_them():
         np.testing.assert_allclose(params["w"], oracle.params["w"], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_transformation_that_needs_the_parameters_gets_them_in_the_basis():
     inside = in_eigenbasis(optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(0.1)), every=2)
     outside = optax.chain(in_eigenbasis(optax.scale_by_adam(), every=2), optax.add_decayed_weights(0.1))
@@ -181,6 +182,7 @@ def test_momentum_turns_with_the_basis_so_that_plain_momentum_does_not_notice_it
             np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_kourkoutas_beta_may_stand_inside_the_wrapper():
     params, solver = tree(), in_eigenbasis(scale_by_kourkoutas_beta(decay=1.0), every=2)
     state = solver.init(params)
@@ -432,6 +434,7 @@ def test_outside_of_jit_nothing_is_compiled_after_the_first_turns():
         params = optax.apply_updates(params, updates)
 
 
+@pytest.mark.slow
 def test_vmap_over_seeds_equals_one_run_per_seed():
     solver, runs = kourkoutas_beta(1e-2, **EIGEN), [tree(seed=seed) for seed in range(2)]
     stacked = jax.tree.map(lambda *a: jnp.stack(a), *runs)
@@ -460,6 +463,7 @@ WRAPPERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRAPPERS)
 @pytest.mark.parametrize("make", [functools.partial(kourkoutas_beta, **FULL), functools.partial(soap, every=3)])
 def test_inside_a_wrapper_of_optax_it_trains(make, name):
@@ -523,6 +527,7 @@ def test_a_run_saved_with_orbax_resumes_bit_for_bit(tmp_path, kind):
     assert kind != "soap" or isinstance(got[1][0], InEigenbasisState)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [EIGEN, FULL], ids=["default", "full"])
 def test_the_portable_state_goes_on_to_the_bit(tmp_path, options):
     from kourkoutas.state.optax import load, save
