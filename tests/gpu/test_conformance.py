@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kourkoutas.torch import KourkoutasBeta
-from tests.conformance.table import CASES, Case, case_ids, check
+from tests.conformance.table import CASES, Case, check
 from tests.gpu.conftest import DEVICE
 
 
@@ -20,6 +20,9 @@ def run(case: Case) -> dict[str, np.ndarray]:
     return {name: p.detach().cpu().numpy() for name, p in params.items()}
 
 
-@pytest.mark.parametrize("case", CASES, ids=case_ids())
+PLAIN = [case for case in CASES if "basis" not in case.options]  # the eigenbasis has a step of its own
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=[case.id for case in PLAIN])
 def test_agrees_with_the_oracle(case):
     check(case, run(case))
