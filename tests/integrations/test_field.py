@@ -131,14 +131,14 @@ def test_the_eigenbasis_learns_in_pina():
         assert it.optimizer.instance.route()[0].name == "eigenbasis"
         return float(it.trainer.callback_metrics["train_loss"])
 
-    assert loss_after(40) < 0.5 * loss_after(2)
+    assert loss_after(150) < 0.5 * loss_after(2)
 
 
 def test_the_eigenbasis_learns_the_complex_weights_of_an_fno():
     pytest.importorskip("neuralop")
     example = load("neuralop_fno")
     model, optimizer = example.fresh("eigen")
-    assert example.train(model, optimizer, 60) < 0.2  # an untrained network is near 1
+    assert example.train(model, optimizer, 100) < 0.1  # it begins at 15
     complex_weights = [p for p in model.parameters() if p.is_complex() and p.ndim > 1]
     assert all("basis_0" in optimizer.state[p] for p in complex_weights)
 
