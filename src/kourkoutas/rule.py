@@ -332,7 +332,7 @@ def step(
     eps: Any = hyper.eps
     if mean_abs is not None:
         # ε + tiny_denom·max(⟨|θ|⟩, 1)
-        eps = eps + hyper.tiny_denom * xp.clip(mean_abs, 1.0, None)
+        eps = eps + hyper.tiny_denom * xp.clip(mean_abs, 1.0, math.inf)
     k = Coefficients(
         c1=1 - hyper.beta1,
         c2=c2_each,
