@@ -29,7 +29,7 @@ class StandIns(NamedTuple):
 
     group: dict[str, Any]
     hyper: Hyper
-    packed: bytes
+    packed: bytes | None
     bucket_names: list[str]
     bucket_of: list[int]
     scalars: Any
