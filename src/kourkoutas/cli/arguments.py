@@ -21,13 +21,13 @@ of_output = partial(typer.Option, rich_help_panel="Output")
 
 def _names_of(what: str) -> Iterable[str]:
     from kourkoutas.lab import engines, testbeds
-    from kourkoutas.lab.specs import optimizers
+    from kourkoutas.lab.optimizers import recipes
 
     return {
         "testbed": testbeds.every(),
         "engine": engines.NAMES,
         "preset": testbeds.PRESETS,
-        "optimizer": optimizers.LABELS,
+        "optimizer": recipes.LABELS,
     }[what]
 
 

@@ -59,10 +59,10 @@ def run(
 ) -> None:
     """Make one run and print its result: a study of one optimizer and one seed."""
     from kourkoutas.lab import api
+    from kourkoutas.lab.optimizers.looks import name_of
     from kourkoutas.lab.planning import plan as planning
     from kourkoutas.lab.showing import progress
     from kourkoutas.lab.showing.status import outcome
-    from kourkoutas.lab.specs.looks import label
 
     plan = planning.plan_study(
         target,
@@ -92,7 +92,7 @@ def run(
     if as_json:
         print_json({"id": spec.id, **json.loads(result.model_dump_json())})
     else:
-        answer(f"{spec.testbed} {label(optimizer)} seed {seed}: {outcome(result)} ({result.seconds:.1f} s)")
+        answer(f"{spec.testbed} {name_of(optimizer)} seed {seed}: {outcome(result)} ({result.seconds:.1f} s)")
         if result.metrics:
             print_table(["metric", "value"], [(name, f"{value:.6g}") for name, value in result.metrics.items()])
     if result.status == "failed":
@@ -264,7 +264,7 @@ def with_text(sets: list[str] | None, text: str | None) -> list[str]:
     """`--set` with the text of `--text`, named by its content too, so that a changed file is another configuration."""
     if text is None:
         return sets or []
-    from kourkoutas.lab import corpus
+    from kourkoutas.lab.testbeds.char_lm import corpus
 
     return [*(sets or []), *(f"{name}={value}" for name, value in corpus.pin(text).items())]
 

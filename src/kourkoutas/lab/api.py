@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kourkoutas.lab.judging import endpoints, tuned
 from kourkoutas.lab.judging.failures import failures
+from kourkoutas.lab.optimizers import looks
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.planning import search, shipping
 from kourkoutas.lab.planning.plan import Plan
@@ -34,7 +35,7 @@ from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import executor as running
 from kourkoutas.lab.running import pool
 from kourkoutas.lab.running.executor import ExecutorFactory, Observer
-from kourkoutas.lab.specs import looks, search_space
+from kourkoutas.lab.specs import search_space
 from kourkoutas.lab.specs.search_space import SearchSpace, Value
 from kourkoutas.lab.specs.spec import RunSpec
 
@@ -272,9 +273,9 @@ def _check_some_value(label: str, tried: Sequence[Tried], errors: Sequence[str])
     """Divergence everywhere is a result; an error everywhere is not."""
     if tried and all(one.failed for one in tried):
         runs, failed = sum(len(one.scores) for one in tried), sum(one.failed for one in tried)
-        which = f"all {runs} tuning runs of {looks.label(label)} failed"
+        which = f"all {runs} tuning runs of {looks.name_of(label)} failed"
         if failed < runs:
-            which = f"every value that {looks.label(label)} tried has a tuning run that failed ({failed} of {runs})"
+            which = f"every value that {looks.name_of(label)} tried has a tuning run that failed ({failed} of {runs})"
         raise ValueError(
             f"{which}, so that nothing can be chosen for it; the first one: {errors[0]}. Correct that and use "
             "--retry-failed"
