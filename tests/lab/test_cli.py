@@ -332,8 +332,8 @@ def test_the_help_of_a_study_has_panels_defaults_and_an_example() -> None:
     assert panels == sorted(panels)
     for default in (
         "[default: 0-9]",
-        "(8)",
-        "(100-102)",
+        "[default: 8]",
+        "[default: 100-102]",
         "(one per core)",
         "(results/TESTBED or results/FILE)",
         "(smoke)",

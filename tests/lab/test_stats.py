@@ -560,8 +560,8 @@ def test_notes_of_few_of_equal_and_of_tied_pairs() -> None:
 
 
 def test_lists_in_sentences_stop_after_twenty() -> None:
-    assert values.listed(range(20)).endswith(", 18, 19")
-    assert values.listed(range(21)).endswith(", 18, 19, … (21 in all)")
+    assert values.first_few(range(20)).endswith(", 18, 19")
+    assert values.first_few(range(21)).endswith(", 18, 19, … (21 in all)")
     assert values.in_order(["b", 10, "a", 9]) == [9, 10, "a", "b"]
 
 
