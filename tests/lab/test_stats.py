@@ -694,8 +694,8 @@ def test_json_is_strict_and_holds_every_statistic() -> None:
 
 
 def test_adding_a_statistic_touches_its_function_and_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    def largest(pairs: statistics.Paired) -> statistics.Result:
-        return statistics.Result(float(pairs.both.max()))
+    def largest(pairs: statistics.Paired) -> statistics.Finding:
+        return statistics.Finding(float(pairs.both.max()))
 
     new = statistics.Statistic("largest", "largest difference", largest, statistics.with_interval)
     monkeypatch.setattr(comparing, "OF_CONTRASTS", (*statistics.OF_CONTRASTS, new))
