@@ -20,18 +20,17 @@ from typer.testing import CliRunner
 
 from kourkoutas.cli.command import app
 from kourkoutas.lab import api
-from kourkoutas.lab.judging import comparing, headline, luck, table_file, targets
+from kourkoutas.lab.judging import comparing, headline, table_file, targets
 from kourkoutas.lab.judging.targets import Target
 from kourkoutas.lab.planning import plan as planning
-from kourkoutas.lab.planning import search
-from kourkoutas.lab.planning.search import Tried
 from kourkoutas.lab.results import export, files, store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import trial
 from kourkoutas.lab.showing import curves, progress, report, status
 from kourkoutas.lab.specs import looks
-from kourkoutas.lab.specs import search_space as asking
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
+from kourkoutas.lab.tuning import luck, search, trials
+from kourkoutas.lab.tuning.trials import Tried
 from tests.lab import made_study
 from tests.lab.made_study import analysed, rendered
 from tests.lab.test_analysis import CODE, folder
@@ -185,8 +184,8 @@ def test_the_race_to_a_target_is_adjusted_for_planned_arms_without_runs(tmp_path
 # The luck of the tuning
 
 
-QUESTION = asking.search_space(
-    asking.parse_tune(["lr=1e-3:4e-3"]), trials=3, seeds=[100, 101, 102], test_seeds=range(8), budget=0
+QUESTION = search.search_space(
+    search.parse_tune(["lr=1e-3:4e-3"]), trials=3, seeds=[100, 101, 102], test_seeds=range(8), budget=0
 )
 RATES = (1e-3, 2e-3, 4e-3)
 
@@ -269,7 +268,7 @@ def test_p_is_never_nought_and_the_luck_of_a_tuning_makes_nothing_surer() -> Non
 
 
 def test_a_tuning_in_which_everything_diverges_goes_on_downwards() -> None:
-    question = asking.search_space(asking.parse_tune(["lr=1e-3:1"]), trials=7, seeds=[100], test_seeds=[0], budget=9)
+    question = search.search_space(search.parse_tune(["lr=1e-3:1"]), trials=7, seeds=[100], test_seeds=[0], budget=9)
 
     def score(lr: float) -> float:
         return abs(math.log10(lr) + 4) if lr < 2e-4 else math.nan
@@ -280,10 +279,10 @@ def test_a_tuning_in_which_everything_diverges_goes_on_downwards() -> None:
     found = sorted(tried["kbeta"], key=lambda one: one.values["lr"])
     # seven values from 1e-3 to 1, and two steps of √0.1 below them, of which the second is the first that works
     assert [one.values["lr"] for one in found[:3]] == pytest.approx([1e-4, 3.162e-4, 1e-3])
-    assert search.best(found).values["lr"] == pytest.approx(1e-4)
-    assert search.best(found) == search.best(found[::-1])
+    assert trials.best(found).values["lr"] == pytest.approx(1e-4)
+    assert trials.best(found) == trials.best(found[::-1])
     same = [Tried({"lr": 1.0}, (math.nan,)), Tried({"lr": 0.1}, (math.nan,))]
-    assert search.best(same).values == search.best(same[::-1]).values == {"lr": 0.1}
+    assert trials.best(same).values == trials.best(same[::-1]).values == {"lr": 0.1}
 
 
 @pytest.mark.parametrize("lost", ["result.json", "folder"])

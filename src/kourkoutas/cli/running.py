@@ -33,7 +33,7 @@ from kourkoutas.cli.arguments import (
 from kourkoutas.cli.command import FAILED, answer, app, err, out, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from kourkoutas.lab.specs.search_space import SearchSpace
+    from kourkoutas.lab.specs.spec import SearchSpace
 
 EXAMPLE = (
     "Example: kbeta study rare_trigger --engine jax --tune lr=1e-2:1\n\n"
@@ -273,15 +273,15 @@ def make_tuning(
     tune: list[str] | None, trials: int | None, tune_seeds: str | None, budget: int | None, test_seeds: Sequence[int]
 ) -> SearchSpace | None:
     from kourkoutas.lab.planning import plan as planning
-    from kourkoutas.lab.specs import search_space
+    from kourkoutas.lab.tuning import search
 
     if not tune:
         for name, given in (("--trials", trials), ("--tune-seeds", tune_seeds), ("--tune-budget", budget)):
             if given is not None:
                 raise ValueError(f"{name} {given} needs something to tune: add --tune lr=1e-4:1e-1, for example")
         return None
-    return search_space.search_space(
-        search_space.parse_tune(tune),
+    return search.search_space(
+        search.parse_tune(tune),
         trials=8 if trials is None else trials,
         seeds=planning.parse_seeds(tune_seeds or "100-102", "--tune-seeds"),
         test_seeds=test_seeds,

@@ -23,20 +23,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from kourkoutas.lab.judging import endpoints, tuned
-from kourkoutas.lab.judging.failures import failures
+from kourkoutas.lab.judging import endpoints
 from kourkoutas.lab.planning import plan as planning
-from kourkoutas.lab.planning import search, shipping
+from kourkoutas.lab.planning import shipping
 from kourkoutas.lab.planning.plan import Plan
-from kourkoutas.lab.planning.search import Tried, Values
 from kourkoutas.lab.results import export, store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import executor as running
 from kourkoutas.lab.running import pool
 from kourkoutas.lab.running.executor import ExecutorFactory, Observer
-from kourkoutas.lab.specs import looks, search_space
-from kourkoutas.lab.specs.search_space import SearchSpace, Value
-from kourkoutas.lab.specs.spec import RunSpec
+from kourkoutas.lab.tuning import search
 
 if TYPE_CHECKING:  # scipy takes a second, which the workers need not wait for
     import pandas as pd
@@ -45,7 +41,6 @@ if TYPE_CHECKING:  # scipy takes a second, which the workers need not wait for
     from kourkoutas.lab.judging.comparing import Comparison, Contrast
     from kourkoutas.lab.showing.drawing import Drawing
 
-Make = Callable[[Sequence[RunSpec]], None]
 Range = tuple[float, float] | tuple[float, float, Literal["log", "linear"]]
 
 
@@ -147,9 +142,9 @@ def study(
         for name, limits in tune.items():
             if not isinstance(limits, tuple | list):
                 raise ValueError(f"`tune` must give {name} a range, for example (1e-4, 1e-1); got {limits!r}")
-        axes = search_space.parse_tune([f"{name}={':'.join(map(str, limits))}" for name, limits in tune.items()])
+        axes = search.parse_tune([f"{name}={':'.join(map(str, limits))}" for name, limits in tune.items()])
         own = planning.whole_seeds(tune_seeds, "--tune-seeds")
-        question = search_space.search_space(axes, trials=trials, seeds=own, test_seeds=chosen, budget=tune_budget)
+        question = search.search_space(axes, trials=trials, seeds=own, test_seeds=chosen, budget=tune_budget)
     plan = planning.plan_study(
         train if isinstance(train, str) else shipping.target_of(train),
         optimizers=optimizers.split(",") if isinstance(optimizers, str) else list(optimizers),
@@ -218,7 +213,8 @@ def execute(
             observer=observer,
         )
         if plan.tuning is not None:
-            chosen = tune(plan, plan.tuning, study, make)
+            primary = endpoints.measures(study.record)[0]
+            chosen = search.tune(plan, plan.tuning, study, make, score=primary.score, endpoint=primary.endpoint)
             study.choose(chosen)
             plan = plan.chosen(chosen)
         make(plan.specs())
@@ -232,53 +228,6 @@ def _with_tuned_arms(plan: Plan, out: Path) -> Plan:
     record, named = store.read_record(out), {arm.label for arm in plan.arms}
     kept = [arm for arm in record.arms if arm.label in record.chosen and arm.label not in named]
     return replace(plan, arms=[*plan.arms, *(arm.model_copy(update={"resolved": None}) for arm in kept)])
-
-
-def tune(plan: Plan, space: SearchSpace, study: store.Writer, make: Make) -> dict[str, dict[str, Value]]:
-    """{arm: its best values}; `make` makes those of the runs that are not there yet.
-
-    NOTE: nothing but runs is kept. After a kill the decisions are taken again from the runs that have finished; they
-    are the same, so that only what is missing is made.
-
-    Raises:
-      ValueError: every value that an arm tried has a failed run, and failures do not count.
-    """
-    primary = endpoints.measures(study.record)[0]
-    by = {"maximize": primary.endpoint.maximize, "log": primary.endpoint.log}
-    arms = {arm.label: arm for arm in plan.arms}
-    tried: dict[str, list[Tried]] = {label: [] for label in arms}
-    errors: dict[str, list[str]] = {label: [] for label in arms}
-
-    def takes(label: str, values: Values) -> bool:
-        try:
-            plan.valued(arms[label], values)
-        except (ValueError, TypeError):
-            return False
-        return True
-
-    while requests := search.next_requests(space, plan.axes(), tried, takes, **by):
-        valued = [plan.valued(arms[label], values) for label, values in requests]
-        make([plan.spec(arm, seed) for seed in space.seeds for arm in valued])
-        for (label, values), arm in zip(requests, valued, strict=True):
-            runs = [study.run(plan.spec(arm, seed)) for seed in space.seeds]
-            tried[label].append(tuned.of_runs(values, runs, primary, count_failed=plan.count_failed))
-            errors[label] += [failure.summary for failure in failures(runs)]
-        for label, own in tried.items():  # before more is tried, and other arms' ranges are widened for nothing
-            _check_some_value(label, own, errors[label])
-    return {label: dict(one.values) for label, one in search.choose(tried, **by).items()}
-
-
-def _check_some_value(label: str, tried: Sequence[Tried], errors: Sequence[str]) -> None:
-    """Divergence everywhere is a result; an error everywhere is not."""
-    if tried and all(one.failed for one in tried):
-        runs, failed = sum(len(one.scores) for one in tried), sum(one.failed for one in tried)
-        which = f"all {runs} tuning runs of {looks.label(label)} failed"
-        if failed < runs:
-            which = f"every value that {looks.label(label)} tried has a tuning run that failed ({failed} of {runs})"
-        raise ValueError(
-            f"{which}, so that nothing can be chosen for it; the first one: {errors[0]}. Correct that and use "
-            "--retry-failed"
-        )
 
 
 class Result:

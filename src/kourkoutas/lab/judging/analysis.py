@@ -9,24 +9,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kourkoutas.lab.errors import unknown
-from kourkoutas.lab.judging import afterwards, planned, tuned
+from kourkoutas.lab.judging import afterwards, planned
 from kourkoutas.lab.judging import endpoints as judged_by
 from kourkoutas.lab.judging import headline as words
 from kourkoutas.lab.judging.attribution import summary
 from kourkoutas.lab.judging.comparing import Comparison, Question, compare_endpoints
 from kourkoutas.lab.judging.endpoints import Measure
 from kourkoutas.lab.judging.failures import failures, repeat
+from kourkoutas.lab.judging.fairness import fairness
 from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES
 from kourkoutas.lab.judging.statistics import Result
 from kourkoutas.lab.judging.targets import ToTarget, parse_target, to_target
-from kourkoutas.lab.judging.tuned import Sensitivity
 from kourkoutas.lab.judging.values import Seed, of_seeds, to_json, without_logarithm
-from kourkoutas.lab.planning import search
 from kourkoutas.lab.planning.contrasts import Family, contrasts
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
 from kourkoutas.lab.specs import optimizers as recipes
 from kourkoutas.lab.specs.looks import label
+from kourkoutas.lab.tuning import luck, trials
+from kourkoutas.lab.tuning.sensitivity import Sensitivity, sensitivity
+from kourkoutas.lab.tuning.trials import Tried
 
 MOST_FAILURES = 2
 ENDS = ("ok", "diverged", "failed", "unfinished")
@@ -127,7 +129,6 @@ def analyse(
     record = snapshot.record
     labels, seeds = [arm.label for arm in record.arms], set(record.seeds)
     own = [run for run in snapshot.runs if run.spec.optimizer in labels and run.spec.seed in seeds]
-    tried = tuned.tried(snapshot)
     every = _pairs(record, baseline)
     pairs, suspected = planned.comparable(snapshot, own, every)
     gone = planned.missing_seeds(record, own)
@@ -139,8 +140,10 @@ def analyse(
     margin_used = record.margin if margin is None else margin
     failed = _failed(own)
     measures = judged_by.measures(record, endpoints)
+    tried = {measure.name: trials.of_study(snapshot, measure.score) for measure in measures}
+    by_primary = tried[measures[0].name]
     judged = compare_endpoints(
-        [_question(snapshot, own, measure) for measure in measures],
+        [_question(record, own, measure, tried[measure.name]) for measure in measures],
         pairs,
         planned=len(every),
         margin=margin_used,
@@ -156,15 +159,15 @@ def analyse(
         confidence=CONFIDENCE,
         seeds=tuple(record.seeds),
         finished=finished,
-        rule=words.rule(Family(len(every), declared), tuned=bool(tried), margin=margin_used),
-        fairness=(*tuned.fairness(snapshot, tried), *suspected),
+        rule=words.rule(Family(len(every), declared), tuned=bool(by_primary), margin=margin_used),
+        fairness=(*fairness(snapshot, by_primary), *suspected),
         headline=" ".join([_headline(snapshot, own, judged, to_come, waiting), *late]),
         afterwards=late,
         answers=tuple(words.answer(c, margin_used) for c in judged[0].contrasts),
         causes=tuple(summary(judged[0].attribution)),
         arms=tuple(_arms(record, own, gone, judged[0])),
         endpoints=judged,
-        sensitivity=tuned.sensitivity(record, tried),
+        sensitivity=sensitivity(record, by_primary, measures[0].endpoint),
         target=None if target is None else to_target(own, parse_target(target), whole, len(every)),
         failures=tuple(f"{one.words}. To repeat: {repeat(record)}" for one in failures(own)[:MOST_FAILURES]),
         notes=(*snapshot.damage, *_missing(gone)),
@@ -182,12 +185,13 @@ def _pairs(record: StudyRecord, baseline: str | None) -> list[tuple[str, str]]:
     return [(label, baseline) for label in labels if label != baseline]
 
 
-def _question(snapshot: Snapshot, runs: Sequence[StoredRun], measure: Measure) -> Question:
+def _question(
+    record: StudyRecord, runs: Sequence[StoredRun], measure: Measure, tried: Mapping[str, Sequence[Tried]]
+) -> Question:
     """One endpoint with the values of all runs, and with what each tuning may have lost on the same scale."""
-    values = judged_by.values(runs, measure.endpoint, measure.reduction)
-    tried = tuned.tried(snapshot, measure)
+    values = judged_by.values(runs, measure)
     every = [one for own in tried.values() for one in own]
-    log = search.as_ratios(every, measure.endpoint.log) and not without_logarithm(values)
+    log = trials.as_ratios(every, measure.endpoint.log) and not without_logarithm(values)
     notes = judged_by.without_value(measure, values, runs)
     if measure.endpoint.log and not log:
         notes.append("values at or below 0 have no logarithm: compared as differences instead of ratios")
@@ -197,7 +201,7 @@ def _question(snapshot: Snapshot, runs: Sequence[StoredRun], measure: Measure) -
         log=log,
         higher_is_better=endpoint.maximize,
         threshold=endpoint.threshold,
-        lost=tuned.lost(snapshot.record, tried, endpoint),
+        lost=luck.lost(record, tried, endpoint),
         notes=notes,
         name=measure.name,
         title=endpoint.title,

@@ -34,12 +34,12 @@ from kourkoutas.lab.judging import sizes, verdicts
 from kourkoutas.lab.judging.attribution import Attribution, attribute
 from kourkoutas.lab.judging.hypothesis_tests import holm
 from kourkoutas.lab.judging.intervals import RESAMPLES
-from kourkoutas.lab.judging.luck import Lost, nothing_lost
 from kourkoutas.lab.judging.statistics import OF_ARMS, OF_CONTRASTS, UNDEFINED, OneArm, Paired, Result, between, show
 from kourkoutas.lab.judging.values import Array, Seed, Values, in_order, is_number, listed, of_seeds, without_logarithm
 from kourkoutas.lab.judging.verdicts import Ruling, Verdict
 from kourkoutas.lab.planning.contrasts import Family
 from kourkoutas.lab.specs.looks import label, versus
+from kourkoutas.lab.tuning.luck import Lost, nothing_lost
 
 BOOTSTRAPPED = 200  # contrasts of one comparison; with more, bootstrap intervals would take minutes
 

@@ -22,7 +22,7 @@ from kourkoutas.lab.errors import unknown
 from kourkoutas.lab.judging.values import in_order, is_number, of_seeds
 from kourkoutas.lab.results import store
 from kourkoutas.lab.specs.looks import label
-from kourkoutas.lab.specs.spec import Endpoint
+from kourkoutas.lab.specs.spec import Endpoint, RunResult
 
 PRIMARY = "endpoint"  # the metric's name of what a run's `endpoint` holds
 TAIL = 0.1
@@ -50,6 +50,18 @@ class Measure:
     reduction: Reduction = "last"
     primary: bool = False
     declared: bool = False
+
+    def value(self, run: store.StoredRun) -> float | None:
+        """The number of a run that has ended: NaN where it diverged or failed, None without the metric in its log."""
+        if run.result is None or run.result.status != "ok":
+            return math.nan
+        value = _reduced(run, run.result, self.endpoint, self.reduction)
+        return value if value is None or is_number(value) else math.nan
+
+    def score(self, run: store.StoredRun) -> float:
+        """The same for a tuning: NaN where there is no number."""
+        value = self.value(run)
+        return math.nan if value is None else value
 
 
 def declared(record: store.StudyRecord) -> list[Endpoint]:
@@ -101,36 +113,24 @@ def parse(text: str, known: Sequence[Endpoint] = ()) -> Measure:
     return Measure(text, endpoint, reduction)
 
 
-def values(runs: Iterable[store.StoredRun], endpoint: Endpoint, reduction: Reduction = "last") -> Numbers:
-    """{arm: {seed: value}} of the runs that have ended: NaN for one that diverged or failed."""
+def values(runs: Iterable[store.StoredRun], measure: Measure) -> Numbers:
+    """{arm: {seed: value}} of the runs that have ended, without those that have none."""
     found: Numbers = {}
     for run in runs:
-        if run.result is None:
-            continue
-        value = value_of(run, endpoint, reduction) if run.result.status == "ok" else math.nan
+        value = None if run.result is None else measure.value(run)
         if value is not None:
-            found.setdefault(run.spec.optimizer, {})[run.spec.seed] = value if is_number(value) else math.nan
+            found.setdefault(run.spec.optimizer, {})[run.spec.seed] = value
     return found
 
 
-def as_loss(value: float, endpoint: Endpoint) -> float:
-    """A value on the scale on which the endpoint is compared, less being better; NaN where it has none there."""
-    if not is_number(value) or (endpoint.log and value <= 0):
-        return math.nan
-    y = math.log10(value) if endpoint.log else value
-    return -y if endpoint.maximize else y
-
-
-def value_of(run: store.StoredRun, endpoint: Endpoint, reduction: Reduction = "last") -> float | None:
+def _reduced(run: store.StoredRun, result: RunResult, endpoint: Endpoint, reduction: Reduction) -> float | None:
     """The number of one run that ended well; None where it has none."""
-    if run.result is None:
-        return None
     metric = endpoint.metric
     if reduction == "last":
         if metric == PRIMARY:
-            return run.result.endpoint
-        if metric in run.result.metrics:
-            return run.result.metrics[metric]
+            return result.endpoint
+        if metric in result.metrics:
+            return result.metrics[metric]
     course = [value for _, value in logged(run, metric)]
     if not course:
         return None
@@ -141,14 +141,6 @@ def value_of(run: store.StoredRun, endpoint: Endpoint, reduction: Reduction = "l
         return max(finite) if endpoint.maximize else min(finite)
     last = course[-max(1, math.ceil(TAIL * len(course))) :]
     return sum(x / len(last) for x in last)
-
-
-def score(run: store.StoredRun, endpoint: Endpoint, reduction: Reduction = "last") -> float:
-    """What a tuning run counts for, NaN when it diverged, failed or has not ended."""
-    if run.result is None or run.result.status != "ok":
-        return math.nan
-    value = value_of(run, endpoint, reduction)
-    return value if value is not None and is_number(value) else math.nan
 
 
 def logged(run: store.StoredRun, metric: str) -> list[tuple[float, float]]:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from kourkoutas.lab.judging import hypothesis_tests as tests
 from kourkoutas.lab.judging.deciding import Decision, decide
 from kourkoutas.lab.judging.intervals import Interval, antilog, bootstrap_mean, clopper_pearson, quantile, t_interval
-from kourkoutas.lab.judging.luck import Lost, nothing_lost
 from kourkoutas.lab.judging.values import Array, Seed
+from kourkoutas.lab.tuning.luck import Lost, nothing_lost
 
 UNDEFINED = "t, its p-value, d_z, r and intervals are undefined"
 

@@ -14,7 +14,7 @@ from kourkoutas.lab.judging.comparing import Comparison
 from kourkoutas.lab.judging.statistics import OF_ARMS, show
 from kourkoutas.lab.judging.targets import Reached, until
 from kourkoutas.lab.judging.values import Seed
-from kourkoutas.lab.showing import sensitivity
+from kourkoutas.lab.showing import tuning
 from kourkoutas.lab.showing.drawing import shorten
 from kourkoutas.lab.showing.effects import limits, rows_of
 from kourkoutas.lab.showing.fitting import Fitting
@@ -131,7 +131,7 @@ def statistics(analysis: Analysis) -> RenderableType:
     parts.extend(comparison(one) for one in analysis.endpoints)
     if analysis.sensitivity:
         title = f"Sensitivity to {analysis.sensitivity[0].option}, on the tuning seeds"
-        parts.append(Fitting(title, *sensitivity.table(analysis.sensitivity)))
+        parts.append(Fitting(title, *tuning.table(analysis.sensitivity)))
     parts.extend(target(analysis))
     parts.extend(Text(f"Note: {note}") for note in (*analysis.failures, *analysis.notes))
     return Group(*parts)

@@ -39,7 +39,7 @@ from kourkoutas.lab.judging.values import Seed, seed_ranges
 from kourkoutas.lab.results import export, files
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StoreError
-from kourkoutas.lab.showing import console, curves, distributions, effects, maps, pictures, sensitivity
+from kourkoutas.lab.showing import console, curves, distributions, effects, maps, pictures, tuning
 from kourkoutas.lab.showing.drawing import Anchor, Drawing, element
 from kourkoutas.lab.showing.status import duration, status_of
 from kourkoutas.lab.specs import looks
@@ -269,11 +269,10 @@ def _sensitivity(analysis: Analysis, arms: Looks) -> Section:
     if not found:
         return Section("sensitivity", "", [])
     drawn = [
-        draw(found, arms, first.title, maximize=first.higher_is_better)
-        for draw in (sensitivity.draw, sensitivity.best_so_far)
+        draw(found, arms, first.title, maximize=first.higher_is_better) for draw in (tuning.draw, tuning.best_so_far)
     ]
     title = f"Sensitivity to {found[0].option}"
-    shown = [note(TUNING.format(found[0].option)), legend(arms), panels(drawn), table(title, *sensitivity.table(found))]
+    shown = [note(TUNING.format(found[0].option)), legend(arms), panels(drawn), table(title, *tuning.table(found))]
     return Section("sensitivity", title, shown, open=True)
 
 
