@@ -30,7 +30,6 @@ def train(trial):
 STUDY = [
     *("--optimizers", "kbeta,adam95,adam999,adam999-warm", "--seeds", "0-4", "--workers", "2", "--log", "--no-report"),
     *("--tune", "lr=0.0123:0.345", "--trials", "2", "--tune-seeds", "100-101", "--tune-budget", "0"),
-    *("--target", "loss<=1e-7"),
 ]
 
 
@@ -65,7 +64,7 @@ def test_no_word_and_no_number_is_broken_at_80_columns(
     task, out = f"{folder}/task.py:train", "out"
     arguments = {
         "study": ["study", task, *STUDY, "--out", out],
-        "stats": ["stats", out, "--endpoint", "a_metric_with_a_long_name"],
+        "stats": ["stats", out, "--endpoint", "a_metric_with_a_long_name", "--endpoint", "loss:until=1e-7"],
         "run": ["run", task, "--set", "lr=0.1", "--out", str(folder / "one")],
         "testbeds": ["testbeds"],
     }[command]

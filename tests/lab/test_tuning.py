@@ -23,7 +23,7 @@ from kourkoutas.lab.judging.values import to_json
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.specs.spec import Axis, SearchSpace
+from kourkoutas.lab.specs.spec import Axis, RunResult, RunSpec, SearchSpace
 from kourkoutas.lab.tuning import search, trials
 from kourkoutas.lab.tuning.trials import Tried
 
@@ -183,11 +183,13 @@ def test_a_value_with_a_failed_run_cannot_be_chosen_unless_failures_count() -> N
 
 def test_an_arm_of_which_every_value_has_a_failed_run_stops_the_study() -> None:
     tried = [Tried({"lr": 1}, (0.1, NAN), failed=1), Tried({"lr": 2}, (NAN, NAN), failed=2)]
+    failed = RunResult(status="failed", error="OSError: no data")
+    runs = [store.StoredRun(RunSpec(testbed="t", optimizer="kbeta"), failed, Path())]
     with pytest.raises(
         ValueError, match=r"every value that K-β tried has a tuning run that failed \(3 of 4\).*OSError"
     ):
-        api._check_some_value("kbeta", tried, ["OSError: no data"])
-    api._check_some_value("kbeta", [*tried, Tried({"lr": 3}, (9.0, NAN))], ["OSError: no data"])
+        search._check_some_value("kbeta", tried, runs)
+    search._check_some_value("kbeta", [*tried, Tried({"lr": 3}, (9.0, NAN))], runs)
 
 
 @pytest.mark.parametrize("worse", [1e-3, 1e9])

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kourkoutas.cli.arguments import (
-    Aimed,
     AsJson,
     EndpointName,
     Engine,
@@ -183,7 +182,6 @@ def study(
     out_: Annotated[
         Path | None, of_output("--out", help="Results folder.", show_default="results/TESTBED or results/FILE")
     ] = None,
-    target_: Aimed = None,
     no_report: Annotated[bool, of_output("--no-report", help="Do not write report.html.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -193,11 +191,7 @@ def study(
     from kourkoutas.lab.running.executor import choose_executor
     from kourkoutas.lab.showing import progress
 
-    chosen, aim = planning.parse_seeds(seeds), None
-    if target_ is not None:
-        from kourkoutas.lab.judging import targets
-
-        aim = targets.parse_target(target_)
+    chosen = planning.parse_seeds(seeds)
     plan = planning.plan_study(
         target,
         optimizers=optimizers.split(",") if optimizers is not None else [],
@@ -229,7 +223,7 @@ def study(
     with (
         resumable(True),
         contextlib.redirect_stdout(sys.stderr),  # where Ray tells of nodes it has lost
-        progress.showing(err, plan, aim) as observer,
+        progress.showing(err, plan) as observer,
     ):
         done = api.execute(
             plan,
@@ -244,7 +238,7 @@ def study(
     from kourkoutas.lab.judging import analysis  # scipy takes a second, which the workers need not wait for
     from kourkoutas.lab.showing import console, report
 
-    judged = analysis.analyse(done, target=target_)
+    judged = analysis.analyse(done)
     page = None if no_report else done.path / "report.html"
     # The answer comes first: whatever happens to the page, it has been printed.
     if as_json:

@@ -56,7 +56,7 @@ def in_python(text: str) -> str:
     def argument(found: re.Match[str]) -> str:
         option, name, value = found.groups()
         word = "settings" if option == "set" else option.replace("-", "_")
-        if word not in {*inspect.signature(study).parameters, "target"}:
+        if word not in inspect.signature(study).parameters:
             return found[0]
         if name is None:
             return f"`{word}`"
@@ -275,7 +275,8 @@ class Result:
     def compare(self, *endpoints: str) -> pd.DataFrame:
         """One row per endpoint and contrast: the effect and p that decide, the verdict, then every other statistic.
 
-        By the declared endpoints, or by the primary one and those named: METRIC[:last|best|tail][:min|max][:log].
+        By the declared endpoints, and by those named: METRIC[:last|best|tail][:min|max][:log]. METRIC:until=VALUE is
+        the steps until it is reached, METRIC:seconds_until=VALUE the seconds.
         """
         found = (self._analysed(endpoints=endpoints) if endpoints else self.analysis).endpoints
         return _table([_contrast_row(endpoint, c) for endpoint in found for c in endpoint.contrasts])
@@ -285,20 +286,6 @@ class Result:
         names = ("arm", "option", "best", "low", "high", "ratio", "open_below", "open_above", "sensitivity")
         rows = [[getattr(one, name) for name in names] for one in self.analysis.sensitivity]
         return _table(rows, columns=["optimizer", *names[1:]]).set_index("optimizer")
-
-    @_naming_arguments()
-    def to_target(self, target: str) -> pd.DataFrame:
-        """One row per arm: how many runs reached, for example, "val_loss<=0.5", and how soon.
-
-        The row of a baseline also says on how many seeds the treatment was there before it, and later.
-        """
-        found = self._analysed(target=target).target
-        names = ("runs", "reached", "median_steps", "median_seconds")
-        rows = {arm: {name: getattr(one, name) for name in names} for arm, one in found.arms.items()} if found else {}
-        for race in found.contrasts if found else ():
-            first = {"treatment": race.treatment, "treatment_first": race.wins, "treatment_later": race.losses}
-            rows[race.baseline] |= {**first, "p_holm": race.p_holm}
-        return _table(rows.values(), index=rows).rename_axis("optimizer")
 
     def plot(self) -> Drawing:
         """The effect plot, which a notebook shows: every contrast with its interval, right of the line where better.
@@ -310,11 +297,11 @@ class Result:
         return report.effect_plot(self.analysis)
 
     @_naming_arguments()
-    def report(self, *, target: str | None = None) -> Path:
-        """Write report.html into the folder, and say where; with how soon a `target` as of `to_target` was reached."""
+    def report(self, *endpoints: str) -> Path:
+        """Write report.html into the folder, and say where; judged by `endpoints`, too, as of `compare`."""
         from kourkoutas.lab.showing import report
 
-        return report.write(self.analysis if target is None else self._analysed(target=target))
+        return report.write(self._analysed(endpoints=endpoints) if endpoints else self.analysis)
 
     def __repr__(self) -> str:
         found = self.analysis

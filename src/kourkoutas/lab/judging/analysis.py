@@ -14,12 +14,11 @@ from kourkoutas.lab.judging import endpoints as judged_by
 from kourkoutas.lab.judging import headline as words
 from kourkoutas.lab.judging.attribution import summary
 from kourkoutas.lab.judging.comparing import Comparison, Question, compare_endpoints
-from kourkoutas.lab.judging.endpoints import Measure
+from kourkoutas.lab.judging.endpoints import Measure, Until
 from kourkoutas.lab.judging.failures import failures, repeat
 from kourkoutas.lab.judging.fairness import fairness
 from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES
 from kourkoutas.lab.judging.statistics import Result
-from kourkoutas.lab.judging.targets import ToTarget, parse_target, to_target
 from kourkoutas.lab.judging.values import Seed, of_seeds, to_json, without_logarithm
 from kourkoutas.lab.planning.contrasts import Family, contrasts
 from kourkoutas.lab.results.snapshot import Snapshot
@@ -78,7 +77,6 @@ class Analysis:
       arms: in the order of the study.
       endpoints: the primary one first.
       sensitivity: of each arm to the tuned option, on the tuning seeds; empty unless one option was tuned.
-      target: None unless a target was asked for.
       failures: which runs failed, why, and how to repeat them; the most frequent errors.
       notes: about the study as a whole, missing pairs and unreadable runs among them.
       snapshot: what was analysed. Not part of its JSON.
@@ -97,7 +95,6 @@ class Analysis:
     arms: tuple[ArmSummary, ...]
     endpoints: tuple[Comparison, ...]
     sensitivity: tuple[Sensitivity, ...]
-    target: ToTarget | None
     failures: tuple[str, ...]
     notes: tuple[str, ...]
     snapshot: Snapshot = field(repr=False)
@@ -113,17 +110,15 @@ def analyse(
     endpoints: Sequence[str] = (),
     baseline: str | None = None,
     margin: float | None = None,
-    target: str | None = None,
     resamples: int = RESAMPLES,
 ) -> Analysis:
     """What the runs of a study show.
 
     Args:
       snapshot: a results folder, as it was read.
-      endpoints: metrics to judge by besides the declared ones, METRIC[:last|best|tail][:min|max][:log|linear].
+      endpoints: what to judge by besides the declared ones, METRIC[:last|best|tail|until=VALUE][:min|max][:log|linear].
       baseline: compare every other arm with this one instead of the planned pairs.
       margin: percent of the baseline within which a difference does not matter, instead of the declared one.
-      target: METRIC<=VALUE or METRIC>=VALUE: adds how soon each arm reached it.
       resamples: of each bootstrap.
     """
     record = snapshot.record
@@ -153,7 +148,6 @@ def analyse(
     )
     late = afterwards.told(record, baseline=baseline, margin=margin)
     declared = sum(measure.declared for measure in measures)
-    whole = pairs if record.count_failed else [pair for pair in pairs if failed.keys().isdisjoint(pair)]
     return Analysis(
         testbed=record.testbed,
         confidence=CONFIDENCE,
@@ -168,7 +162,6 @@ def analyse(
         arms=tuple(_arms(record, own, gone, judged[0])),
         endpoints=judged,
         sensitivity=sensitivity(record, by_primary, measures[0].endpoint),
-        target=None if target is None else to_target(own, parse_target(target), whole, len(every)),
         failures=tuple(f"{one.words}. To repeat: {repeat(record)}" for one in failures(own)[:MOST_FAILURES]),
         notes=(*snapshot.damage, *_missing(gone)),
         snapshot=snapshot,
@@ -192,7 +185,7 @@ def _question(
     values = judged_by.values(runs, measure)
     every = [one for own in tried.values() for one in own]
     log = trials.as_ratios(every, measure.endpoint.log) and not without_logarithm(values)
-    notes = judged_by.without_value(measure, values, runs)
+    notes = judged_by.notes_on(measure, values, runs)
     if measure.endpoint.log and not log:
         notes.append("values at or below 0 have no logarithm: compared as differences instead of ratios")
     endpoint = replace(measure.endpoint, log=log)
@@ -205,6 +198,7 @@ def _question(
         notes=notes,
         name=measure.name,
         title=endpoint.title,
+        is_time=isinstance(measure.reduction, Until),
         primary=measure.primary,
         declared=measure.declared,
     )

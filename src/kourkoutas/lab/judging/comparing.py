@@ -34,7 +34,18 @@ from kourkoutas.lab.judging import sizes, verdicts
 from kourkoutas.lab.judging.attribution import Attribution, attribute
 from kourkoutas.lab.judging.hypothesis_tests import holm
 from kourkoutas.lab.judging.intervals import RESAMPLES
-from kourkoutas.lab.judging.statistics import OF_ARMS, OF_CONTRASTS, UNDEFINED, OneArm, Paired, Result, between, show
+from kourkoutas.lab.judging.statistics import (
+    DIVERGED,
+    NEVER,
+    OF_ARMS,
+    OF_CONTRASTS,
+    UNDEFINED,
+    OneArm,
+    Paired,
+    Result,
+    between,
+    show,
+)
 from kourkoutas.lab.judging.values import Array, Seed, Values, in_order, is_number, listed, of_seeds, without_logarithm
 from kourkoutas.lab.judging.verdicts import Ruling, Verdict
 from kourkoutas.lab.planning.contrasts import Family
@@ -76,6 +87,7 @@ class Contrast:
         baseline has no one sign.
       detectable, detectable_percent: the difference that these seeds would have found four times out of five; None
         where ranks decide.
+      is_time: as of its `Comparison`.
       statistics: {name: its value}, as `statistics.OF_CONTRASTS` lists them; they leave the luck of a tuning out.
         Empty while the contrast is unfinished.
     """
@@ -95,6 +107,7 @@ class Contrast:
     notes: tuple[str, ...]
     log: bool
     higher_is_better: bool
+    is_time: bool = False
     why: str = ""
     small: bool = False
     carried_by: tuple[tuple[Seed, Verdict], ...] = ()
@@ -111,6 +124,11 @@ class Contrast:
     @property
     def name(self) -> str:
         return versus(self.treatment, self.baseline)
+
+    @property
+    def absent(self) -> str:
+        """What a run without a value did."""
+        return NEVER if self.is_time else DIVERGED
 
     @property
     def lost(self) -> int:
@@ -132,7 +150,7 @@ class Contrast:
         for one in OF_CONTRASTS:
             if (found := self.statistics.get(one.name)) is not None:
                 p, p_holm = ("", "") if found.p is None else (show(found.p, 3), show(found.p_holm, 3))
-                rows.append((one.title, one.show(found), p, p_holm))
+                rows.append((one.title, one.show(found).replace(DIVERGED, self.absent), p, p_holm))
         return rows
 
 
@@ -147,6 +165,7 @@ class Comparison:
       log: compared as ratios, on log10.
       confidence: of each interval; those of all statements hold together at 95 %.
       margin: percent of the baseline within which a difference does not matter; None where none was declared.
+      is_time: values are steps or seconds until something was reached; a run without one never got there.
       values: optimizer → seed → value; NaN for a lost run.
       arms: optimizer → {name: value} of `statistics.OF_ARMS`. Failed runs are left out unless they count.
       missing: planned pairs that could not be compared.
@@ -170,6 +189,12 @@ class Comparison:
     title: str = "value"
     primary: bool = True
     declared: bool = True
+    is_time: bool = False
+
+    @property
+    def absent(self) -> str:
+        """What a run without a value did."""
+        return NEVER if self.is_time else DIVERGED
 
     @property
     def standing(self) -> str:
@@ -190,7 +215,7 @@ class Question:
       threshold: a run that reaches it is a success; adds success rates and McNemar's test.
       lost: {optimizer: what its tuning may have lost}, None where that is not known; untuned ones are left out.
       notes: that stand before those of the contrasts.
-      name, title, primary, declared: of the comparison.
+      name, title, primary, declared, is_time: of the comparison.
     """
 
     values: Values
@@ -203,6 +228,7 @@ class Question:
     title: str = "value"
     primary: bool = True
     declared: bool = True
+    is_time: bool = False
 
     @property
     def scale(self) -> dict[str, Any]:
@@ -422,6 +448,7 @@ def comparison(of: Judged, margin: float | None = None) -> Comparison:
         title=question.title,
         primary=question.primary,
         declared=question.declared,
+        is_time=question.is_time,
     )
 
 
@@ -445,6 +472,7 @@ def _contrast(of: Judged, pair: tuple[str, str], statistics: Mapping[str, Result
         "statistics": statistics,
         "log": paired.log,
         "higher_is_better": paired.higher_is_better,
+        "is_time": of.question.is_time,
     }
     alone = unpaired(of.values, treatment, baseline)
     if paired.unfinished:
