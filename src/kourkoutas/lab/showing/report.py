@@ -255,12 +255,9 @@ def _seed(run: StoredRun | None, one: Comparison, anchor: Anchor) -> Markup:
         return element("span", "no run", class_="missing")
     arm, seed, value = run.spec.optimizer, run.spec.seed, one.values.get(run.spec.optimizer, {}).get(run.spec.seed)
     end = run.result.status if run.result else "unfinished"
-    if end in ("failed", "unfinished"):
-        shown = end
-    elif value is None:
-        shown = "no value"
-    else:
-        shown = show(value, 6) if math.isfinite(value) else one.absent
+    shown: str = end
+    if end in ("ok", "diverged"):
+        shown = "no value" if value is None else show(value, 6) if math.isfinite(value) else one.absent
     return element("a", shown, href=f"#{anchor(arm, seed)}", class_=None if end == "ok" else "bad")
 
 
