@@ -288,7 +288,7 @@ def test_a_metric_that_some_runs_never_logged_is_noted_and_one_that_none_did_is_
         ("acc:maximum", "unknown word in --endpoint acc:maximum 'maximum': did you mean 'max'"),
         ("acc:min:max", "give one of min, max"),
         (":max", "--endpoint must look like METRIC"),
-        ("loss:until", "unknown word in --endpoint loss:until 'until': did you mean 'until=VALUE'"),
+        ("loss:until", "unknown word in --endpoint loss:until 'until': did you mean .*'until=VALUE'"),
         ("loss:until=", "--endpoint loss:until=: until= needs a finite number, for example val_loss:until=0.5; got ''"),
         ("loss:until=low", "until= needs a finite number"),
         ("loss:seconds_until=nan", "until= needs a finite number"),

@@ -161,17 +161,17 @@ def test_holm_counts_what_could_not_be_compared_also_with_the_luck_of_a_tuning()
 def test_times_are_adjusted_for_planned_arms_whose_runs_failed(tmp_path: Path) -> None:
     fast, slow = {"step": [1.0, 2.0], "loss": [1.0, 1.0]}, {"step": [1.0, 2.0], "loss": [3.0, 1.0]}
     never = {"step": [1.0, 2.0], "loss": [3.0, 3.0]}
-    slower = [slow, slow, slow, never, never, never, never]  # ranks decide
+    slower = [slow, slow, slow, slow, never, never, never, never]  # ranks decide
     ends: dict[str, dict[int, Any]] = {
-        "kbeta": {seed: made_study.finished(1.0, curve=fast) for seed in range(7)},
-        "adam95": {seed: made_study.finished(1.0, curve=slower[seed]) for seed in range(7)},
-        "lion": {seed: made_study.failed() for seed in range(7)},
+        "kbeta": {seed: made_study.finished(1.0, curve=fast) for seed in range(8)},
+        "adam95": {seed: made_study.finished(1.0, curve=slower[seed]) for seed in range(8)},
+        "lion": {seed: made_study.failed() for seed in range(8)},
     }
     time = analysed(made_study.own(tmp_path / "out", ends), endpoints=["loss:until=1"]).endpoints[-1]
     only, lion = time.contrasts
-    # seven pairs of one sign: 2/2⁷, one of two planned contrasts of each of two endpoints
-    assert (only.p, only.p_holm) == (pytest.approx(2 / 2**7), pytest.approx(4 * 2 / 2**7))
-    assert (lion.verdict, lion.why) == ("unfinished", "7 of 7 of Lion failed")
+    # eight pairs of one sign: 2/2⁸, one of two planned contrasts of each of two endpoints
+    assert (only.p, only.p_holm) == (pytest.approx(2 / 2**8), pytest.approx(4 * 2 / 2**8))
+    assert (lion.verdict, lion.why) == ("unfinished", "8 of 8 of Lion failed")
 
 
 # The luck of the tuning

@@ -143,11 +143,9 @@ def test_a_metric_that_no_run_logged_and_a_pace_that_none_recorded_are_errors(tm
 
 
 def test_a_run_without_the_metric_is_named_and_left_out_of_its_contrast(tmp_path: Path) -> None:
-    study = made(tmp_path / "out", {"a": {0: 20, 1: 20}, "b": {0: 40, 1: 40}})
-    lone = next(one for one in Snapshot.read(study.path).runs if one.spec.optimizer == "b" and one.spec.seed == 1)
-    file = study.path / "runs" / lone.id / "result.json"
-    result = json.loads(file.read_text())
-    file.write_text(json.dumps({**result, "curve": {}}))
+    logged = made_study.finished(1.0, curve={"step": [1.0], "loss": [1.0]})
+    silent = made_study.finished(1.0)
+    study = made_study.own(tmp_path / "out", {"a": {0: logged, 1: logged}, "b": {0: logged, 1: silent}})
     time = analysed(study, endpoints=["loss:until=1"]).endpoints[-1]
     assert "b has no steps until loss ≤ 1 for seed 1" in time.notes
     assert [c.n for c in time.contrasts] == [1]
