@@ -98,9 +98,9 @@ def test_what_a_study_shows_comes_as_frames(tuned: tuple[lab.Result, str]) -> No
     assert list(asked["decides"]) == [True, False]
     assert result.sensitivity().loc["kbeta", "best"] == 0.01
     # len(arm)/step: 5/2 ≤ 3 at step 2, and 6/2 ≤ 3 as well
-    reached = result.to_target("loss<=3")
-    assert list(reached["median_steps"]) == [2, 2]
-    assert reached.loc["adam95", ["treatment", "treatment_first", "treatment_later"]].tolist() == ["kbeta", 0, 0]
+    (_, reached) = result.compare("loss:until=3").to_dict("records")
+    assert (reached["endpoint"], reached["verdict"]) == ("steps until loss ≤ 3", "identical")
+    assert (reached["wins"], reached["ties"], reached["losses"]) == (0, 3, 0)
 
 
 def test_a_notebook_shows_the_answer_then_the_effect_plot_then_the_table(tuned: tuple[lab.Result, str]) -> None:

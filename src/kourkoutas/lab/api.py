@@ -23,20 +23,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from kourkoutas.lab.judging import endpoints, tuned
-from kourkoutas.lab.judging.failures import failures
-from kourkoutas.lab.optimizers import looks
-from kourkoutas.lab.planning import search, shipping
+from kourkoutas.lab.judging import endpoints
+from kourkoutas.lab.planning import shipping
 from kourkoutas.lab.planning.plan import Plan, parse_assignments, parse_seeds, plan_study, whole_seeds
-from kourkoutas.lab.planning.search import Tried, Values
 from kourkoutas.lab.results import export, store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import executor, pool
 from kourkoutas.lab.running.executor import ExecutorFactory, Observer
-from kourkoutas.lab.specs import search_space
-from kourkoutas.lab.specs.search_space import SearchSpace, Value
-from kourkoutas.lab.specs.spec import RunSpec
+from kourkoutas.lab.specs.spec import SearchSpace
 from kourkoutas.lab.specs.study_options import DEFAULTS, WORDS, Range, StudyOptions
+from kourkoutas.lab.tuning import search
 
 if TYPE_CHECKING:  # scipy takes a second, which the workers need not wait for
     import pandas as pd
@@ -45,8 +41,6 @@ if TYPE_CHECKING:  # scipy takes a second, which the workers need not wait for
     from kourkoutas.lab.judging.analysis import Analysis, ArmSummary
     from kourkoutas.lab.judging.comparing import Comparison, Contrast
     from kourkoutas.lab.showing.drawing import Drawing
-
-Make = Callable[[Sequence[RunSpec]], None]
 
 
 def in_python(text: str) -> str:
@@ -61,7 +55,7 @@ def in_python(text: str) -> str:
     def argument(found: re.Match[str]) -> str:
         option, name, value = found.groups()
         word = "settings" if option == "set" else option.replace("-", "_")
-        if word not in {*inspect.signature(study).parameters, "target"}:
+        if word not in inspect.signature(study).parameters:
             return found[0]
         if name is None:
             return f"`{word}`"
@@ -133,8 +127,8 @@ def _search_space(options: StudyOptions, test_seeds: Sequence[int]) -> SearchSpa
                 option = f"--{name.replace('_', '-')}"
                 raise ValueError(f"{option} {given} needs something to tune: add --tune lr=1e-4:1e-1, for example")
         return None
-    return search_space.search_space(
-        search_space.parse_tune(_ranges(options.tune)),
+    return search.search_space(
+        search.parse_tune(_ranges(options.tune)),
         trials=options.trials,
         seeds=_seeds(options.tune_seeds, "--tune-seeds"),
         test_seeds=test_seeds,
@@ -158,7 +152,6 @@ def conduct(
     console: Console,
     say: Callable[[str], None],
     command: str | None = None,
-    target: str | None = None,
 ) -> Snapshot:
     """Make a study; what its folder holds then.
 
@@ -167,15 +160,9 @@ def conduct(
       console: where progress is shown.
       say: told what the study cannot show, before it begins.
       command: the call, to be recorded; one from Python unless told.
-      target: METRIC<=VALUE that the runs are expected to log.
     """
     from kourkoutas.lab.showing.progress import showing
 
-    aim = None
-    if target is not None:
-        from kourkoutas.lab.judging.targets import parse_target  # scipy again
-
-        aim = parse_target(target)
     plan = plan_of(options)
     start, retries = executor.choose_executor(
         ray=options.ray,
@@ -189,7 +176,7 @@ def conduct(
     )
     for line in plan.doubts():
         say(line)
-    with showing(console, plan, aim) as observer:
+    with showing(console, plan) as observer:
         return execute(
             plan,
             results_folder(plan) if options.out is None else options.out,
@@ -289,7 +276,8 @@ def execute(
             observer=observer,
         )
         if plan.tuning is not None:
-            chosen = tune(plan, plan.tuning, study, make)
+            primary = endpoints.measures(study.record)[0]
+            chosen = search.tune(plan, plan.tuning, study, make, score=primary.score, endpoint=primary.endpoint)
             study.choose(chosen)
             plan = plan.chosen(chosen)
         make(plan.specs())
@@ -303,53 +291,6 @@ def _with_tuned_arms(plan: Plan, out: Path) -> Plan:
     record, named = store.read_record(out), {arm.label for arm in plan.arms}
     kept = [arm for arm in record.arms if arm.label in record.chosen and arm.label not in named]
     return replace(plan, arms=[*plan.arms, *(arm.model_copy(update={"resolved": None}) for arm in kept)])
-
-
-def tune(plan: Plan, space: SearchSpace, study: store.Writer, make: Make) -> dict[str, dict[str, Value]]:
-    """{arm: its best values}; `make` makes those of the runs that are not there yet.
-
-    NOTE: nothing but runs is kept. After a kill the decisions are taken again from the runs that have finished; they
-    are the same, so that only what is missing is made.
-
-    Raises:
-      ValueError: every value that an arm tried has a failed run, and failures do not count.
-    """
-    primary = endpoints.measures(study.record)[0]
-    by = {"maximize": primary.endpoint.maximize, "log": primary.endpoint.log}
-    arms = {arm.label: arm for arm in plan.arms}
-    tried: dict[str, list[Tried]] = {label: [] for label in arms}
-    errors: dict[str, list[str]] = {label: [] for label in arms}
-
-    def takes(label: str, values: Values) -> bool:
-        try:
-            plan.valued(arms[label], values)
-        except (ValueError, TypeError):
-            return False
-        return True
-
-    while requests := search.next_requests(space, plan.axes(), tried, takes, **by):
-        valued = [plan.valued(arms[label], values) for label, values in requests]
-        make([plan.spec(arm, seed) for seed in space.seeds for arm in valued])
-        for (label, values), arm in zip(requests, valued, strict=True):
-            runs = [study.run(plan.spec(arm, seed)) for seed in space.seeds]
-            tried[label].append(tuned.of_runs(values, runs, primary, count_failed=plan.count_failed))
-            errors[label] += [failure.summary for failure in failures(runs)]
-        for label, own in tried.items():  # before more is tried, and other arms' ranges are widened for nothing
-            _check_some_value(label, own, errors[label])
-    return {label: dict(one.values) for label, one in search.choose(tried, **by).items()}
-
-
-def _check_some_value(label: str, tried: Sequence[Tried], errors: Sequence[str]) -> None:
-    """Divergence everywhere is a result; an error everywhere is not."""
-    if tried and all(one.failed for one in tried):
-        runs, failed = sum(len(one.scores) for one in tried), sum(one.failed for one in tried)
-        which = f"all {runs} tuning runs of {looks.name_of(label)} failed"
-        if failed < runs:
-            which = f"every value that {looks.name_of(label)} tried has a tuning run that failed ({failed} of {runs})"
-        raise ValueError(
-            f"{which}, so that nothing can be chosen for it; the first one: {errors[0]}. Correct that and use "
-            "--retry-failed"
-        )
 
 
 class Result:
@@ -397,7 +338,8 @@ class Result:
     def compare(self, *endpoints: str) -> pd.DataFrame:
         """One row per endpoint and contrast: the effect and p that decide, the verdict, then every other statistic.
 
-        By the declared endpoints, or by the primary one and those named: METRIC[:last|best|tail][:min|max][:log].
+        By the declared endpoints, and by those named: METRIC[:last|best|tail][:min|max][:log]. METRIC:until=VALUE is
+        the steps until it is reached, METRIC:seconds_until=VALUE the seconds.
         """
         found = (self._analysed(endpoints=endpoints) if endpoints else self.analysis).endpoints
         return _table([_contrast_row(endpoint, c) for endpoint in found for c in endpoint.contrasts])
@@ -407,20 +349,6 @@ class Result:
         names = ("arm", "option", "best", "low", "high", "ratio", "open_below", "open_above", "sensitivity")
         rows = [[getattr(one, name) for name in names] for one in self.analysis.sensitivity]
         return _table(rows, columns=["optimizer", *names[1:]]).set_index("optimizer")
-
-    @_naming_arguments()
-    def to_target(self, target: str) -> pd.DataFrame:
-        """One row per arm: how many runs reached, for example, "val_loss<=0.5", and how soon.
-
-        The row of a baseline also says on how many seeds the treatment was there before it, and later.
-        """
-        found = self._analysed(target=target).target
-        names = ("runs", "reached", "median_steps", "median_seconds")
-        rows = {arm: {name: getattr(one, name) for name in names} for arm, one in found.arms.items()} if found else {}
-        for race in found.contrasts if found else ():
-            first = {"treatment": race.treatment, "treatment_first": race.wins, "treatment_later": race.losses}
-            rows[race.baseline] |= {**first, "p_holm": race.p_holm}
-        return _table(rows.values(), index=rows).rename_axis("optimizer")
 
     def plot(self) -> Drawing:
         """The effect plot, which a notebook shows: every contrast with its interval, right of the line where better.
@@ -432,11 +360,11 @@ class Result:
         return report.effect_plot(self.analysis)
 
     @_naming_arguments()
-    def report(self, *, target: str | None = None) -> Path:
-        """Write report.html into the folder, and say where; with how soon a `target` as of `to_target` was reached."""
+    def report(self, *endpoints: str) -> Path:
+        """Write report.html into the folder, and say where; judged by `endpoints`, too, as of `compare`."""
         from kourkoutas.lab.showing import report
 
-        return report.write(self.analysis if target is None else self._analysed(target=target))
+        return report.write(self._analysed(endpoints=endpoints) if endpoints else self.analysis)
 
     def __repr__(self) -> str:
         found = self.analysis

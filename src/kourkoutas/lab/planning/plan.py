@@ -21,8 +21,7 @@ from kourkoutas.lab import engines, testbeds
 from kourkoutas.lab.errors import unknown
 from kourkoutas.lab.optimizers import recipes
 from kourkoutas.lab.planning.contrasts import Family, contrasts
-from kourkoutas.lab.specs.search_space import Axis, SearchSpace, Value, check_distinct
-from kourkoutas.lab.specs.spec import OWN_SETTINGS, Arm, Code, RunSpec, digest_of, guess
+from kourkoutas.lab.specs.spec import OWN_SETTINGS, Arm, Axis, Code, RunSpec, SearchSpace, Value, digest_of, guess
 from kourkoutas.rule import Hyper
 
 MOST_RUNS = 1_000_000
@@ -387,7 +386,7 @@ def _tuned(plan: Plan, tuning: SearchSpace) -> Plan:
         if axis.name in holders:
             raise ValueError(f"--tune {axis.name}: it is also given the value {holders[axis.name]}; leave out one")
     tuning = tuning.model_copy(update={"axes": tuple(_typed(plan, axis) for axis in tuning.axes)})
-    check_distinct(tuning)
+    _check_distinct(tuning)
     plan = replace(plan, tuning=tuning)
     for label, axes in plan.axes().items():
         if not axes:
@@ -400,6 +399,16 @@ def _tuned(plan: Plan, tuning: SearchSpace) -> Plan:
             for index in range(tuning.trials):
                 plan.valued(arm, {axis.name: axis.value(index, tuning.trials)})
     return plan
+
+
+def _check_distinct(space: SearchSpace) -> None:
+    """Refuse a grid that would try a value twice; several options are not taken from a grid."""
+    axis, *others = space.axes
+    if not others and len({axis.value(index, space.trials) for index in range(space.trials)}) < space.trials:
+        raise ValueError(
+            f"--tune {axis.name}={axis.low!r}:{axis.high!r} has fewer than --trials {space.trials} different "
+            f"{'whole ' if axis.whole else ''}numbers, {axis.scale}-spaced: widen the range or lower --trials"
+        )
 
 
 def _named(arm: Arm) -> dict[str, Any]:

@@ -33,8 +33,7 @@ from pydantic import BaseModel, ConfigDict
 from kourkoutas.lab.machine import environment
 from kourkoutas.lab.results import files
 from kourkoutas.lab.results.files import StoreError as StoreError
-from kourkoutas.lab.specs.search_space import SearchSpace, Value
-from kourkoutas.lab.specs.spec import Arm, Code, RunResult, RunSpec
+from kourkoutas.lab.specs.spec import Arm, Code, RunResult, RunSpec, SearchSpace, Value
 
 VERSIONED = ("kourkoutas-beta", "numpy", "torch", "jax", "jaxlib", "optax", "mlx", "scipy")
 

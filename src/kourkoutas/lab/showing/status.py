@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kourkoutas.lab.judging import comparable
-from kourkoutas.lab.judging.failures import last_line
 from kourkoutas.lab.judging.values import to_json
 from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
-from kourkoutas.lab.specs.spec import RunResult
+from kourkoutas.lab.specs.spec import RunResult, last_line
 
 ENDED = {"ok": "finished", "diverged": "diverged", "failed": "failed"}
 STATES = (*ENDED.values(), "running", "waiting")

@@ -1,8 +1,9 @@
-"""What a run is and what it gives: `RunSpec` in, `RunResult` out; the arm, the code and the endpoint of a study. Plain
-data, most of it JSON."""
+"""What a run is and what it gives: `RunSpec` in, `RunResult` out; the arm, the code, the search space and the endpoint
+of a study. Plain data, most of it JSON."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -134,6 +135,12 @@ class RunResult(BaseModel):
         return self.times.get("per_step")
 
 
+def last_line(error: str | None) -> str:
+    """The line of an error that says most: the last of a traceback, the first of anything else."""
+    lines = [line.strip() for line in (error or "no error was recorded").splitlines() if line.strip()]
+    return lines[-1 if lines[0].startswith("Traceback") else 0]
+
+
 class Arm(BaseModel):
     """One column of a study: an optimizer, its options that differ from the recipe, and settings of its own (grids).
 
@@ -160,6 +167,87 @@ class Code(BaseModel):
     endpoint: str | None = None
     log: bool = False
     higher_is_better: bool = False
+
+
+# Significant digits of a value between the ends of a range, so that it can be read and typed again; more where values
+# would be the same, up to those of a double.
+DIGITS, MOST_DIGITS = 4, 17
+
+Value = float | int
+
+
+class Axis(BaseModel):
+    """One option and the range it is tuned over.
+
+    Attributes:
+      name: "lr" or another setting, which every arm has, or "kbeta.alpha", an option of one optimizer.
+      scale: whether values are evenly spaced in ratio ("log") or in difference ("linear").
+      whole: the option takes whole numbers only.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    low: float
+    high: float
+    scale: Literal["log", "linear"] = "log"
+    whole: bool = False
+
+    def value(self, index: int, points: int) -> Value:
+        """Value `index` of a grid of `points` values over the range; other indices go on beyond it in equal steps.
+
+        >>> axis = Axis(name="lr", low=1e-4, high=1e-1)
+        >>> [axis.value(i, 4) for i in range(-1, 5)]
+        [1e-05, 0.0001, 0.001, 0.01, 0.1, 1.0]
+        """
+        return self.at(index / (points - 1), _digits(self, points))
+
+    def at(self, part: float, digits: int = DIGITS) -> Value:
+        """The value at this part of the range, rounded but for the ends."""
+        if part in (0, 1):
+            exact = self.low if part == 0 else self.high
+        elif self.scale == "log":
+            # low·(high/low)^part
+            exact = self.low * (self.high / self.low) ** part
+        else:
+            exact = self.low + (self.high - self.low) * part
+        if self.whole:
+            return round(exact)
+        if part in (0, 1):
+            return exact
+        rounded = float(f"{exact:.{digits}g}")
+        return min(max(rounded, self.low), self.high) if 0 < part < 1 else rounded
+
+
+@functools.cache
+def _digits(axis: Axis, points: int) -> int:
+    """As few digits as tell the values of the grid apart."""
+    for digits in range(DIGITS, MOST_DIGITS):
+        if len({axis.at(index / (points - 1), digits) for index in range(points)}) == points:
+            return digits
+    return MOST_DIGITS
+
+
+class SearchSpace(BaseModel):
+    """How every arm is tuned, before its best values are compared on seeds that the tuning has not seen.
+
+    Attributes:
+      trials: values tried for each arm, before any widening.
+      seeds: of the tuning runs.
+      budget: how many times the range may be widened when the best value of an arm is at its edge.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    axes: tuple[Axis, ...]
+    trials: int
+    seeds: tuple[int, ...]
+    budget: int
+
+    def values(self, spec: RunSpec) -> dict[str, Value]:
+        """{option: value} of a run, of the options that are tuned and that it has."""
+        own = {**spec.settings, **{f"{spec.optimizer.partition('[')[0]}.{k}": v for k, v in spec.options.items()}}
+        return {axis.name: own[axis.name] for axis in self.axes if axis.name in own}
 
 
 Report = Callable[[int, int | None, float | None], None]  # told of a run: steps taken, steps in all, loss

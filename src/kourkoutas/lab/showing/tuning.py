@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from markupsafe import Markup
 
 from kourkoutas.lab.judging.statistics import show
-from kourkoutas.lab.judging.tuned import Point, Sensitivity
 from kourkoutas.lab.optimizers.looks import Look, name_of
 from kourkoutas.lab.showing.drawing import Drawing, Panel, cross, element, series
+from kourkoutas.lab.tuning.sensitivity import Point, Sensitivity
 
 HEIGHT = 260.0
 
