@@ -83,6 +83,37 @@ def test_a_metric_logged_in_calls_of_its_own_does_not_cut_the_loss(tmp_path: Pat
     assert [row["step"] for row in rows if row["val_loss"] is not None] == list(range(every, steps + 1, every))
 
 
+def test_a_page_reads_every_file_of_the_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = logging_study(tmp_path / "out", {name: list(in_two_calls(30, 3)) for name in ("kbeta", "adam95")})
+    arrays = {"names": np.array(["w"]), "steps": np.arange(3)} | dict.fromkeys(("sun", "beta2"), np.ones((3, 1)))
+    files.write_arrays(study.runs[0].folder / "trace.npz", arrays)
+    opened: list[Path] = []
+    for name in ("read_json", "read_lines", "read_arrays"):
+        read = getattr(files, name)
+        monkeypatch.setattr(
+            files, name, lambda file, *rest, read=read, **more: opened.append(file) or read(file, *rest, **more)
+        )
+    assert "K-β" in rendered(study, endpoints=["val_loss:best", "val_loss:tail", "loss:best"], target="val_loss<=0.5")
+    names = ["spec.json", "result.json", "metrics.jsonl"]
+    expected = [study.path / "study.json", study.runs[0].folder / "trace.npz"]
+    expected += [run.folder / name for run in study.runs for name in names]
+    assert sorted(opened) == sorted(expected)
+
+
+def test_what_a_run_writes_after_the_snapshot_is_in_no_view_of_it(tmp_path: Path) -> None:
+    study = made_study.own(tmp_path / "out", {"kbeta": {0: None}, "adam95": {0: 1.0}})
+    (going,) = [run for run in study.runs if run.result is None]
+    file = going.folder / "metrics.jsonl"
+    file.write_text('{"step": 1, "loss": 4.0}\n')
+    assert curves.courses(study)["kbeta"][0].losses.tolist() == [4.0]
+    with file.open("a") as more:
+        more.write('{"step": 2, "loss": 2.0}\n')
+    files.write_arrays(going.folder / "trace.npz", {"names": np.array(["w"]), "steps": np.arange(3)})
+    assert curves.courses(study)["kbeta"][0].losses.tolist() == [4.0]
+    assert going.trace() is None
+    assert curves.courses(Snapshot.read(study.path))["kbeta"][0].losses.tolist() == [4.0, 2.0]
+
+
 def test_a_diverged_run_is_crossed_though_its_last_losses_are_gone(tmp_path: Path) -> None:
     study = made_study.own(tmp_path / "out", {"kbeta": {0: made_study.diverged([1, 2, 3], [1.0, 2.0, math.nan])}})
     (course,) = curves.courses(Snapshot.read(study.path))["kbeta"].values()

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import functools
 import importlib.metadata
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -118,7 +119,11 @@ class StudyRecord(BaseModel):
 
 @dataclass(frozen=True)
 class StoredRun:
-    """One run of a study on disk; `result` is None until it has finished."""
+    """One run of a study on disk; `result` is None until it has finished.
+
+    NOTE: whoever asks for the metrics gets those of the first question, so that all views of a run that goes on agree.
+    Trace and parameters are large, and only one view needs each: they are read when asked for, of a finished run only.
+    """
 
     spec: RunSpec
     result: RunResult | None
@@ -130,18 +135,26 @@ class StoredRun:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl; a last line cut short by a kill is left out while the run is unfinished."""
+        return self._rows
+
+    @functools.cached_property
+    def _rows(self) -> list[dict[str, Any]]:
         file, finished = self.folder / "metrics.jsonl", self.result is not None
         return files.read_lines(file, finished=finished, remedy=_redo(self.folder))
 
     def trace(self) -> dict[str, NDArray[Any]] | None:
         """The arrays `names`, `steps`, `sun`, `beta2` and `norm` of the trace, or None when the run recorded none."""
-        path = self.folder / "trace.npz"
-        return files.read_arrays(path, _redo(self.folder), "trace") if path.exists() else None
+        return self._arrays("trace.npz", "trace")
 
     def params(self) -> dict[str, NDArray[Any]] | None:
         """The final parameters, or None when the run kept none."""
-        path = self.folder / "params.npz"
-        return files.read_arrays(path, _redo(self.folder)) if path.exists() else None
+        return self._arrays("params.npz", "file of arrays")
+
+    def _arrays(self, name: str, what: str) -> dict[str, NDArray[Any]] | None:
+        path = self.folder / name
+        if self.result is None or not path.exists():
+            return None
+        return files.read_arrays(path, _redo(self.folder), what)
 
 
 def read_record(path: str | Path) -> StudyRecord:

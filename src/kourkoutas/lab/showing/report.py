@@ -56,14 +56,13 @@ CONTROLS = (
 )
 TUNING = (
     "Each optimizer on the tuning seeds, against {}; a ring marks the chosen value. Sensitivity is what a value loses "
-    "against the best one, as a mean over the values tried. Beside it: the best value that so many trials find, as a "
-    "mean over all orders of the values."
+    "against the best one, as a mean over the values tried."
 )
 TRACES = (
     "A bucket is a group of parameters with one β2 of its own, such as a layer. Its sun, from 0 to 1, tells how large "
     "its gradient is beside its moving average: ½ when both are equal, near 1 in a spike. The larger the sun, the "
     "smaller β2, down to β2_min. Each column of a map is a stretch of steps; a cell shows the largest sun, or the "
-    "smallest β2, of its bucket there, averaged over the runs. The lines are all buckets and runs together."
+    "smallest β2, of its bucket there, averaged over the runs."
 )
 SECONDS_BETWEEN_PAGES = 4.0  # of a study that is followed
 NOT_ON_THE_PAGE = "mean [BCa]"  # `kbeta stats` has the bootstrap
@@ -275,9 +274,7 @@ def _sensitivity(analysis: Analysis, arms: Looks) -> Section:
     found, first = analysis.sensitivity, analysis.primary
     if not found:
         return Section("sensitivity", "", [])
-    drawn = [
-        draw(found, arms, first.title, maximize=first.higher_is_better) for draw in (tuning.draw, tuning.best_so_far)
-    ]
+    drawn = [tuning.draw(found, arms, first.title, maximize=first.higher_is_better)]
     title = f"Sensitivity to {found[0].option}"
     shown = [note(TUNING.format(found[0].option)), legend(arms), panels(drawn), table(title, *tuning.table(found))]
     return Section("sensitivity", title, shown, open=True)
