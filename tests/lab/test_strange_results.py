@@ -93,7 +93,7 @@ def test_a_page_reads_every_file_of_the_folder_once(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(
             files, name, lambda file, *rest, read=read, **more: opened.append(file) or read(file, *rest, **more)
         )
-    assert "K-β" in rendered(study, endpoints=["val_loss:best", "val_loss:tail", "loss:best"], target="val_loss<=0.5")
+    assert "K-β" in rendered(study, endpoints=["val_loss:best", "val_loss:tail", "loss:best", "val_loss:until=0.5"])
     names = ["spec.json", "result.json", "metrics.jsonl"]
     expected = [study.path / "study.json", study.runs[0].folder / "trace.npz"]
     expected += [run.folder / name for run in study.runs for name in names]
