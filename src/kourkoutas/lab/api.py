@@ -113,8 +113,9 @@ def plan_of(options: StudyOptions) -> Plan:
     )
 
 
-def _names(optimizers: str | Sequence[str]) -> list[str]:
-    return optimizers.split(",") if isinstance(optimizers, str) else list(optimizers)
+def _names(optimizers: str | Sequence[Any]) -> list[str]:
+    given = optimizers.split(",") if isinstance(optimizers, str) else optimizers
+    return [shipping.optimizer_of(one) for one in given]
 
 
 def _seeds(seeds: str | Iterable[int], option: str) -> list[int]:

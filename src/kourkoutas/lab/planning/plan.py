@@ -19,11 +19,10 @@ import numpy as np
 
 from kourkoutas.lab import engines, testbeds
 from kourkoutas.lab.errors import unknown
-from kourkoutas.lab.optimizers import recipes
+from kourkoutas.lab.optimizers import own, recipes
 from kourkoutas.lab.planning.contrasts import Family, contrasts
 from kourkoutas.lab.specs.search_space import Axis, SearchSpace, Value, check_distinct
 from kourkoutas.lab.specs.spec import OWN_SETTINGS, Arm, Code, RunSpec, digest_of, guess
-from kourkoutas.rule import Hyper
 
 MOST_RUNS = 1_000_000
 OWN = "own"  # engine and preset of a study of a user's function, which brings both
@@ -55,10 +54,10 @@ class Plan:
         """All settings of an arm, and its recipe."""
         settings = {**self.settings, **arm.settings}
         if self.code is not None:
-            return settings, recipes.recipe(arm.label, {}, arm.options)
+            return settings, recipes.recipe(arm.label, {}, arm.options, arm.origin)
         testbed = testbeds.get(self.testbed)
         resolved = testbeds.settings_of(testbed, self.preset, settings)
-        return dataclasses.asdict(resolved), recipes.recipe(arm.label, testbed.kbeta, arm.options)
+        return dataclasses.asdict(resolved), recipes.recipe(arm.label, testbed.kbeta, arm.options, arm.origin)
 
     def resolved(self, arm: Arm) -> dict[str, Any]:
         """Everything that an arm comes down to: the testbed's version, its settings, and the optimizer's options."""
@@ -73,6 +72,8 @@ class Plan:
         settings, recipe = self._understood(arm)
         if self.code is None:
             recipes.check(recipe, self.engine)
+        else:
+            recipes.check_anywhere(recipe)
         known = {**recipe.options, "lr_scale": recipe.lr_scale}
         options = {name: known.get(name, value) for name, value in arm.options.items()}
         own = {name: settings[name] for name in arm.settings}
@@ -92,6 +93,7 @@ class Plan:
             settings=settings,
             options=arm.options,
             resolved=digest_of(self.resolved(arm))[:16],
+            origin=arm.origin,
         )
 
     def specs(self) -> list[RunSpec]:
@@ -224,23 +226,24 @@ def arms_of(
 ) -> tuple[dict[str, Any], list[Arm]]:
     """(settings of the testbed, arms) from `--optimizers`, `--set` and `--grid`.
 
-    `NAME=VALUE` sets the testbed for every arm, `OPTIMIZER.NAME=VALUE` one optimizer. A grid splits the
-    optimizer's arm, or every arm, into one per value:
+    `NAME=VALUE` sets the testbed for every arm, `OPTIMIZER.NAME=VALUE` one optimizer. A user's own optimizer,
+    MODULE:NAME or FILE.py:NAME, is called NAME from here on. A grid splits the optimizer's arm, or every arm, into one
+    per value:
 
     >>> settings, arms = arms_of(["kbeta", "adam95"], {"steps": "50"}, {"kbeta.alpha": "0.85,0.9"})
     >>> settings, [arm.label for arm in arms]
     ({'steps': 50}, ['kbeta[alpha=0.85]', 'kbeta[alpha=0.9]', 'adam95'])
     """
-    names = list(dict.fromkeys(name.strip() for name in optimizers if name.strip()))
+    names, origins = own.named(optimizers, recipes.LABELS)
     if not names:
         raise ValueError("--optimizers must name at least one optimizer, for example kbeta,adam95")
     given = {name: _settled("--set", name, value) for name, value in options.items()}
     settings = {name: value for name, value in given.items() if "." not in name}
-    own: dict[str, dict[str, Any]] = {name: {} for name in names}
+    options_of: dict[str, dict[str, Any]] = {name: {} for name in names}
     for name, value in given.items():
         if "." in name:
             optimizer, option = _split(name, names)
-            own[optimizer][option] = value
+            options_of[optimizer][option] = value
     for name in grids:
         if "." in name:
             _split(name, names)
@@ -259,8 +262,9 @@ def arms_of(
                 Arm(
                     label=f"{optimizer}[{label}]" if label else optimizer,
                     optimizer=optimizer,
-                    options=own[optimizer] | {_split(k, names)[1]: v for k, v in values.items() if "." in k},
+                    options=options_of[optimizer] | {_split(k, names)[1]: v for k, v in values.items() if "." in k},
                     settings={k: v for k, v in values.items() if "." not in k},
+                    origin=origins.get(optimizer),
                 )
             )
     return settings, arms
@@ -413,8 +417,8 @@ def _typed(plan: Plan, axis: Axis) -> Axis:
     if "." in axis.name:
         optimizer, option = _split(axis.name, [arm.optimizer for arm in plan.arms])
         kbeta = testbeds.get(plan.testbed).kbeta if plan.code is None else {}
-        known = {**dataclasses.asdict(Hyper()), **recipes.recipe(optimizer, kbeta).options}
-        like = known.get(option)
+        origin = next(arm.origin for arm in plan.arms if arm.optimizer == optimizer)
+        like = recipes.known_options(recipes.recipe(optimizer, kbeta, origin=origin)).get(option)
     elif plan.code is None:
         settings = testbeds.settings_of(testbeds.get(plan.testbed), plan.preset, plan.settings)
         names = [field.name for field in dataclasses.fields(settings)]

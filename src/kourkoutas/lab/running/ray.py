@@ -4,7 +4,8 @@ The driver, which is the process that the user started, owns the results folder:
 run's files, and only the driver writes them. So a run that was given up as lost, or whose driver was killed, leaves
 nothing in the results folder, and every run is recorded exactly once.
 
-The user's code goes with the tasks by content: the file and the Python modules of its folder.
+The user's code, which is the training function and optimizers of files, goes with the tasks by content: each file with
+the Python modules of its folder.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class RayExecutor:
 
     Args:
       cpus, gpus: that Ray sets aside for each run.
-      code: the user's files.
+      code: the user's files, by the path that they have here.
       storage: address and study of the backups from which runs of lost nodes go on.
     """
 
@@ -48,7 +49,7 @@ class RayExecutor:
         cpus: float,
         gpus: float,
         limits: Limits,
-        code: parcel.Files | None,
+        code: dict[str, parcel.Files],
         storage: tuple[str, str] | None,
     ) -> None:
         import ray
@@ -153,8 +154,7 @@ def on_cluster(
         raise ValueError(f"--gpus-per-run must be 0 or above; got {gpus}")
 
     def start(study: store.Writer, tasks: Sequence[Task]) -> Executor:
-        code = tasks[0].code
-        files = None if code is None else parcel.of_code(Path(code.file))
+        files = {file: parcel.of_code(Path(file)) for task in tasks for file in task.files}
         place = None if storage is None else _prepared(storage, study)
         chosen = address or os.environ.get("RAY_ADDRESS") or LOCAL
         return RayExecutor(chosen, cpus, gpus, limits or Limits(), files, place)

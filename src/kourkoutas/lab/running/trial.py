@@ -17,7 +17,6 @@ NOTE: a run is started anew after a kill; `trial.folder` is the place for checkp
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import itertools
 import math
 import statistics
@@ -26,12 +25,11 @@ import time
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from kourkoutas.lab.optimizers import recipes
+from kourkoutas.lab.optimizers import own, recipes
 from kourkoutas.lab.optimizers.recipes import Recipe
 from kourkoutas.lab.results import files
 from kourkoutas.lab.specs.spec import LARGEST, OWN_SETTINGS, Code, Report, RunResult, RunSpec
@@ -85,7 +83,7 @@ class Trial:
         self.folder = folder
         self.rows: list[dict[str, float]] = []
         self.described: dict[str, Any] = {}
-        self._options = spec.options
+        self._options, self._origin = spec.options, spec.origin
         self._on_progress = on_progress
         self._traced: Any = None
         self._trace: Trace | None = None
@@ -114,7 +112,7 @@ class Trial:
         in_groups = framework == "torch" and all(isinstance(item, Mapping) and "lr" in item for item in target)
         lr = self._own_lr(lr, in_groups)
         self.used.add("optimizer")
-        recipe = recipes.recipe(self._arm, {}, self._options)
+        recipe = recipes.recipe(self._arm, {}, self._options, self._origin)
         recipes.check(recipe, framework)
         self.described = {"framework": framework, "optimizer": recipe.described}
         if not callable(lr):
@@ -229,8 +227,7 @@ def _check_read(code: Code, trial: Trial) -> None:
 def load(code: Code) -> Callable[[Trial], Any]:
     """The function from its file, which must still be the one that was planned.
 
-    NOTE: the module is loaded once per worker process, as a module of its own that imports its neighbours, like a
-    script.
+    NOTE: the module is loaded once per worker process.
     """
     path = Path(code.file)
     if hashlib.sha256(path.read_bytes()).hexdigest() != code.sha256:
@@ -238,31 +235,12 @@ def load(code: Code) -> Callable[[Trial], Any]:
             f"{path} changed while the study was running; this run was not made: its result would belong to other "
             "code. Use a new --out for the new code, or restore the file and use --retry-failed"
         )
-    module = _load(path)
+    module = own.load_file(path)
     function = getattr(module, code.function, None)
     if not callable(function):
         names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
         raise StudyError(f"{path} has no function {code.function!r}; it has {', '.join(names) or 'none'}")
     return function  # type: ignore[no-any-return]
-
-
-def _load(path: Path) -> ModuleType:
-    name = f"kbeta_user_{path.stem}"
-    if name in sys.modules and sys.modules[name].__file__ == str(path):
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{path} is not a Python file")
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def framework_of(params_or_model: Any) -> tuple[str, Any]:
