@@ -2,6 +2,7 @@
 
 `execute` makes the runs of a plan. `study` makes a study, `load` opens one, and both give a `Result`.
 
+from kourkoutas.lab.errors import ArgumentError, argument, in_python
 from kourkoutas.lab import study
 
 result = study(train, optimizers=["kbeta", "adam95"], seeds=range(10), tune={"lr": (1e-4, 1e-1)})
@@ -13,16 +14,15 @@ result.frame()               # one row per run
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
 import html
 import inspect
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
+from kourkoutas.lab.errors import ArgumentError, argument, in_python
 from kourkoutas.lab.judging import endpoints, tuned
 from kourkoutas.lab.judging.failures import failures
 from kourkoutas.lab.optimizers import looks
@@ -49,42 +49,6 @@ if TYPE_CHECKING:  # scipy takes a second, which the workers need not wait for
 Make = Callable[[Sequence[RunSpec]], None]
 
 
-def in_python(text: str) -> str:
-    """A message with the arguments of `study` in place of the command line's options.
-
-    >>> in_python("--tune-seeds and --seeds share 3; add --tune lr=1e-4:1e-1, --set steps=9 or --retry-failed")
-    "`tune_seeds` and `seeds` share 3; add tune={'lr': (1e-4, 1e-1)}, settings={'steps': 9} or `retry_failed`"
-    >>> in_python("pip install --upgrade pyarrow")
-    'pip install --upgrade pyarrow'
-    """
-
-    def argument(found: re.Match[str]) -> str:
-        option, name, value = found.groups()
-        word = "settings" if option == "set" else option.replace("-", "_")
-        if word not in {*inspect.signature(study).parameters, "target"}:
-            return found[0]
-        if name is None:
-            return f"`{word}`"
-        shown = {"tune": f"({value.replace(':', ', ')})", "grid": f"[{value.replace(',', ', ')}]"}.get(option, value)
-        return f"{word}={{{name!r}: {shown}}}"
-
-    # an option, and with it NAME=VALUE as far as the punctuation of the sentence
-    return re.sub(r"(?<![\w-])--([a-z][a-z-]+)(?: ([\w.-]+)=(\S+?)(?=[,;:.)]*(?:\s|$)))?", argument, text)
-
-
-@contextlib.contextmanager
-def _naming_arguments() -> Iterator[None]:
-    """Errors of a call from Python name its arguments."""
-    try:
-        yield
-    except (ValueError, TypeError, ImportError) as error:
-        text = in_python(str(error))
-        error.args = (text,)
-        if isinstance(error, ImportError):
-            error.msg = text
-        raise
-
-
 def results_folder(plan: Plan) -> Path:
     """Where a study is kept unless told: results/TESTBED, or results/FILE for the function `train` of FILE.py."""
     if plan.code is None:
@@ -95,13 +59,13 @@ def results_folder(plan: Plan) -> Path:
 
 def plan_of(options: StudyOptions) -> Plan:
     """The plan of a study that was asked for, from words or values, with every one of them checked."""
-    seeds = _seeds(options.seeds, "--seeds")
+    seeds = _seeds(options.seeds, "seeds")
     return plan_study(
         options.train if isinstance(options.train, str) else shipping.target_of(options.train),
         optimizers=_names(options.optimizers),
         seeds=seeds,
-        options=_assigned(options.settings, "--set"),
-        grids=_assigned(options.grid, "--grid"),
+        options=_assigned(options.settings, "settings"),
+        grids=_assigned(options.grid, "grid"),
         preset=options.preset,
         engine=options.engine,
         endpoint=options.endpoint,
@@ -118,12 +82,12 @@ def _names(optimizers: str | Sequence[Any]) -> list[str]:
     return [shipping.optimizer_of(one) for one in given]
 
 
-def _seeds(seeds: str | Iterable[int], option: str) -> list[int]:
-    return parse_seeds(seeds, option) if isinstance(seeds, str) else whole_seeds(seeds, option)
+def _seeds(seeds: str | Iterable[int], name: str) -> list[int]:
+    return parse_seeds(seeds, name) if isinstance(seeds, str) else whole_seeds(seeds, name)
 
 
-def _assigned(values: Mapping[str, Any] | Sequence[str], option: str) -> dict[str, Any]:
-    return dict(values) if isinstance(values, Mapping) else parse_assignments(option, values)
+def _assigned(values: Mapping[str, Any] | Sequence[str], name: str) -> dict[str, Any]:
+    return dict(values) if isinstance(values, Mapping) else parse_assignments(name, values)
 
 
 def _search_space(options: StudyOptions, test_seeds: Sequence[int]) -> SearchSpace | None:
@@ -131,13 +95,14 @@ def _search_space(options: StudyOptions, test_seeds: Sequence[int]) -> SearchSpa
     if not options.tune:
         for name in ("trials", "tune_seeds", "tune_budget"):
             if (given := getattr(options, name)) != DEFAULTS[name]:
-                option = f"--{name.replace('_', '-')}"
-                raise ValueError(f"{option} {given} needs something to tune: add --tune lr=1e-4:1e-1, for example")
+                what = f"{argument(name)} {given}"
+                add = argument("tune", "lr=1e-4:1e-1")
+                raise ArgumentError(name, f"{what} needs something to tune: add {add}, for example")
         return None
     return search_space.search_space(
         search_space.parse_tune(_ranges(options.tune)),
         trials=options.trials,
-        seeds=_seeds(options.tune_seeds, "--tune-seeds"),
+        seeds=_seeds(options.tune_seeds, "tune_seeds"),
         test_seeds=test_seeds,
         budget=options.tune_budget,
     )
@@ -149,7 +114,7 @@ def _ranges(tune: Mapping[str, Range] | Sequence[str]) -> list[str]:
         return list(tune)
     for name, limits in tune.items():
         if not isinstance(limits, tuple | list):
-            raise ValueError(f"`tune` must give {name} a range, for example (1e-4, 1e-1); got {limits!r}")
+            raise ArgumentError("tune", f"`tune` must give {name} a range, for example (1e-4, 1e-1); got {limits!r}")
     return [f"{name}={':'.join(map(str, limits))}" for name, limits in tune.items()]
 
 
@@ -230,7 +195,7 @@ def _with_arguments_of(
 
 
 @_with_arguments_of(StudyOptions)
-@_naming_arguments()
+@in_python()
 def study(options: StudyOptions) -> Result:
     """Compare optimizers over matched seeds, as `kbeta study` does; the same call again resumes after anything.
 
@@ -246,7 +211,7 @@ def study(options: StudyOptions) -> Result:
     console = Console(stderr=True, quiet=not options.progress)
 
     def say(line: str) -> None:
-        console.print(in_python(line), markup=False, highlight=False, soft_wrap=True)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     return Result(conduct(options, console=console, say=say))
 
@@ -349,7 +314,7 @@ def _check_some_value(label: str, tried: Sequence[Tried], errors: Sequence[str])
             which = f"every value that {looks.name_of(label)} tried has a tuning run that failed ({failed} of {runs})"
         raise ValueError(
             f"{which}, so that nothing can be chosen for it; the first one: {errors[0]}. Correct that and use "
-            "--retry-failed"
+            f"{argument('retry_failed')}"
         )
 
 
@@ -377,6 +342,7 @@ class Result:
         """What the study shows by its declared endpoints: the object that every view here is made from."""
         return self._analysed()
 
+    @in_python()
     def _analysed(self, **how: Any) -> Analysis:
         from kourkoutas.lab.judging.analysis import analyse
 
@@ -394,7 +360,7 @@ class Result:
         """One row per arm."""
         return _table([_arm_row(arm) for arm in self.analysis.arms]).set_index("optimizer")
 
-    @_naming_arguments()
+    @in_python()
     def compare(self, *endpoints: str) -> pd.DataFrame:
         """One row per endpoint and contrast: the effect and p that decide, the verdict, then every other statistic.
 
@@ -409,7 +375,7 @@ class Result:
         rows = [[getattr(one, name) for name in names] for one in self.analysis.sensitivity]
         return _table(rows, columns=["optimizer", *names[1:]]).set_index("optimizer")
 
-    @_naming_arguments()
+    @in_python()
     def to_target(self, target: str) -> pd.DataFrame:
         """One row per arm: how many runs reached, for example, "val_loss<=0.5", and how soon.
 
@@ -432,7 +398,7 @@ class Result:
 
         return report.effect_plot(self.analysis)
 
-    @_naming_arguments()
+    @in_python()
     def report(self, *, target: str | None = None) -> Path:
         """Write report.html into the folder, and say where; with how soon a `target` as of `to_target` was reached."""
         from kourkoutas.lab.showing import report
@@ -442,7 +408,7 @@ class Result:
     def __repr__(self) -> str:
         found = self.analysis
         rows = [", ".join(f"{name} {_shown(cell)}" for name, cell in _arm_row(arm).items()) for arm in found.arms]
-        lines = [found.headline, *rows, *found.answers, *map(in_python, found.fairness)]
+        lines = [found.headline, *rows, *found.answers, *found.fairness]
         return "\n".join([f"Study of {self.snapshot.record.testbed} in {self.path}", *lines])
 
     def _repr_html_(self) -> str:
@@ -454,7 +420,7 @@ class Result:
             data = base64.b64encode(drawn.svg.encode()).decode()
             parts.append(f'<img alt="{html.escape(drawn.description)}" src="data:image/svg+xml;base64,{data}">')
         parts.append(self.summary().reset_index().map(_shown).to_html(index=False, border=0))
-        parts += [f"<p>{html.escape(line)}</p>" for line in (*found.answers, *map(in_python, found.fairness))]
+        parts += [f"<p>{html.escape(line)}</p>" for line in (*found.answers, *found.fairness)]
         return f"<div>{''.join(parts)}</div>"
 
 

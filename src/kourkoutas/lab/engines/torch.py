@@ -30,6 +30,7 @@ from kourkoutas.lab.engines import (
     each_batch,
     training,
 )
+from kourkoutas.lab.errors import argument
 from kourkoutas.trace import Trace
 
 
@@ -87,7 +88,7 @@ def _compiled(loss: Loss) -> Callable[..., torch.Tensor]:
         return torch.compile(plain, dynamic=False)
     warnings.warn(
         "no C++ compiler found, so torch.compile cannot fuse the steps of this testbed: they take up to twice as long. "
-        "Install g++ or clang++, or use --engine jax",
+        f"Install g++ or clang++, or use {argument('engine')} jax",
         stacklevel=2,
     )
     return plain

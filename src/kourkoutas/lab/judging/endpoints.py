@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kourkoutas.lab import testbeds
-from kourkoutas.lab.errors import unknown
+from kourkoutas.lab.errors import ArgumentError, argument, unknown
 from kourkoutas.lab.judging.values import in_order, is_number, of_seeds
 from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results import store
@@ -80,13 +80,15 @@ def parse(text: str, known: Sequence[Endpoint] = ()) -> Measure:
     """
     metric, *words = (part.strip() for part in text.split(":"))
     if not metric:
-        raise ValueError(f"--endpoint must look like METRIC, METRIC:max or METRIC:best:max; got {text!r}")
+        raise ArgumentError(
+            "endpoint", f"{argument('endpoint')} must look like METRIC, METRIC:max or METRIC:best:max; got {text!r}"
+        )
     for word in words:
         if word not in _WORDS:
-            raise unknown(f"word in --endpoint {text}", word, _WORDS)
+            raise unknown(f"word in {argument('endpoint')} {text}", word, _WORDS)
     for group in (("last", "best", "tail"), ("min", "max"), ("log", "linear")):
         if len([word for word in words if word in group]) > 1:
-            raise ValueError(f"--endpoint {text}: give one of {', '.join(group)}")
+            raise ArgumentError("endpoint", f"{argument('endpoint')} {text}: give one of {', '.join(group)}")
     reduction: Reduction = "best" if "best" in words else "tail" if "tail" in words else "last"
     base = next((endpoint for endpoint in known if endpoint.metric == metric), Endpoint(metric, metric))
     title = {"last": base.title, "best": f"best {base.title}", "tail": f"{base.title}, mean of the last tenth"}
@@ -174,7 +176,7 @@ def without_value(measure: Measure, numbers: Numbers, runs: Sequence[store.Store
     if fine and not measure.declared:
         if sum(map(len, lone.values())) == len(fine):
             names = dict.fromkeys(name for _, result in fine for name in (*result.metrics, *result.curve))
-            raise unknown("metric in --endpoint", metric, [name for name in names if name != "step"])
+            raise unknown(f"metric in {argument('endpoint')}", metric, [name for name in names if name != "step"])
         if all(math.isnan(x) for by_seed in numbers.values() for x in by_seed.values()):
-            raise ValueError(f"--endpoint {measure.name}: every value of {metric} is NaN")
+            raise ArgumentError("endpoint", f"{argument('endpoint')} {measure.name}: every value of {metric} is NaN")
     return [f"{name_of(arm)} has no {metric} for {of_seeds(in_order(seeds))}" for arm, seeds in lone.items()]

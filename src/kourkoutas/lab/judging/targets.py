@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from kourkoutas.lab.errors import ArgumentError, argument
 from kourkoutas.lab.judging.endpoints import logged
 from kourkoutas.lab.judging.hypothesis_tests import holm, wilcoxon
 from kourkoutas.lab.judging.intervals import quantile
@@ -54,7 +55,9 @@ def parse_target(text: str) -> Target:
     except ValueError:
         number = math.nan
     if not (metric and sign and math.isfinite(number)):
-        raise ValueError(f"--target must look like METRIC<=VALUE, for example 'val_loss<=0.5'; got {text!r}")
+        raise ArgumentError(
+            "target", f"{argument('target')} must look like METRIC<=VALUE, for example 'val_loss<=0.5'; got {text!r}"
+        )
     return Target(metric, number, sign == ">=")
 
 
@@ -135,7 +138,10 @@ def check_logged(target: Target, results: Iterable[RunResult]) -> None:
     """Raise where none of the results has the metric of the target."""
     names = sorted({name for result in results for name in result.curve} - {"step"})
     if target.metric not in names:
-        raise ValueError(f"--target {target}: no run logged {target.metric!r}; logged: {', '.join(names) or 'none'}")
+        raise ArgumentError(
+            "target",
+            f"{argument('target')} {target}: no run logged {target.metric!r}; logged: {', '.join(names) or 'none'}",
+        )
 
 
 def _reached(runs: Mapping[int, StoredRun], target: Target) -> Reached:

@@ -19,6 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from kourkoutas.lab.errors import argument
 from kourkoutas.lab.judging import endpoints
 from kourkoutas.lab.judging.endpoints import Measure
 from kourkoutas.lab.judging.luck import Lost, lost_by_tuning
@@ -196,7 +197,7 @@ def fairness(snapshot: Snapshot, found: AllTried) -> list[str]:
         rates = _rates(snapshot)
         low, high = (_power(min(rates) / 10), _power(max(rates) * 10)) if rates else ("LOW", "HIGH")
         same = "One learning rate for all" if len(rates) < 2 else "Learning rates that nobody tuned"
-        return [f"{same}: add --tune lr={low}:{high} for a fair answer.", *short_runs(snapshot)]
+        return [f"{same}: add {argument('tune', f'lr={low}:{high}')} for a fair answer.", *short_runs(snapshot)]
     question = record.tuning
     ranges = ", ".join(f"{axis.name} in {axis.low:g} to {axis.high:g}" for axis in question.axes)
     most = max((len(own) for own in found.values()), default=0)
@@ -209,7 +210,9 @@ def fairness(snapshot: Snapshot, found: AllTried) -> list[str]:
             name, value = next(iter(values.items()))
             edges.append(f"{name_of(arm)} ({side} {name} tried, {value:g})")
     if edges:
-        lines.append(f"May do better beyond: {', '.join(edges)}. Widen --tune or raise --tune-budget.")
+        lines.append(
+            f"May do better beyond: {', '.join(edges)}. Widen {argument('tune')} or raise {argument('tune_budget')}."
+        )
     missing = sum(one.missing for own in found.values() for one in own)
     if missing and record.chosen:
         lines.append(
@@ -220,7 +223,8 @@ def fairness(snapshot: Snapshot, found: AllTried) -> list[str]:
     if failed:
         what = "they rank as the worst" if record.count_failed else "no value with a failed run can be chosen"
         lines.append(
-            f"{failed} of {len(snapshot.tuning_runs)} tuning runs failed: {what}. --retry-failed repeats them."
+            f"{failed} of {len(snapshot.tuning_runs)} tuning runs failed: {what}. {argument('retry_failed')} repeats "
+            "them."
         )
     return [*lines, *short_runs(snapshot)]
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kourkoutas.lab.errors import unknown
+from kourkoutas.lab.errors import ArgumentError, argument, unknown
 from kourkoutas.lab.specs.spec import Origin
 
 WHAT = (
@@ -69,13 +69,18 @@ def origin_of(word: str) -> Origin:
     """Where MODULE:NAME or FILE.py:NAME is found; it is loaded, and an error tells what to correct."""
     place, _, name = word.rpartition(":")
     if not place or not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(f"--optimizers {word}: write MODULE:NAME or FILE.py:NAME, for example heavyball:SOAP")
+        raise ArgumentError(
+            "optimizers",
+            f"{argument('optimizers')} {word}: write MODULE:NAME or FILE.py:NAME, for example heavyball:SOAP",
+        )
     if place.endswith(".py"):
         path = Path(place)
         if not path.is_file():
-            raise ValueError(
-                f"--optimizers {word}: there is no file {place}; name a Python file and an optimizer in it, "
-                "FILE.py:NAME"
+            raise ArgumentError(
+                "optimizers",
+                f"{argument('optimizers')} {word}: there is no file {place}; name a Python file and an optimizer in "
+                "it, "
+                "FILE.py:NAME",
             )
         found = Origin(place=str(path.resolve()), name=name, version=digest(path))
     else:
@@ -95,7 +100,9 @@ def _version(module: ModuleType, word: str) -> str:
     for distribution in importlib.metadata.packages_distributions().get(top, ()):
         return f"{distribution} {importlib.metadata.version(distribution)}"
     if not getattr(module, "__file__", None):
-        raise ValueError(f"--optimizers {word}: {top} has neither a version nor a file; write FILE.py:NAME")
+        raise ArgumentError(
+            "optimizers", f"{argument('optimizers')} {word}: {top} has neither a version nor a file; write FILE.py:NAME"
+        )
     return digest(Path(str(module.__file__)))
 
 
@@ -106,15 +113,17 @@ def load(origin: Origin) -> Callable[..., Any]:
         if digest(path) != origin.version:
             raise RuntimeError(
                 f"{path} changed while the study was running; this run was not made: its result would belong to "
-                "another optimizer. Use a new --out, or restore the file and use --retry-failed"
+                f"another optimizer. Use a new {argument('out')}, or restore the file and use "
+                f"{argument('retry_failed')}"
             )
         try:
             module = load_file(path)
         except Exception as error:
             line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
             told = getattr(error, "msg", None) or f"{type(error).__name__}: {error}"
-            raise ValueError(
-                f"--optimizers {origin.words}: {path}{line} cannot be loaded ({told}): correct the file"
+            raise ArgumentError(
+                "optimizers",
+                f"{argument('optimizers')} {origin.words}: {path}{line} cannot be loaded ({told}): correct the file",
             ) from None
     else:
         module = _imported(origin.place)
@@ -145,10 +154,13 @@ def _imported(module: str) -> ModuleType:
         top = module.partition(".")[0]
         missing = (error.name or top).partition(".")[0]
         if missing == top and isinstance(error, ModuleNotFoundError) and importlib.util.find_spec(top) is not None:
-            raise ValueError(f"--optimizers {module}:…: {top} is installed, and has no module {module}") from None
+            raise ArgumentError(
+                "optimizers", f"{argument('optimizers')} {module}:…: {top} is installed, and has no module {module}"
+            ) from None
         whom = "which is not installed" if missing == top else f"which needs {missing}, and that is not installed"
         raise ImportError(
-            f"--optimizers {module}:…: the optimizer comes from {top}, {whom}: pip install {missing.replace('_', '-')}"
+            f"{argument('optimizers')} {module}:…: the optimizer comes from {top}, {whom}: pip install "
+            f"{missing.replace('_', '-')}"
         ) from None
     finally:
         sys.path.remove(here)
@@ -214,7 +226,7 @@ def check(origin: Origin, engine: str, build: Callable[[], Any], options: Mappin
         given = ", ".join(["…", *(f"{name}={value!r}" for name, value in options.items())])
         raise ValueError(
             f"optimizer {origin.words!r} cannot be made: {origin.name}({given}) gives {type(error).__name__}: {error}; "
-            f"set what it needs, for example --set {origin.name}.NAME=VALUE"
+            f"set what it needs, for example {argument('settings', f'{origin.name}.NAME=VALUE')}"
         ) from None
     if not is_optimizer(made, engine):
         raise TypeError(f"{origin.words} gives a {type(made).__name__} on {engine}, which is no optimizer: {WHAT}")

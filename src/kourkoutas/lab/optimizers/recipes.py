@@ -31,7 +31,7 @@ import numpy as np
 
 from kourkoutas.buckets import check_buckets
 from kourkoutas.lab.engines import training
-from kourkoutas.lab.errors import unknown
+from kourkoutas.lab.errors import argument, unknown
 from kourkoutas.lab.optimizers import own
 from kourkoutas.lab.optimizers.rivals import DECAYED, RIVALS, torch_switch
 from kourkoutas.lab.specs.spec import Origin, coerce, guess
@@ -340,7 +340,8 @@ def check(recipe: Recipe, engine: str) -> None:
     homes = engines_of(recipe)
     if engine not in homes:
         raise ValueError(
-            f"optimizer {recipe.label!r} is not available on engine {engine!r}: use --engine {' or '.join(homes)}"
+            f"optimizer {recipe.label!r} is not available on engine {engine!r}: use {argument('engine')} "
+            f"{' or '.join(homes)}"
         )
     if recipe.family not in ("kbeta", "adam", "kbeta-lbfgs"):
         _, options = _home(recipe, engine)
@@ -407,7 +408,8 @@ def _home(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, An
         if word in ("lr", "learning_rate"):
             raise ValueError(
                 f"option {word} of {recipe.label}: the study gives every optimizer its learning rate; use "
-                f"--set {recipe.label}.lr_scale=0.1 for a part of it, or --tune lr=LOW:HIGH"
+                f"{argument('settings', f'{recipe.label}.lr_scale=0.1')} for a part of it, or "
+                f"{argument('tune', 'lr=LOW:HIGH')}"
             )
         if word not in known and not anything:
             raise unknown(f"option of {recipe.label} ({where.replace(':', '.')})", word, (*known, "lr_scale"))
@@ -420,7 +422,7 @@ def _of_library(recipe: Recipe, engine: str, where: str) -> Callable[..., Any]:
         home = importlib.import_module(module)
     except ImportError:
         rest = [e for e in engines_of(recipe) if e != engine]
-        other = f", or use --engine {' or '.join(rest)}" if rest else ""
+        other = f", or use {argument('engine')} {' or '.join(rest)}" if rest else ""
         package = module.partition(".")[0].replace("_", "-")
         raise ImportError(
             f"optimizer {recipe.label!r} on engine {engine!r} comes from {module}, which is not installed: "

@@ -22,6 +22,7 @@ from multiprocessing import connection
 from pathlib import Path
 
 from kourkoutas.lab import locks
+from kourkoutas.lab.errors import argument
 from kourkoutas.lab.results import parcel, store
 from kourkoutas.lab.results.parcel import Backups
 from kourkoutas.lab.running.executor import Ended, Limits, Progress, Started
@@ -119,7 +120,9 @@ def _checked(order: Order) -> Backups | None:
         return None
     backups = Backups(*order.storage)
     if not backups.seen():
-        raise NodeError(f"--storage {backups.address} is not shared with node {node}: name a place that every node has")
+        raise NodeError(
+            f"{argument('storage')} {backups.address} is not shared with node {node}: name a place that every node has"
+        )
     return backups
 
 

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from kourkoutas.lab.errors import argument
 from kourkoutas.lab.optimizers import own, recipes
 from kourkoutas.lab.optimizers.recipes import Recipe
 from kourkoutas.lab.results import files
@@ -220,7 +221,8 @@ def _check_read(code: Code, trial: Trial) -> None:
         also = " or passes it to trial.optimizer" if name == "lr" else ""
         raise StudyError(
             f"nothing in {code.function} reads {', '.join(unread)}{also}, so that it changes nothing: read "
-            f"trial.settings[{name!r}], or leave {name} out of --set, --grid and --tune"
+            f"trial.settings[{name!r}], or leave {name} out of {argument('settings')}, {argument('grid')} and "
+            f"{argument('tune')}"
         )
 
 
@@ -233,7 +235,8 @@ def load(code: Code) -> Callable[[Trial], Any]:
     if hashlib.sha256(path.read_bytes()).hexdigest() != code.sha256:
         raise RuntimeError(
             f"{path} changed while the study was running; this run was not made: its result would belong to other "
-            "code. Use a new --out for the new code, or restore the file and use --retry-failed"
+            f"code. Use a new {argument('out')} for the new code, or restore the file and use "
+            f"{argument('retry_failed')}"
         )
     module = own.load_file(path)
     function = getattr(module, code.function, None)
@@ -301,7 +304,7 @@ def _endpoint(code: Code, returned: Any, rows: list[dict[str, float]]) -> float:
         if code.endpoint in last:
             return last[code.endpoint]
         raise ValueError(
-            f"--endpoint {code.endpoint} was never logged; logged were: {', '.join(last) or 'nothing'}: "
+            f"{argument('endpoint')} {code.endpoint} was never logged; logged were: {', '.join(last) or 'nothing'}: "
             f"call trial.log(step, {code.endpoint}=...)"
         )
     if returned is not None:
@@ -313,7 +316,7 @@ def _endpoint(code: Code, returned: Any, rows: list[dict[str, float]]) -> float:
         return last["loss"]
     raise ValueError(
         f"{code.function} returned nothing and logged no `loss`: return the endpoint, log a loss, or name a logged "
-        "metric with --endpoint"
+        f"metric with {argument('endpoint')}"
     )
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from kourkoutas.lab.errors import ArgumentError, argument
 from kourkoutas.lab.specs.spec import RunSpec
 
 # Significant digits of a value between the ends of a range, so that it can be read and typed again; more where values
@@ -98,18 +99,23 @@ def search_space(
     """The question, checked."""
     names = [axis.name for axis in axes]
     if len(set(names)) < len(names):
-        raise ValueError(f"--tune names {max(names, key=names.count)} twice; give it one range")
+        raise ArgumentError("tune", f"{argument('tune')} names {max(names, key=names.count)} twice; give it one range")
     if trials < 2:
-        raise ValueError(f"--trials must be at least 2, for example 8; got {trials}")
+        raise ArgumentError("trials", f"{argument('trials')} must be at least 2, for example 8; got {trials}")
     if budget < 0:
-        raise ValueError(f"--tune-budget must be a number of widenings >= 0, for example 2; got {budget}")
+        raise ArgumentError(
+            "tune_budget", f"{argument('tune_budget')} must be a number of widenings >= 0, for example 2; got {budget}"
+        )
     if not seeds:
-        raise ValueError("--tune-seeds must name at least one seed, for example 100-102")
+        raise ArgumentError("tune_seeds", f"{argument('tune_seeds')} must name at least one seed, for example 100-102")
     both = sorted(set(seeds) & set(test_seeds))
     if both:
-        raise ValueError(
-            f"--tune-seeds and --seeds share {', '.join(map(str, both[:5]))}{', …' if len(both) > 5 else ''}: a "
-            "value chosen on a seed is not tested by it; use other seeds for tuning, for example --tune-seeds 100-102"
+        raise ArgumentError(
+            "tune_seeds",
+            f"{argument('tune_seeds')} and {argument('seeds')} share "
+            f"{', '.join(map(str, both[:5]))}{', …' if len(both) > 5 else ''}: a "
+            "value chosen on a seed is not tested by it; use other seeds for tuning, for example "
+            f"{argument('tune_seeds', '100-102')}",
         )
     return SearchSpace(axes=tuple(axes), trials=trials, seeds=tuple(dict.fromkeys(seeds)), budget=budget)
 
@@ -118,9 +124,12 @@ def check_distinct(space: SearchSpace) -> None:
     """Refuse a grid that would try a value twice; several options are not taken from a grid."""
     axis, *others = space.axes
     if not others and len({axis.value(index, space.trials) for index in range(space.trials)}) < space.trials:
-        raise ValueError(
-            f"--tune {axis.name}={axis.low!r}:{axis.high!r} has fewer than --trials {space.trials} different "
-            f"{'whole ' if axis.whole else ''}numbers, {axis.scale}-spaced: widen the range or lower --trials"
+        raise ArgumentError(
+            "tune",
+            f"{argument('tune')} {axis.name}={axis.low!r}:{axis.high!r} has fewer than {argument('trials')} "
+            f"{space.trials} different "
+            f"{'whole ' if axis.whole else ''}numbers, {axis.scale}-spaced: widen the range or lower "
+            f"{argument('trials')}",
         )
 
 
@@ -139,13 +148,23 @@ def parse_tune(texts: Sequence[str]) -> list[Axis]:
         except (ValueError, IndexError):
             low = high = math.nan
         if not name or len(parts) not in (2, 3) or not (math.isfinite(low) and math.isfinite(high)):
-            raise ValueError(f"--tune must look like NAME=LOW:HIGH, for example --tune lr=1e-4:1e-1; got {text!r}")
+            raise ArgumentError(
+                "tune",
+                f"{argument('tune')} must look like NAME=LOW:HIGH, for example {argument('tune', 'lr=1e-4:1e-1')}; "
+                f"got {text!r}",
+            )
         if parts[2:] not in ([], ["log"], ["linear"]):
-            raise ValueError(f"--tune {text}: the third part is log (the default) or linear; got {parts[2]!r}")
+            raise ArgumentError(
+                "tune", f"{argument('tune')} {text}: the third part is log (the default) or linear; got {parts[2]!r}"
+            )
         scale: Literal["log", "linear"] = "linear" if parts[2:] == ["linear"] else "log"
         if not low < high:
-            raise ValueError(f"--tune {text}: the range must rise; write {name}={parts[1]}:{parts[0]}")
+            raise ArgumentError(
+                "tune", f"{argument('tune')} {text}: the range must rise; write {name}={parts[1]}:{parts[0]}"
+            )
         if scale == "log" and not low > 0:
-            raise ValueError(f"--tune {text}: log-spaced values need LOW > 0; raise it or write {text}:linear")
+            raise ArgumentError(
+                "tune", f"{argument('tune')} {text}: log-spaced values need LOW > 0; raise it or write {text}:linear"
+            )
         axes.append(Axis(name=name, low=low, high=high, scale=scale))
     return axes
