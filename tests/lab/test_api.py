@@ -277,7 +277,7 @@ def test_importing_the_laboratory_imports_nothing_else() -> None:
 
 
 WRONG_CALLS: list[tuple[dict[str, Any], str, str, str]] = [
-    ({"seeds": "0-9", "tune_seeds": "3-5", "tune": {"lr": (1e-3, 1e-1)}}, "tune_seeds", "`tune_seeds` and `seeds` share",
+    ({"tune_seeds": "3-5", "tune": {"lr": (1e-3, 1e-1)}}, "tune_seeds", "`tune_seeds` and `seeds` share",
      "--tune-seeds and --seeds share"),
     ({"trials": 3}, "trials", "add tune={'lr': (1e-4, 1e-1)}", "add --tune lr=1e-4:1e-1"),
     ({"settings": ["x"]}, "settings", "for example settings={'kbeta.alpha': 0.9}", "for example --set kbeta.alpha=0.9"),
@@ -286,7 +286,8 @@ WRONG_CALLS: list[tuple[dict[str, Any], str, str, str]] = [
     ({"memory": 0}, "memory", "`memory` must be a number of GiB above 0", "--memory must be"),
     ({"retries": -1}, "retries", "`retries` must be 0 or above", "--retries must be"),
     ({"margin": "3"}, "margin", "`margin` must be a percentage", "--margin must be"),
-    ({"optimizers": "nowhere.py:Mine"}, "optimizers", "`optimizers` nowhere.py:Mine: there is no file", "--optimizers nowhere"),
+    ({"optimizers": "nowhere.py:Mine"}, "optimizers", "`optimizers` nowhere.py:Mine: there is no file",
+     "--optimizers nowhere"),
 ]  # fmt: skip
 
 
