@@ -17,7 +17,8 @@ from kourkoutas.lab import api, engines
 from kourkoutas.lab.optimizers import own, recipes
 from kourkoutas.lab.planning import shipping
 from kourkoutas.lab.planning.plan import Plan, plan_study
-from kourkoutas.lab.running import train, trial, worker
+from kourkoutas.lab.results import store
+from kourkoutas.lab.running import executor, train, trial, worker
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 # Heavy-ball momentum on each framework, as each framework's own SGD has it.
@@ -230,8 +231,8 @@ def test_two_of_one_name_are_told_apart_by_where_they_come_from(tmp_path: Path) 
 
 def test_one_with_the_name_of_ours_is_told_apart_too(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text(TORCH.replace("Heavy", "lion"))
-    assert [arm.label for arm in planned("lion", f"{file}:lion").arms] == ["lion", "mine.lion"]
+    file.write_text(TORCH.replace("Heavy", "adamw"))
+    assert [arm.label for arm in planned("adamw", f"{file}:adamw").arms] == ["adamw", "mine.adamw"]
 
 
 def test_an_edited_file_is_another_run_and_a_moved_one_the_same(mine: Path, tmp_path: Path) -> None:
@@ -257,8 +258,38 @@ def test_a_run_without_an_origin_keeps_the_id_that_it_had_before_there_were_any(
 def test_a_file_that_changes_while_the_study_runs_gives_no_result(mine: Path) -> None:
     (spec,) = planned(f"{mine}:Heavy").specs()
     mine.write_text(mine.read_text() + "# another word\n")
-    with pytest.raises(RuntimeError, match=r"mine\.py changed while the study was running"):
+    with pytest.raises(ValueError, match=r"mine\.py is no longer the file that the study was planned with"):
         train.run(spec)
+
+
+def test_a_study_is_not_continued_with_an_edited_optimizer(mine: Path, tmp_path: Path) -> None:
+    with executor.holding(planned("kbeta", f"{mine}:Heavy"), tmp_path / "out", "first"):
+        pass
+    before = (tmp_path / "out" / "study.json").read_bytes()
+    mine.write_text(mine.read_text() + "# another word\n")
+    with (
+        pytest.raises(store.StoreError, match=r"optimizer Heavy\.optimizer\.comes from is 'sha256 \w+' there and"),
+        executor.holding(planned("kbeta", f"{mine}:Heavy"), tmp_path / "out", "second"),
+    ):
+        pytest.fail("the folder must not be handed out")
+    assert (tmp_path / "out" / "study.json").read_bytes() == before
+
+
+STRICT = """
+import torch
+
+class Strict(torch.optim.SGD):
+    def __init__(self, params, lr):
+        if not lr > 0:
+            raise ValueError(f"lr must be above 0; got {lr}")
+        super().__init__(params, lr)
+"""
+
+
+def test_one_that_refuses_a_learning_rate_of_nought_is_made(tmp_path: Path) -> None:
+    file = tmp_path / "strict.py"
+    file.write_text(STRICT)
+    assert made(planned(f"{file}:Strict"))[0].curve["loss"] == made(planned("torch.SGD"))[0].curve["loss"]
 
 
 SHARPNESS = """

@@ -334,7 +334,7 @@ class Result:
 
     @property
     def chosen(self) -> dict[str, dict[str, float | int]]:
-        """{arm: {option: value}} that the tuning gave; empty for a study without one."""
+        """{optimizer: {option: value}} that the tuning gave; empty for a study without one."""
         return self.snapshot.record.chosen
 
     @functools.cached_property
@@ -357,7 +357,7 @@ class Result:
         return _table(export.rows(self.snapshot, "curves", tuning=tuning))
 
     def summary(self) -> pd.DataFrame:
-        """One row per arm."""
+        """One row per optimizer."""
         return _table([_arm_row(arm) for arm in self.analysis.arms]).set_index("optimizer")
 
     @in_python()
@@ -370,14 +370,14 @@ class Result:
         return _table([_contrast_row(endpoint, c) for endpoint in found for c in endpoint.contrasts])
 
     def sensitivity(self) -> pd.DataFrame:
-        """One row per arm: how much it depends on the tuned option; empty unless one option was tuned."""
+        """One row per optimizer: how much it depends on the tuned option; empty unless one option was tuned."""
         names = ("arm", "option", "best", "low", "high", "ratio", "open_below", "open_above", "sensitivity")
         rows = [[getattr(one, name) for name in names] for one in self.analysis.sensitivity]
         return _table(rows, columns=["optimizer", *names[1:]]).set_index("optimizer")
 
     @in_python()
     def to_target(self, target: str) -> pd.DataFrame:
-        """One row per arm: how many runs reached, for example, "val_loss<=0.5", and how soon.
+        """One row per optimizer: how many runs reached, for example, "val_loss<=0.5", and how soon.
 
         The row of a baseline also says on how many seeds the treatment was there before it, and later.
         """
@@ -412,7 +412,7 @@ class Result:
         return "\n".join([f"Study of {self.snapshot.record.testbed} in {self.path}", *lines])
 
     def _repr_html_(self) -> str:
-        """For notebooks: the answer, the effect plot, one row per arm, and the numbers."""
+        """For notebooks: the answer, the effect plot, one row per optimizer, and the numbers."""
         found = self.analysis
         parts = [f"<p><b>{html.escape(found.headline)}</b></p>"]
         if any(endpoint.contrasts for endpoint in found.endpoints):

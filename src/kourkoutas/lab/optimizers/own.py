@@ -44,7 +44,7 @@ def named(optimizers: Iterable[str], ours: Collection[str]) -> tuple[list[str], 
     `ours` are the labels that are taken.
     """
     words = list(dict.fromkeys(word.strip() for word in optimizers if word.strip()))
-    origins = {word: origin_of(word) for word in words if ":" in word}
+    origins = {word: origin_of(word) for word in words if ":" in word.partition("[")[0]}
     counts = Counter(origin.name for origin in origins.values())
     labels = {}
     for word, origin in origins.items():
@@ -110,11 +110,10 @@ def load(origin: Origin) -> Callable[..., Any]:
     """The class or function itself."""
     if origin.in_file:
         path = Path(origin.place)
-        if digest(path) != origin.version:
-            raise RuntimeError(
-                f"{path} changed while the study was running; this run was not made: its result would belong to "
-                f"another optimizer. Use a new {argument('out')}, or restore the file and use "
-                f"{argument('retry_failed')}"
+        if not path.is_file() or digest(path) != origin.version:
+            raise ValueError(
+                f"{path} is no longer the file that the study was planned with: a result would belong to another "
+                f"optimizer. Restore it and use {argument('retry_failed')}, or use a new {argument('out')}"
             )
         try:
             module = load_file(path)
@@ -138,10 +137,11 @@ def load(origin: Origin) -> Callable[..., Any]:
 
 
 def _public(module: Any) -> list[str]:
-    """Names of what could be meant: what is defined there, or all where that is nothing."""
+    """Names of what could be meant: of a package all, of another module what it does not import."""
     names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-    own = [name for name in names if getattr(vars(module)[name], "__module__", "") == module.__name__]
-    return own or names
+    if hasattr(module, "__path__"):
+        return names
+    return [name for name in names if getattr(vars(module)[name], "__module__", "") == module.__name__]
 
 
 def _imported(module: str) -> ModuleType:

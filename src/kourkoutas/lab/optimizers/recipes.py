@@ -41,6 +41,8 @@ WARM = 0.999
 ENDLESS = 10**9
 # At this many steps β^t is 0 in every precision, so that the library's own Adam divides by exactly 1.
 LATE = 2**24
+# The learning rate of an optimizer before its first step: a user's own may refuse 0.
+PLACEHOLDER = 1e-3
 
 CONTROLS = ("kbeta-static", "adam-mid", "adam95-warm", "adam999-warm", "kbeta-exact")
 
@@ -156,6 +158,8 @@ class Recipe:
         unnamed = [_unnamed(item) for item in params]
         if self.family != "adam":
             make, options = _home(self, "torch")
+            if self.origin is not None and isinstance(lr, float) and lr == 0:
+                lr = PLACEHOLDER
             optimizer = make(unnamed, lr=lr, **options)
             training(optimizer, True)
             return optimizer
@@ -209,7 +213,8 @@ class Recipe:
             return KourkoutasBeta(0.0, diagnostics=diagnostics, **o)
         if self.family != "adam":
             make, options = _home(self, "mlx")
-            return make(0.0, **{k: list(v) if k == "betas" else v for k, v in options.items()})
+            keywords = {k: list(v) if k == "betas" else v for k, v in options.items()}
+            return make(0.0 if self.origin is None else PLACEHOLDER, **keywords)
         betas, eps, bias = [o["beta1"], o["beta2"]], o["eps"], o["bias_correction"]
         if o["weight_decay"]:
             return optim.AdamW(0.0, betas, eps, weight_decay=o["weight_decay"], bias_correction=bias)

@@ -71,7 +71,7 @@ class Trial:
 
     Attributes:
       seed: of this run; use it for data, init and order alike.
-      arm: the label of the optimizer's arm, e.g. "kbeta" or "kbeta[alpha=0.9]".
+      arm: the optimizer's label, e.g. "kbeta" or "kbeta[alpha=0.9]".
       settings: what was given with `--set`, `--grid` and `--tune`.
       folder: the run's folder, for files of your own.
     """
