@@ -68,7 +68,7 @@ def run(
         target,
         optimizers=[optimizer],
         seeds=[seed],
-        options=parse_assignments("--set", with_text(set_, text)),
+        options=parse_assignments("settings", with_text(set_, text)),
         preset=preset,
         engine=engine,
         endpoint=endpoint,

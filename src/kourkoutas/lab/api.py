@@ -2,6 +2,7 @@
 
 `execute` makes the runs of a plan. `study` makes a study, `load` opens one, and both give a `Result`.
 
+from kourkoutas.lab.errors import ArgumentError, argument, in_python
 from kourkoutas.lab import study
 
 result = study(train, optimizers=["kbeta", "adam95"], seeds=range(10), tune={"lr": (1e-4, 1e-1)})
@@ -13,16 +14,15 @@ result.frame()               # one row per run
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
 import html
 import inspect
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
+from kourkoutas.lab.errors import ArgumentError, argument, in_python
 from kourkoutas.lab.judging import endpoints
 from kourkoutas.lab.planning import shipping
 from kourkoutas.lab.planning.plan import Plan, parse_assignments, parse_seeds, plan_study, whole_seeds
@@ -43,42 +43,6 @@ if TYPE_CHECKING:  # scipy takes a second, which the workers need not wait for
     from kourkoutas.lab.showing.drawing import Drawing
 
 
-def in_python(text: str) -> str:
-    """A message with the arguments of `study` in place of the command line's options.
-
-    >>> in_python("--tune-seeds and --seeds share 3; add --tune lr=1e-4:1e-1, --set steps=9 or --retry-failed")
-    "`tune_seeds` and `seeds` share 3; add tune={'lr': (1e-4, 1e-1)}, settings={'steps': 9} or `retry_failed`"
-    >>> in_python("pip install --upgrade pyarrow")
-    'pip install --upgrade pyarrow'
-    """
-
-    def argument(found: re.Match[str]) -> str:
-        option, name, value = found.groups()
-        word = "settings" if option == "set" else option.replace("-", "_")
-        if word not in inspect.signature(study).parameters:
-            return found[0]
-        if name is None:
-            return f"`{word}`"
-        shown = {"tune": f"({value.replace(':', ', ')})", "grid": f"[{value.replace(',', ', ')}]"}.get(option, value)
-        return f"{word}={{{name!r}: {shown}}}"
-
-    # an option, and with it NAME=VALUE as far as the punctuation of the sentence
-    return re.sub(r"(?<![\w-])--([a-z][a-z-]+)(?: ([\w.-]+)=(\S+?)(?=[,;:.)]*(?:\s|$)))?", argument, text)
-
-
-@contextlib.contextmanager
-def _naming_arguments() -> Iterator[None]:
-    """Errors of a call from Python name its arguments."""
-    try:
-        yield
-    except (ValueError, TypeError, ImportError) as error:
-        text = in_python(str(error))
-        error.args = (text,)
-        if isinstance(error, ImportError):
-            error.msg = text
-        raise
-
-
 def results_folder(plan: Plan) -> Path:
     """Where a study is kept unless told: results/TESTBED, or results/FILE for the function `train` of FILE.py."""
     if plan.code is None:
@@ -89,13 +53,13 @@ def results_folder(plan: Plan) -> Path:
 
 def plan_of(options: StudyOptions) -> Plan:
     """The plan of a study that was asked for, from words or values, with every one of them checked."""
-    seeds = _seeds(options.seeds, "--seeds")
+    seeds = _seeds(options.seeds, "seeds")
     return plan_study(
         options.train if isinstance(options.train, str) else shipping.target_of(options.train),
         optimizers=_names(options.optimizers),
         seeds=seeds,
-        options=_assigned(options.settings, "--set"),
-        grids=_assigned(options.grid, "--grid"),
+        options=_assigned(options.settings, "settings"),
+        grids=_assigned(options.grid, "grid"),
         preset=options.preset,
         engine=options.engine,
         endpoint=options.endpoint,
@@ -107,16 +71,17 @@ def plan_of(options: StudyOptions) -> Plan:
     )
 
 
-def _names(optimizers: str | Sequence[str]) -> list[str]:
-    return optimizers.split(",") if isinstance(optimizers, str) else list(optimizers)
+def _names(optimizers: str | Sequence[Any]) -> list[str]:
+    given = optimizers.split(",") if isinstance(optimizers, str) else optimizers
+    return [shipping.optimizer_of(one) for one in given]
 
 
-def _seeds(seeds: str | Iterable[int], option: str) -> list[int]:
-    return parse_seeds(seeds, option) if isinstance(seeds, str) else whole_seeds(seeds, option)
+def _seeds(seeds: str | Iterable[int], name: str) -> list[int]:
+    return parse_seeds(seeds, name) if isinstance(seeds, str) else whole_seeds(seeds, name)
 
 
-def _assigned(values: Mapping[str, Any] | Sequence[str], option: str) -> dict[str, Any]:
-    return dict(values) if isinstance(values, Mapping) else parse_assignments(option, values)
+def _assigned(values: Mapping[str, Any] | Sequence[str], name: str) -> dict[str, Any]:
+    return dict(values) if isinstance(values, Mapping) else parse_assignments(name, values)
 
 
 def _search_space(options: StudyOptions, test_seeds: Sequence[int]) -> SearchSpace | None:
@@ -124,13 +89,14 @@ def _search_space(options: StudyOptions, test_seeds: Sequence[int]) -> SearchSpa
     if not options.tune:
         for name in ("trials", "tune_seeds", "tune_budget"):
             if (given := getattr(options, name)) != DEFAULTS[name]:
-                option = f"--{name.replace('_', '-')}"
-                raise ValueError(f"{option} {given} needs something to tune: add --tune lr=1e-4:1e-1, for example")
+                what = f"{argument(name)} {given}"
+                add = argument("tune", "lr=1e-4:1e-1")
+                raise ArgumentError(name, f"{what} needs something to tune: add {add}, for example")
         return None
     return search.search_space(
         search.parse_tune(_ranges(options.tune)),
         trials=options.trials,
-        seeds=_seeds(options.tune_seeds, "--tune-seeds"),
+        seeds=_seeds(options.tune_seeds, "tune_seeds"),
         test_seeds=test_seeds,
         budget=options.tune_budget,
     )
@@ -142,7 +108,7 @@ def _ranges(tune: Mapping[str, Range] | Sequence[str]) -> list[str]:
         return list(tune)
     for name, limits in tune.items():
         if not isinstance(limits, tuple | list):
-            raise ValueError(f"`tune` must give {name} a range, for example (1e-4, 1e-1); got {limits!r}")
+            raise ArgumentError("tune", f"`tune` must give {name} a range, for example (1e-4, 1e-1); got {limits!r}")
     return [f"{name}={':'.join(map(str, limits))}" for name, limits in tune.items()]
 
 
@@ -216,7 +182,7 @@ def _with_arguments_of(
 
 
 @_with_arguments_of(StudyOptions)
-@_naming_arguments()
+@in_python()
 def study(options: StudyOptions) -> Result:
     """Compare optimizers over matched seeds, as `kbeta study` does; the same call again resumes after anything.
 
@@ -232,7 +198,7 @@ def study(options: StudyOptions) -> Result:
     console = Console(stderr=True, quiet=not options.progress)
 
     def say(line: str) -> None:
-        console.print(in_python(line), markup=False, highlight=False, soft_wrap=True)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     return Result(conduct(options, console=console, say=say))
 
@@ -309,7 +275,7 @@ class Result:
 
     @property
     def chosen(self) -> dict[str, dict[str, float | int]]:
-        """{arm: {option: value}} that the tuning gave; empty for a study without one."""
+        """{optimizer: {option: value}} that the tuning gave; empty for a study without one."""
         return self.snapshot.record.chosen
 
     @functools.cached_property
@@ -317,6 +283,7 @@ class Result:
         """What the study shows by its declared endpoints: the object that every view here is made from."""
         return self._analysed()
 
+    @in_python()
     def _analysed(self, **how: Any) -> Analysis:
         from kourkoutas.lab.judging.analysis import analyse
 
@@ -331,10 +298,10 @@ class Result:
         return _table(export.rows(self.snapshot, "curves", tuning=tuning))
 
     def summary(self) -> pd.DataFrame:
-        """One row per arm."""
+        """One row per optimizer."""
         return _table([_arm_row(arm) for arm in self.analysis.arms]).set_index("optimizer")
 
-    @_naming_arguments()
+    @in_python()
     def compare(self, *endpoints: str) -> pd.DataFrame:
         """One row per endpoint and contrast: the effect and p that decide, the verdict, then every other statistic.
 
@@ -345,7 +312,7 @@ class Result:
         return _table([_contrast_row(endpoint, c) for endpoint in found for c in endpoint.contrasts])
 
     def sensitivity(self) -> pd.DataFrame:
-        """One row per arm: how much it depends on the tuned option; empty unless one option was tuned."""
+        """One row per optimizer: how much it depends on the tuned option; empty unless one option was tuned."""
         names = ("arm", "option", "best", "low", "high", "ratio", "open_below", "open_above", "sensitivity")
         rows = [[getattr(one, name) for name in names] for one in self.analysis.sensitivity]
         return _table(rows, columns=["optimizer", *names[1:]]).set_index("optimizer")
@@ -359,7 +326,7 @@ class Result:
 
         return report.effect_plot(self.analysis)
 
-    @_naming_arguments()
+    @in_python()
     def report(self, *endpoints: str) -> Path:
         """Write report.html into the folder, and say where; judged by `endpoints`, too, as of `compare`."""
         from kourkoutas.lab.showing import report
@@ -369,11 +336,11 @@ class Result:
     def __repr__(self) -> str:
         found = self.analysis
         rows = [", ".join(f"{name} {_shown(cell)}" for name, cell in _arm_row(arm).items()) for arm in found.arms]
-        lines = [found.headline, *rows, *found.answers, *map(in_python, found.fairness)]
+        lines = [found.headline, *rows, *found.answers, *found.fairness]
         return "\n".join([f"Study of {self.snapshot.record.testbed} in {self.path}", *lines])
 
     def _repr_html_(self) -> str:
-        """For notebooks: the answer, the effect plot, one row per arm, and the numbers."""
+        """For notebooks: the answer, the effect plot, one row per optimizer, and the numbers."""
         found = self.analysis
         parts = [f"<p><b>{html.escape(found.headline)}</b></p>"]
         if any(endpoint.contrasts for endpoint in found.endpoints):
@@ -381,7 +348,7 @@ class Result:
             data = base64.b64encode(drawn.svg.encode()).decode()
             parts.append(f'<img alt="{html.escape(drawn.description)}" src="data:image/svg+xml;base64,{data}">')
         parts.append(self.summary().reset_index().map(_shown).to_html(index=False, border=0))
-        parts += [f"<p>{html.escape(line)}</p>" for line in (*found.answers, *map(in_python, found.fairness))]
+        parts += [f"<p>{html.escape(line)}</p>" for line in (*found.answers, *found.fairness)]
         return f"<div>{''.join(parts)}</div>"
 
 

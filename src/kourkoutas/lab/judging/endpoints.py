@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kourkoutas.lab import testbeds
-from kourkoutas.lab.errors import unknown
+from kourkoutas.lab.errors import ArgumentError, argument, unknown
 from kourkoutas.lab.judging.values import in_order, is_number, of_seeds
 from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results import store
@@ -149,16 +149,18 @@ def parse(text: str, known: Sequence[Endpoint] = ()) -> Measure:
     """
     metric, *parts = (part.strip() for part in text.split(":"))
     if not metric:
-        raise ValueError(f"--endpoint must look like METRIC, METRIC:max or METRIC:best:max; got {text!r}")
+        raise ArgumentError(
+            "endpoint", f"{argument('endpoint')} must look like METRIC, METRIC:max or METRIC:best:max; got {text!r}"
+        )
     words: dict[str, str] = {}
     for part in parts:
         word, equals, value = part.partition("=")
         if not (word in _UNTIL if equals else word in _WORDS):
-            raise unknown(f"word in --endpoint {text}", part, _WORDS)
+            raise unknown(f"word in {argument('endpoint')} {text}", part, _WORDS)
         words[word] = value
     for group in ((*_REDUCTIONS, *_UNTIL), _SIDES, _SCALES):
         if len([part for part in parts if part.partition("=")[0] in group]) > 1:
-            raise ValueError(f"--endpoint {text}: give one of {', '.join(group)}")
+            raise ArgumentError("endpoint", f"{argument('endpoint')} {text}: give one of {', '.join(group)}")
     base = next((endpoint for endpoint in known if endpoint.metric == metric), Endpoint(metric, metric))
     maximize = "max" in words or (base.maximize and "min" not in words)
     for word in _UNTIL:
@@ -181,8 +183,9 @@ def _number(text: str, value: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(
-            f"--endpoint {text}: until= needs a finite number, for example val_loss:until=0.5; got {value!r}"
+        raise ArgumentError(
+            "endpoint",
+            f"{argument('endpoint')} {text}: until= needs a finite number, for example val_loss:until=0.5; got {value!r}",
         )
     return number
 
@@ -241,7 +244,8 @@ def notes_on(measure: Measure, numbers: Numbers, runs: Sequence[store.StoredRun]
         if sum(map(len, lone.values())) == len(fine):
             raise _no_value(measure, [result for _, result in fine])
         if until is None and all(math.isnan(x) for by_seed in numbers.values() for x in by_seed.values()):
-            raise ValueError(f"--endpoint {measure.name}: every value of {measure.endpoint.metric} is NaN")
+            asked = f"{argument('endpoint')} {measure.name}"
+            raise ArgumentError("endpoint", f"{asked}: every value of {measure.endpoint.metric} is NaN")
     what, notes = measure.endpoint.metric, []
     if until is not None:
         what = measure.endpoint.title
@@ -258,7 +262,6 @@ def _no_value(measure: Measure, results: Sequence[RunResult]) -> ValueError:
     for result in results:
         names |= dict.fromkeys(result.curve if timed else (*result.metrics, *result.curve))
     if timed and metric in names:
-        return ValueError(
-            f"--endpoint {measure.name}: no run has recorded its seconds per step; ask for until= in steps"
-        )
-    return unknown("metric in --endpoint", metric, [name for name in names if name != "step"])
+        asked = f"{argument('endpoint')} {measure.name}"
+        return ArgumentError("endpoint", f"{asked}: no run has recorded its seconds per step; ask for until= in steps")
+    return unknown(f"metric in {argument('endpoint')}", metric, [name for name in names if name != "step"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from kourkoutas.lab.errors import argument
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.specs.spec import RunResult
 from kourkoutas.lab.tuning import trials
@@ -28,7 +29,7 @@ def _not_tuned(snapshot: Snapshot) -> list[str]:
     rates = _rates(snapshot)
     low, high = (_power(min(rates) / 10), _power(max(rates) * 10)) if rates else ("LOW", "HIGH")
     same = "One learning rate for all" if len(rates) < 2 else "Learning rates that nobody tuned"
-    return [f"{same}: add --tune lr={low}:{high} for a fair answer."]
+    return [f"{same}: add {argument('tune', f'lr={low}:{high}')} for a fair answer."]
 
 
 def _rates(snapshot: Snapshot) -> list[float]:

@@ -31,6 +31,7 @@ from typing import Any
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from kourkoutas.lab.errors import argument
 from kourkoutas.lab.machine import environment
 from kourkoutas.lab.results import files
 from kourkoutas.lab.results.files import StoreError as StoreError
@@ -293,7 +294,7 @@ def _read_result(folder: Path) -> RunResult | None:
     if not file.exists():
         return None
     try:
-        return files.read_json(file, RunResult, f"use --retry-failed, or {_redo(folder)}")
+        return files.read_json(file, RunResult, f"use {argument('retry_failed')}, or {_redo(folder)}")
     except StoreError as error:
         return RunResult(status="failed", error=str(error))
 
@@ -325,12 +326,12 @@ def _kept(folder: Path) -> Iterator[Path]:
 def _check_free(path: Path) -> None:
     """Refuse a folder that holds something else, before a lock file is left in it."""
     if path.exists() and not path.is_dir():
-        raise StoreError(f"--out {path} is a file; name a folder")
+        raise StoreError(f"{argument('out')} {path} is a file; name a folder")
     if path.is_dir() and not (path / "study.json").exists():
         others = sorted(p.name for p in _kept(path))
         if others:
             raise StoreError(
-                f"--out {path} is not a results folder and not empty (it holds {', '.join(others[:3])}); "
+                f"{argument('out')} {path} is not a results folder and not empty (it holds {', '.join(others[:3])}); "
                 "name a new folder"
             )
 
@@ -344,7 +345,9 @@ def _locked(path: Path, command: str) -> Iterator[None]:
     except OSError as error:
         if is_full(error):
             raise DiskFull.of(error) from None
-        raise StoreError(f"--out {path} cannot be made ({error.strerror}); name a folder that you may write") from None
+        raise StoreError(
+            f"{argument('out')} {path} cannot be made ({error.strerror}); name a folder that you may write"
+        ) from None
     with files.locked(path, f"process {os.getpid()} ({command})"):
         try:
             yield
@@ -360,8 +363,9 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
         differs.append(f"{new.code.file}:{new.code.function} or a value that it uses has changed since")
     if differs:
         raise StoreError(
-            f"--out {path} holds results of another configuration: {'; '.join(differs)}. Nothing was written: "
-            "name another --out, or repeat the command recorded in its study.json"
+            f"{argument('out')} {path} holds results of another configuration: {'; '.join(differs)}. Nothing was "
+            "written: "
+            f"name another {argument('out')}, or repeat the command recorded in its study.json"
         )
     known = {arm.label for arm in old.arms}
     added_arms = [arm for arm in new.arms if arm.label not in known]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
+from kourkoutas.lab.errors import argument
 from kourkoutas.lab.judging.statistics import show
 from kourkoutas.lab.optimizers.looks import Look, name_of
 from kourkoutas.lab.showing.drawing import Drawing, Panel, cross, element, series
@@ -26,7 +27,9 @@ def draw(found: Sequence[Sensitivity], looks: Mapping[str, Look], title: str, *,
       ValueError: nothing was tried.
     """
     if not found:
-        raise ValueError("no values were tried, so there is nothing to draw: tune one option, --tune lr=LOW:HIGH")
+        raise ValueError(
+            f"no values were tried, so there is nothing to draw: tune one option, {argument('tune', 'lr=LOW:HIGH')}"
+        )
     option = found[0].option
     values = [float(point.value) for one in found for point in one.points]
     ends = [x for one in found for p in one.points for x in (p.mean, p.low, p.high) if math.isfinite(x)]

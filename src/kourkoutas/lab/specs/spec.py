@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -70,6 +71,31 @@ def digest_of(content: Any) -> str:
 LARGEST = 1e100  # a larger loss or endpoint is that of a diverged run: its square is still a number
 
 
+class Origin(BaseModel):
+    """Where a user's own optimizer comes from.
+
+    Attributes:
+      place: a module, or the path of a Python file.
+      name: of the class or function in it.
+      version: of the distribution that has the module, or a hash of the file.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    place: str
+    name: str
+    version: str
+
+    @property
+    def in_file(self) -> bool:
+        return self.place.endswith(".py")
+
+    @property
+    def words(self) -> str:
+        """MODULE:NAME or FILE.py:NAME, the same on every machine."""
+        return f"{Path(self.place).name if self.in_file else self.place}:{self.name}"
+
+
 class RunSpec(BaseModel):
     """One run, completely: the same spec gives the same result.
 
@@ -79,6 +105,8 @@ class RunSpec(BaseModel):
       options: overrides of this arm's optimizer (`--set kbeta.alpha=0.9`).
       resolved: digest of what preset, overrides and recipe come down to, and of the testbed's version, so that a
         changed preset is another run.
+      origin: of a user's own optimizer. Not part of the id: its version is part of `resolved`, and its file may be
+        elsewhere on another machine.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -91,6 +119,7 @@ class RunSpec(BaseModel):
     settings: dict[str, Any] = {}
     options: dict[str, Any] = {}
     resolved: str | None = None
+    origin: Origin | None = None
 
     @property
     def id(self) -> str:
@@ -99,7 +128,7 @@ class RunSpec(BaseModel):
         >>> RunSpec(testbed="rare_trigger").id
         'rare_trigger-kbeta-s0-...'
         """
-        content = self.model_dump(exclude=None if self.resolved is not None else {"resolved"})
+        content = self.model_dump(exclude={"origin"} if self.resolved is not None else {"origin", "resolved"})
         digest = digest_of(content)[:8]
         prefix = re.sub(r"[^A-Za-z0-9_.+=-]+", "_", f"{self.testbed}-{self.optimizer}")[:80]
         return f"{prefix}-s{self.seed}-{digest}"
@@ -144,7 +173,8 @@ def last_line(error: str | None) -> str:
 class Arm(BaseModel):
     """One column of a study: an optimizer, its options that differ from the recipe, and settings of its own (grids).
 
-    `resolved` is what that comes down to: the testbed's version, all settings and all options.
+    `resolved` is what that comes down to: the testbed's version, all settings and all options. `origin` is that of a
+    user's own optimizer.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -154,6 +184,7 @@ class Arm(BaseModel):
     options: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     resolved: dict[str, Any] | None = None
+    origin: Origin | None = None
 
 
 class Code(BaseModel):

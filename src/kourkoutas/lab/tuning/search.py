@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
+from kourkoutas.lab.errors import ArgumentError, argument
 from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.planning.plan import Plan
 from kourkoutas.lab.results.store import StoredRun, Writer
@@ -44,14 +45,24 @@ def parse_tune(texts: Sequence[str]) -> list[Axis]:
         except (ValueError, IndexError):
             low = high = math.nan
         if not name or len(parts) not in (2, 3) or not (math.isfinite(low) and math.isfinite(high)):
-            raise ValueError(f"--tune must look like NAME=LOW:HIGH, for example --tune lr=1e-4:1e-1; got {text!r}")
+            raise ArgumentError(
+                "tune",
+                f"{argument('tune')} must look like NAME=LOW:HIGH, for example {argument('tune', 'lr=1e-4:1e-1')}; "
+                f"got {text!r}",
+            )
         if parts[2:] not in ([], ["log"], ["linear"]):
-            raise ValueError(f"--tune {text}: the third part is log (the default) or linear; got {parts[2]!r}")
+            raise ArgumentError(
+                "tune", f"{argument('tune')} {text}: the third part is log (the default) or linear; got {parts[2]!r}"
+            )
         scale: Literal["log", "linear"] = "linear" if parts[2:] == ["linear"] else "log"
         if not low < high:
-            raise ValueError(f"--tune {text}: the range must rise; write {name}={parts[1]}:{parts[0]}")
+            raise ArgumentError(
+                "tune", f"{argument('tune')} {text}: the range must rise; write {name}={parts[1]}:{parts[0]}"
+            )
         if scale == "log" and not low > 0:
-            raise ValueError(f"--tune {text}: log-spaced values need LOW > 0; raise it or write {text}:linear")
+            raise ArgumentError(
+                "tune", f"{argument('tune')} {text}: log-spaced values need LOW > 0; raise it or write {text}:linear"
+            )
         axes.append(Axis(name=name, low=low, high=high, scale=scale))
     return axes
 
@@ -62,18 +73,23 @@ def search_space(
     """What is asked for, checked."""
     names = [axis.name for axis in axes]
     if len(set(names)) < len(names):
-        raise ValueError(f"--tune names {max(names, key=names.count)} twice; give it one range")
+        raise ArgumentError("tune", f"{argument('tune')} names {max(names, key=names.count)} twice; give it one range")
     if trials < 2:
-        raise ValueError(f"--trials must be at least 2, for example 8; got {trials}")
+        raise ArgumentError("trials", f"{argument('trials')} must be at least 2, for example 8; got {trials}")
     if budget < 0:
-        raise ValueError(f"--tune-budget must be a number of widenings >= 0, for example 2; got {budget}")
+        raise ArgumentError(
+            "tune_budget", f"{argument('tune_budget')} must be a number of widenings >= 0, for example 2; got {budget}"
+        )
     if not seeds:
-        raise ValueError("--tune-seeds must name at least one seed, for example 100-102")
+        raise ArgumentError("tune_seeds", f"{argument('tune_seeds')} must name at least one seed, for example 100-102")
     both = sorted(set(seeds) & set(test_seeds))
     if both:
-        raise ValueError(
-            f"--tune-seeds and --seeds share {', '.join(map(str, both[:5]))}{', …' if len(both) > 5 else ''}: a "
-            "value chosen on a seed is not tested by it; use other seeds for tuning, for example --tune-seeds 100-102"
+        raise ArgumentError(
+            "tune_seeds",
+            f"{argument('tune_seeds')} and {argument('seeds')} share "
+            f"{', '.join(map(str, both[:5]))}{', …' if len(both) > 5 else ''}: a "
+            "value chosen on a seed is not tested by it; use other seeds for tuning, for example "
+            f"{argument('tune_seeds', '100-102')}",
         )
     return SearchSpace(axes=tuple(axes), trials=trials, seeds=tuple(dict.fromkeys(seeds)), budget=budget)
 
@@ -130,7 +146,7 @@ def _check_some_value(label: str, tried: Sequence[Tried], runs: Sequence[StoredR
     first = next(result for result in results if result.status == "failed")
     raise ValueError(
         f"{which}, so that nothing can be chosen for it; the first one: {last_line(first.error)}. Correct that and use "
-        "--retry-failed"
+        f"{argument('retry_failed')}"
     )
 
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kourkoutas.lab.errors import argument
 from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun
@@ -149,7 +150,9 @@ def told(snapshot: Snapshot, found: Mapping[str, Sequence[Tried]]) -> list[str]:
             name, value = next(iter(values.items()))
             edges.append(f"{name_of(arm)} ({side} {name} tried, {value:g})")
     if edges:
-        lines.append(f"May do better beyond: {', '.join(edges)}. Widen --tune or raise --tune-budget.")
+        lines.append(
+            f"May do better beyond: {', '.join(edges)}. Widen {argument('tune')} or raise {argument('tune_budget')}."
+        )
     missing = sum(one.missing for own in found.values() for one in own)
     if missing and record.chosen:
         lines.append(
@@ -160,6 +163,7 @@ def told(snapshot: Snapshot, found: Mapping[str, Sequence[Tried]]) -> list[str]:
     if failed:
         what = "they rank as the worst" if record.count_failed else "no value with a failed run can be chosen"
         lines.append(
-            f"{failed} of {len(snapshot.tuning_runs)} tuning runs failed: {what}. --retry-failed repeats them."
+            f"{failed} of {len(snapshot.tuning_runs)} tuning runs failed: {what}. {argument('retry_failed')} repeats "
+            "them."
         )
     return lines
