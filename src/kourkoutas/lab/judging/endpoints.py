@@ -185,7 +185,8 @@ def _number(text: str, value: str) -> float:
     if not math.isfinite(number):
         raise ArgumentError(
             "endpoint",
-            f"{argument('endpoint')} {text}: until= needs a finite number, for example val_loss:until=0.5; got {value!r}",
+            f"{argument('endpoint')} {text}: until= needs a finite number, for example val_loss:until=0.5; "
+            f"got {value!r}",
         )
     return number
 
