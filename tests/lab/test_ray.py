@@ -281,6 +281,52 @@ def test_a_function_of_the_users_is_sent_with_its_modules_and_gives_the_same_fil
     assert {Path(name).name for name in files} >= {"model.pt", "output.txt", "trace.npz", "metrics.jsonl"}
 
 
+MINE = {
+    "torch": """
+import torch
+from damping import MOMENTUM
+
+class Mine(torch.optim.SGD):
+    def __init__(self, params, lr=1e-3, momentum=MOMENTUM):
+        super().__init__(params, lr=lr, momentum=momentum)
+""",
+    "jax": """
+import optax
+from damping import MOMENTUM
+
+def Mine(learning_rate, momentum=MOMENTUM):
+    return optax.sgd(learning_rate, momentum)
+""",
+    "mlx": """
+import mlx.optimizers
+from damping import MOMENTUM
+
+class Mine(mlx.optimizers.SGD):
+    def __init__(self, learning_rate, momentum=MOMENTUM):
+        super().__init__(learning_rate, momentum)
+""",
+}
+
+
+@pytest.mark.parametrize("engine", MINE)
+def test_an_optimizer_of_the_users_is_sent_with_its_modules_and_tuned_as_it_is_here(
+    cluster: Cluster, tmp_path: Path, engine: str
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MINE[engine] + "\nprint('loaded from', __file__)\n")
+    (tmp_path / "damping.py").write_text("MOMENTUM = 0.5\n")
+    tuned = ["--tune", "lr=1e-2:1e-1", "--tune", "Mine.momentum=0.1:0.9", "--trials", "2", "--tune-seeds", "9"]
+    small = ["--set", "steps=30", "--set", "held_out=64", "--seeds", "0-1", "--engine", engine]
+    words = ["--optimizers", f"kbeta,{file}:Mine", *small, *tuned]
+    here = cluster.done(cluster.study("rare_trigger", tmp_path / "here", *words, ray=False))
+    there = cluster.done(cluster.study("rare_trigger", tmp_path / "there", *words))
+    assert [(run["id"], run["endpoint"]) for run in there] == [(run["id"], run["endpoint"]) for run in here]
+    assert {run["optimizer"] for run in there} == {"kbeta", "Mine"}
+    loaded = [path.read_text() for path in (tmp_path / "there").glob("runs/*/output.txt")]
+    assert loaded
+    assert all("kbeta-ray-" in text for text in loaded)  # a copy on the node
+
+
 def test_both_nodes_make_runs_and_what_was_begun_here_is_finished_there(cluster: Cluster, plain: Path) -> None:
     out = plain.parent / "out"
     cluster.done(cluster.study(f"{plain}:train", out, *options(plain, "0-1"), ray=False))
