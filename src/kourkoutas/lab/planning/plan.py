@@ -295,13 +295,15 @@ def _settled(where: str, name: str, value: Any) -> Any:
     except ValueError:
         raise ArgumentError(
             where,
-            f"{argument(where)} {name}={value}: a number must be finite; leave {name} out, or use a word instead, as "
+            f"{argument(where, f'{name}={value}')}: a number must be finite; leave {name} out, or use a word "
+            "instead, as "
             "none",
         ) from None
     except TypeError:
         raise ArgumentError(
             where,
-            f"{argument(where)} {name}={value!r}: a value must be a number, text, a truth value, None, or a list or "
+            f"{argument(where, f'{name}={value!r}')}: a value must be a number, text, a truth value, None, or a list "
+            "or "
             "dict of "
             f"these; got {type(value).__name__}",
         ) from None
