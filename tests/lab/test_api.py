@@ -253,7 +253,7 @@ def test_a_testbed_is_studied_by_name(tmp_path: Path) -> None:
             "rare_trigger",
             {"tune": {"lr": (0.1, 1)}, "tune_seeds": [3]},
             ValueError,
-            "`tune_seeds` and `seeds` share 3: .* for example `tune_seeds` 100-102",
+            r"`tune_seeds` and `seeds` share 3: .* for example tune_seeds=range\(100, 103\)",
         ),
     ],
 )

@@ -517,3 +517,17 @@ def test_a_short_name_is_an_abbreviation() -> None:
         whole = recipes.recipe(name, origin=origin)
         assert engine in recipes.engines_of(whole)
         assert recipes._home(short, engine) == recipes._home(whole, engine)
+
+
+def test_one_beta_of_an_abbreviation_leaves_the_other_as_its_library_has_it() -> None:
+    pytest.importorskip("mlx.core")
+    import mlx.optimizers as optim
+
+    theirs = optim.Lion(1e-3)
+    made_here = recipes.recipe("mlx.Lion", {}, {"beta1": 0.8}).mlx()
+    assert list(made_here.betas) == [0.8, theirs.betas[1]]
+
+
+def test_a_learning_rate_among_the_options_of_a_library_is_refused_before_any_run() -> None:
+    with pytest.raises(ValueError, match=r"option lr of torch\.SGD: the study gives every optimizer its learning rate"):
+        planned("torch.SGD", **{"torch.SGD.lr": 0.1})

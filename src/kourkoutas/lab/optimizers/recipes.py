@@ -259,37 +259,20 @@ def recipe(
     >>> recipe("adam-mid", {"beta2_min": 0.9, "beta2_max": 0.998}).options["beta2"]
     0.949
     """
-    overrides = dict(overrides or {})
+    kbeta, overrides = kbeta or {}, dict(overrides or {})
     lr_scale = coerce("lr_scale", overrides.pop("lr_scale", 1.0), 1.0)
     if lr_scale is None or not lr_scale > 0:
         raise ValueError(f"`lr_scale` must be > 0, for example 0.1; got {lr_scale!r}")
     base = label.partition("[")[0]
     name = base.removesuffix("-warm") if base in LABELS else base
-    warm = WARM if base != name else None
+    warm = WARM if base != name and origin is None else None
+    options: dict[str, Any]
     if origin is not None:
         family, options = origin.words, {k: _hashable(guess(v)) for k, v in overrides.items()}
     elif name in KBETAS:
-        family = "kbeta"
-        options = {"buckets": "parameter", **({} if name in PLAIN else kbeta or {}), **KBETAS[name]}
-        switch: dict[str, Any] = {}
-        if name == "kbeta-lbfgs":
-            family = name
-            switch = {"share": guess(overrides.pop("share", SHARE)), "after": guess(overrides.pop("after", None))}
-            _check_switch(**switch)
-        defaults = {field: getattr(Hyper(), field) for field in HYPER_NAMES}
-        options |= _understood(name, overrides, {**defaults, "buckets": "", **options})
-        if name == "kbeta-fixed":
-            options["beta2_min"] = options.setdefault("beta2_max", Hyper().beta2_max)
-        check_buckets(options["buckets"])
-        Hyper.pick(options)
-        options |= switch
+        family, options = "kbeta-lbfgs" if name == "kbeta-lbfgs" else "kbeta", _kbeta_options(name, kbeta, overrides)
     elif name in ADAMS:
-        family, options = "adam", {**DECAYED, "bias_correction": True, **ADAMS[name]}
-        if name == "adam-mid":
-            hyper = Hyper.pick(kbeta or {})
-            options["beta2"] = round((hyper.beta2_min + hyper.beta2_max) / 2, 12)
-        options |= _understood(name, overrides, options)
-        Hyper(beta1=options["beta1"], beta2_min=0, beta2_max=options["beta2"], eps=options["eps"])
+        family, options = "adam", _adam_options(name, kbeta, overrides)
     elif name in RIVALS:
         family, options = name, {**RIVALS[name].options, **{k: guess(v) for k, v in overrides.items()}}
     elif name.partition(".")[0] in ABBREVIATIONS and name.partition(".")[2]:
@@ -297,6 +280,31 @@ def recipe(
     else:
         raise unknown("optimizer", label, LABELS)
     return Recipe(label, family, tuple(sorted(options.items())), warm, lr_scale, origin)
+
+
+def _kbeta_options(name: str, kbeta: Mapping[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    options = {"buckets": "parameter", **({} if name in PLAIN else kbeta), **KBETAS[name]}
+    switch: dict[str, Any] = {}
+    if name == "kbeta-lbfgs":
+        switch = {"share": guess(overrides.pop("share", SHARE)), "after": guess(overrides.pop("after", None))}
+        _check_switch(**switch)
+    defaults = {field: getattr(Hyper(), field) for field in HYPER_NAMES}
+    options |= _understood(name, overrides, {**defaults, "buckets": "", **options})
+    if name == "kbeta-fixed":
+        options["beta2_min"] = options.setdefault("beta2_max", Hyper().beta2_max)
+    check_buckets(options["buckets"])
+    Hyper.pick(options)
+    return options | switch
+
+
+def _adam_options(name: str, kbeta: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    options = {**DECAYED, "bias_correction": True, **ADAMS[name]}
+    if name == "adam-mid":
+        hyper = Hyper.pick(kbeta)
+        options["beta2"] = round((hyper.beta2_min + hyper.beta2_max) / 2, 12)
+    options |= _understood(name, overrides, options)
+    Hyper(beta1=options["beta1"], beta2_min=0, beta2_max=options["beta2"], eps=options["eps"])
+    return options
 
 
 def _hashable(value: Any) -> Any:

@@ -294,13 +294,15 @@ def _settled(where: str, name: str, value: Any) -> Any:
     except ValueError:
         raise ArgumentError(
             where,
-            f"{argument(where)} {name}={value}: a number must be finite; leave {name} out, or use a word instead, as "
+            f"{argument(where, f'{name}={value}')}: a number must be finite; leave {name} out, or use a word "
+            "instead, as "
             "none",
         ) from None
     except TypeError:
         raise ArgumentError(
             where,
-            f"{argument(where)} {name}={value!r}: a value must be a number, text, a truth value, None, or a list or "
+            f"{argument(where, f'{name}={value!r}')}: a value must be a number, text, a truth value, None, or a list "
+            "or "
             "dict of "
             f"these; got {type(value).__name__}",
         ) from None
@@ -451,7 +453,7 @@ def _check_distinct(space: SearchSpace) -> None:
     if not others and len({axis.value(index, space.trials) for index in range(space.trials)}) < space.trials:
         raise ArgumentError(
             "tune",
-            f"{argument('tune')} {axis.name}={axis.low!r}:{axis.high!r} has fewer than {argument('trials')} "
+            f"{argument('tune', f'{axis.name}={axis.low!r}:{axis.high!r}')} has fewer than {argument('trials')} "
             f"{space.trials} different "
             f"{'whole ' if axis.whole else ''}numbers, {axis.scale}-spaced: widen the range or lower "
             f"{argument('trials')}",

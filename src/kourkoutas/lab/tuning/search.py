@@ -52,16 +52,16 @@ def parse_tune(texts: Sequence[str]) -> list[Axis]:
             )
         if parts[2:] not in ([], ["log"], ["linear"]):
             raise ArgumentError(
-                "tune", f"{argument('tune')} {text}: the third part is log (the default) or linear; got {parts[2]!r}"
+                "tune", f"{argument('tune', text)}: the third part is log (the default) or linear; got {parts[2]!r}"
             )
         scale: Literal["log", "linear"] = "linear" if parts[2:] == ["linear"] else "log"
         if not low < high:
             raise ArgumentError(
-                "tune", f"{argument('tune')} {text}: the range must rise; write {name}={parts[1]}:{parts[0]}"
+                "tune", f"{argument('tune', text)}: the range must rise; write {name}={parts[1]}:{parts[0]}"
             )
         if scale == "log" and not low > 0:
             raise ArgumentError(
-                "tune", f"{argument('tune')} {text}: log-spaced values need LOW > 0; raise it or write {text}:linear"
+                "tune", f"{argument('tune', text)}: log-spaced values need LOW > 0; raise it or write {text}:linear"
             )
         axes.append(Axis(name=name, low=low, high=high, scale=scale))
     return axes
