@@ -90,7 +90,7 @@ class KourkoutasBeta(Optimizer):
         weight_decay: float = 0.0,
         amsgrad: bool = False,
         *,
-        beta1: float = Hyper.beta1,
+        beta1: float | None = None,
         beta2_min: float = Hyper.beta2_min,
         beta2_max: float = Hyper.beta2_max,
         alpha: float = Hyper.alpha,
@@ -99,7 +99,7 @@ class KourkoutasBeta(Optimizer):
         decay: float | None = None,
         max_ratio: float | None = None,
         adaptive_tiny: bool = False,
-        bias_correction: str = "beta2max",
+        bias_correction: str | None = None,
         warmup_steps: int = 0,
         buckets: Buckets = "parameter",
         nonfinite: str = "propagate",
@@ -122,7 +122,7 @@ class KourkoutasBeta(Optimizer):
         sharding.check_process_group(process_group)
         if betas is None:
             del defaults["betas"]
-        elif beta1 != Hyper.beta1 or beta2_max != Hyper.beta2_max:
+        elif beta1 is not None or beta2_max != Hyper.beta2_max:
             options.refuse_two_sets_of_betas()
         else:
             del defaults["beta1"], defaults["beta2_max"]
@@ -161,7 +161,7 @@ class KourkoutasBeta(Optimizer):
         group = self.param_groups.pop()
         options.join_betas(group)
         options.take_amsgrad(group)
-        options.check_group(group)
+        options.take_defaults(group)
         if group["buckets"] == "custom":
             raise ValueError(
                 "`buckets` was a function that was not saved with the optimizer, since it cannot be pickled: give the "
