@@ -391,8 +391,8 @@ def test_a_mistyped_target_stops_the_study_at_its_first_good_run() -> None:
     console = Console(file=out)
     plan = planning.plan_study("sanity1")
 
-    def aiming(metric: str) -> progress.Lines:
-        return progress.Lines(console, plan, Target(metric, 1.0))
+    def aiming(metric: str) -> progress.Harmless:
+        return progress.Harmless(progress.Lines(console, plan), Target(metric, 1.0))
 
     spec = RunSpec(**SETUP, optimizer="kbeta", seed=0)
     good = made_study.finished(1.0, curve={"step": [1.0], "loss": [1.0]})

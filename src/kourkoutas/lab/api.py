@@ -205,8 +205,8 @@ def execute(
       StoreError: `out` holds another configuration, is in use, or is broken; nothing was changed.
       KeyboardInterrupt: on Ctrl-C, after the workers have ended; finished runs are kept.
     """
-    plan = _with_tuned_arms(plan, Path(out))
     with running.holding(plan, out, command) as study:
+        plan = replace(plan, arms=[*plan.arms, *running.tuned_before(plan, study.record)])
         make = functools.partial(
             running.make_runs,
             study,
@@ -223,15 +223,6 @@ def execute(
             plan = plan.chosen(chosen)
         make(plan.specs())
     return Snapshot.read(out)
-
-
-def _with_tuned_arms(plan: Plan, out: Path) -> Plan:
-    """The plan with the arms that the folder has tuned before: arms are tuned alike only if they are tuned together."""
-    if plan.tuning is None or not (out / "study.json").exists():
-        return plan
-    record, named = store.read_record(out), {arm.label for arm in plan.arms}
-    kept = [arm for arm in record.arms if arm.label in record.chosen and arm.label not in named]
-    return replace(plan, arms=[*plan.arms, *(arm.model_copy(update={"resolved": None}) for arm in kept)])
 
 
 def tune(plan: Plan, space: SearchSpace, study: store.Writer, make: Make) -> dict[str, dict[str, Value]]:

@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from kourkoutas.lab.errors import StudyError
 from kourkoutas.lab.results import files
 from kourkoutas.lab.specs import optimizers
 from kourkoutas.lab.specs.optimizers import Recipe
@@ -57,14 +58,6 @@ class Settings(UserDict[str, Any]):
             self.read.add(str(name))  # asking for it is a way of depending on it
             return True
         return False
-
-
-class StudyError(ValueError):
-    """It is the study that has to be corrected: its next run would fail in the same way."""
-
-
-# What the last line of a failed run's traceback begins with then.
-MISTAKE = f"{StudyError.__module__}.{StudyError.__qualname__}: "
 
 
 class Trial:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -28,23 +28,67 @@ NAME = 30  # characters of a bar's name at 80 columns
 def showing(console: Console, plan: Plan, aim: Target | None = None) -> Iterator[Observer]:
     """An observer that writes to `console`: what is studied, each phase by its name, and every run.
 
-    It stops the study if the first good run has not the metric of --target, which is its `aim`.
+    It stops the study if the first good run has not the metric of --target, which is its `aim`; a view never does.
     """
-    shown = (Bars if console.is_terminal else Lines)(console, plan, aim)
-    with shown.bars if isinstance(shown, Bars) else contextlib.nullcontext():
-        yield shown
-    shown.done()
+    view = (Bars if console.is_terminal else Lines)(console, plan)
+    harmless = Harmless(view, aim)
+    harmless.tell(view.begin_showing)
+    try:
+        yield harmless
+    finally:
+        with contextlib.suppress(Exception, SystemExit):
+            view.end_showing()
+    harmless.tell(view.done)
+
+
+class Harmless(Observer):
+    """Passes on to a view what happens, until it raises an error: then the study goes on without it."""
+
+    def __init__(self, view: Lines, aim: Target | None = None) -> None:
+        self._view, self._aim, self._fine = view, aim, True
+
+    def tell(self, show: Callable[..., None], *what: Any) -> None:
+        if not self._fine:
+            return
+        try:
+            show(*what)
+        except (Exception, SystemExit) as error:  # which rich raises where nobody reads any more
+            self._fine = False
+            with contextlib.suppress(Exception, SystemExit):
+                self._view.end_showing()
+                self._view.say(f"Progress can no longer be shown ({type(error).__name__}: {error}); the study goes on.")
+
+    def planned(self, total: int, kept: int, failed: int, workers: int) -> None:
+        self.tell(self._view.planned, total, kept, failed, workers)
+
+    def started(self, spec: RunSpec) -> None:
+        self.tell(self._view.started, spec)
+
+    def progress(self, spec: RunSpec, step: int, steps: int | None, loss: float | None) -> None:
+        self.tell(self._view.progress, spec, step, steps, loss)
+
+    def finished(self, spec: RunSpec, result: RunResult) -> None:
+        self.tell(self._view.finished, spec, result)
+        if self._aim is not None and result.status == "ok":
+            from kourkoutas.lab.judging.targets import check_logged
+
+            check_logged(self._aim, [result])
+            self._aim = None
 
 
 class Lines(Observer):
     """Tells what is studied, names each phase with runs to make when its first run starts, and then every run."""
 
-    def __init__(self, console: Console, plan: Plan, aim: Target | None = None) -> None:
-        self.console, self.tuning, self._aim = console, plan.tuning, aim
+    def __init__(self, console: Console, plan: Plan) -> None:
+        self.console, self.tuning = console, plan.tuning
         self._title = title_of(plan)
         self._rounds = 0
         self._planned: tuple[int, int, int, int] | None = None  # of a phase that has not begun
         self._done = self._total = 0
+
+    def begin_showing(self) -> None: ...
+
+    def end_showing(self) -> None: ...
 
     def planned(self, total: int, kept: int, failed: int, workers: int) -> None:
         self._rounds += 1
@@ -69,14 +113,6 @@ class Lines(Observer):
         self._title = ""
 
     def finished(self, spec: RunSpec, result: RunResult) -> None:
-        self.tell(spec, result)
-        if self._aim is not None and result.status == "ok":
-            from kourkoutas.lab.judging.targets import check_logged
-
-            check_logged(self._aim, [result])
-            self._aim = None
-
-    def tell(self, spec: RunSpec, result: RunResult) -> None:
         self._done += 1
         self.say(f"[{self._done}/{self._total}] {self.name(spec)}: {outcome(result)} ({result.seconds:.1f} s)")
 
@@ -98,8 +134,8 @@ class Lines(Observer):
 class Bars(Lines):
     """A bar for each phase and one for each run under way."""
 
-    def __init__(self, console: Console, plan: Plan, aim: Target | None = None) -> None:
-        super().__init__(console, plan, aim)
+    def __init__(self, console: Console, plan: Plan) -> None:
+        super().__init__(console, plan)
         self.bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
@@ -110,6 +146,12 @@ class Bars(Lines):
         )
         self._bar: TaskID | None = None
         self._runs: dict[str, TaskID] = {}
+
+    def begin_showing(self) -> None:
+        self.bars.start()
+
+    def end_showing(self) -> None:
+        self.bars.stop()
 
     def begin(self, phase: str, line: str) -> None:
         if self._title:  # later phases are told by their bars
@@ -125,7 +167,7 @@ class Bars(Lines):
         text = "" if loss is None else f"loss {loss:.4g}"
         self.bars.update(self._runs[spec.id], completed=step, total=steps, loss=text)
 
-    def tell(self, spec: RunSpec, result: RunResult) -> None:
+    def finished(self, spec: RunSpec, result: RunResult) -> None:
         self.bars.remove_task(self._runs.pop(spec.id))
         if result.status != "ok":
             self.say(f"{self.name(spec)}: {outcome(result)}")
