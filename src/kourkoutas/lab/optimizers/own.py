@@ -175,8 +175,7 @@ def load_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} is not a Python file")
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
+    _put_first(path.parent)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -185,6 +184,23 @@ def load_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+_folders: set[Path] = set()  # of the users' files that this process has loaded
+
+
+def _put_first(folder: Path) -> None:
+    """Let a file import its own neighbours, also where a file of another folder has neighbours of the same names."""
+    for name, module in list(sys.modules.items()):
+        top = name.partition(".")[0]
+        has_one = (folder / f"{top}.py").exists() or (folder / top / "__init__.py").exists()
+        file = getattr(module, "__file__", None)
+        if has_one and file and any(Path(file).is_relative_to(other) for other in _folders - {folder}):
+            del sys.modules[name]
+    _folders.add(folder)
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder))
 
 
 def engines_of(origin: Origin) -> tuple[str, ...]:
