@@ -234,15 +234,19 @@ def options_of(make: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
     return {name: None if value is inspect.Parameter.empty else value for name, value in known.items()}, anything
 
 
-def check(origin: Origin, engine: str, build: Callable[[], Any], options: Mapping[str, Any]) -> None:
+def check(origin: Origin, label: str, engine: str, build: Callable[[], Any], options: Mapping[str, Any]) -> None:
     """Build it once, for a small matrix, before any run: what its constructor refuses is told in one line."""
     try:
         made = build()
     except Exception as error:
         given = ", ".join(["…", *(f"{name}={value!r}" for name, value in options.items())])
+        name = label.partition("[")[0]
+        remedy = "give it what it needs: " + argument("settings", f"{name}.NAME=VALUE")
+        if options:
+            remedy = "change " + argument("settings", f"{name}.{next(iter(options))}=VALUE")
         raise ValueError(
             f"optimizer {origin.words!r} cannot be made: {origin.name}({given}) gives {type(error).__name__}: {error}; "
-            f"set what it needs, for example {argument('settings', f'{origin.name}.NAME=VALUE')}"
+            f"{remedy}"
         ) from None
     if not is_optimizer(made, engine):
         raise TypeError(f"{origin.words} gives a {type(made).__name__} on {engine}, which is no optimizer: {WHAT}")
