@@ -213,7 +213,7 @@ def study(
         margin=margin,
         count_failed=count_failed,
     )
-    start, attempts = choose_executor(
+    executor, attempts = choose_executor(
         ray=ray,
         workers=workers,
         cpus_per_run=cpus_per_run,
@@ -229,13 +229,14 @@ def study(
     with (
         resumable(True),
         contextlib.redirect_stdout(sys.stderr),  # where Ray tells of nodes it has lost
+        contextlib.closing(executor),
         progress.showing(err, plan, aim) as observer,
     ):
         done = api.execute(
             plan,
             folder,
             command=called_as(),
-            start=start,
+            executor=executor,
             retries=attempts,
             retry_failed=retry_failed,
             checkpoint_every=checkpoint_every,

@@ -33,7 +33,7 @@ from kourkoutas.lab.results import export, store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import executor as running
 from kourkoutas.lab.running import pool
-from kourkoutas.lab.running.executor import ExecutorFactory, Observer
+from kourkoutas.lab.running.executor import Executor, Observer
 from kourkoutas.lab.specs import looks, search_space
 from kourkoutas.lab.specs.search_space import SearchSpace, Value
 from kourkoutas.lab.specs.spec import RunSpec
@@ -193,25 +193,29 @@ def execute(
     retry_failed: bool = False,
     checkpoint_every: int | None = None,
     observer: Observer = running.NOBODY,
-    start: ExecutorFactory | None = None,
+    executor: Executor | None = None,
     retries: int = 0,
 ) -> Snapshot:
     """Tune what is to be tuned, make every run of `plan` that the folder `out` does not hold yet; what it holds then.
 
-    `start` gets who makes the runs: by default `workers` processes here. A lost run is made again up to `retries`
-    times.
+    `executor` makes the runs, and stays open for the next study; by default `workers` processes of this machine that
+    end with this one. A lost run is made again up to `retries` times.
 
     Raises:
       StoreError: `out` holds another configuration, is in use, or is broken; nothing was changed.
       KeyboardInterrupt: on Ctrl-C, after the workers have ended; finished runs are kept.
     """
     plan = _with_tuned_arms(plan, Path(out))
-    with running.holding(plan, out, command) as study:
+    with contextlib.ExitStack() as open_until_done:
+        open_until_done.enter_context(running.terminated_as_interrupt())
+        study = open_until_done.enter_context(running.holding(plan, out, command))
+        if executor is None:
+            executor = open_until_done.enter_context(contextlib.closing(pool.Pool(workers)))
         make = functools.partial(
             running.make_runs,
             study,
             code=plan.code,
-            start=start or pool.local(workers),
+            executor=executor,
             retries=retries,
             retry_failed=retry_failed,
             checkpoint_every=checkpoint_every,
