@@ -225,7 +225,8 @@ def make_runs(
     executor.prepare(study, tasks)
     observer.planned(len(specs), kept, failed, executor.size)
     try:
-        run_all(tasks, executor, study, observer, retries)
+        with terminated_as_interrupt():  # again: Ray has set a handler of its own
+            run_all(tasks, executor, study, observer, retries)
     except BaseException:
         executor.cancel()  # before this process lets go of the folder, where another one may go on
         raise
