@@ -27,9 +27,9 @@ from memory_trial import keep, unpack
 
 from kourkoutas.lab.judging.analysis import Analysis, analyse
 from kourkoutas.lab.judging.comparing import Contrast
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import train
-from kourkoutas.lab.specs.looks import label
 from kourkoutas.lab.specs.spec import RunSpec
 
 KEPT = Path(__file__).parent / "field_study"
@@ -125,7 +125,7 @@ def _table(problem: str, found: Analysis, microseconds: dict[str, float]) -> str
     contrasts = {c.treatment: c for c in found.primary.contrasts}
     for arm in sorted(found.arms, key=lambda one: one.median):
         way, c = found.target.arms[arm.label], contrasts.get(arm.label)
-        cells = [label(arm.label), f"{arm.chosen['lr']:.2g}", f"{arm.median:.3g} [{arm.q1:.3g}, {arm.q3:.3g}]"]
+        cells = [name_of(arm.label), f"{arm.chosen['lr']:.2g}", f"{arm.median:.3g} [{arm.q1:.3g}, {arm.q3:.3g}]"]
         cells += ["", "", ""] if c is None else [_percent(c), f"{c.wins}/{c.n}", f"{c.p_holm:.2g}"]
         seconds = way.median_steps * microseconds[arm.label] / 1e6
         until = f"{seconds:.2g}" if math.isfinite(seconds) else "–"

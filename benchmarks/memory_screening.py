@@ -106,12 +106,11 @@ def made(run: Run) -> dict[str, Any]:
 
 def register() -> None:
     """Make the prototypes arms of the laboratory, in this process."""
-    from kourkoutas.lab.specs import optimizers
+    from kourkoutas.lab.optimizers.rivals import RIVALS, Rival
 
     sys.path.insert(0, str(HERE))
-    optimizers.RIVALS["relative"] = optimizers.Rival(
-        {"torch": "relative_memory:Relative", "jax": "relative_memory:relative"}, {}
-    )
+    homes = {"torch": "relative_memory:Relative", "jax": "relative_memory:relative"}
+    RIVALS["relative"] = Rival("relative", homes, {})
 
 
 def add(table: Path, row: Mapping[str, Any]) -> None:

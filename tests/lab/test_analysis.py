@@ -305,7 +305,7 @@ def controls(noise: Callable[[int, int], float]) -> dict[str, dict[int, float]]:
 
 
 def shares(values: dict[str, dict[int, float]]) -> tuple[attribution.Attribution, ...]:
-    return comparing.compare_pairs(values, [("kbeta", "adam95")], resamples=0).attribution
+    return attribution.attribute(comparing.compare_pairs(values, [("kbeta", "adam95")], resamples=0))
 
 
 def test_attribution_names_shares_largest_first_that_add_up_to_the_whole() -> None:

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from kourkoutas.lab.judging.comparing import Comparison
+from kourkoutas.lab.optimizers import looks
 from kourkoutas.lab.showing import curves, distributions, drawing, effects, maps
 from kourkoutas.lab.showing.curves import Course
-from kourkoutas.lab.specs import looks
 from tests.lab import made_study
 
 NAN = math.nan

@@ -8,9 +8,9 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from kourkoutas.lab.judging.tuned import Sensitivity, sensitivities
+from kourkoutas.lab.optimizers.looks import looks_of
 from kourkoutas.lab.planning.search import Tried
 from kourkoutas.lab.showing import sensitivity as drawing
-from kourkoutas.lab.specs.looks import looks_of
 
 NAN = math.nan
 

@@ -560,8 +560,8 @@ def test_notes_of_few_of_equal_and_of_tied_pairs() -> None:
 
 
 def test_lists_in_sentences_stop_after_twenty() -> None:
-    assert values.listed(range(20)).endswith(", 18, 19")
-    assert values.listed(range(21)).endswith(", 18, 19, … (21 in all)")
+    assert values.first_few(range(20)).endswith(", 18, 19")
+    assert values.first_few(range(21)).endswith(", 18, 19, … (21 in all)")
     assert values.in_order(["b", 10, "a", 9]) == [9, 10, "a", "b"]
 
 
@@ -694,8 +694,8 @@ def test_json_is_strict_and_holds_every_statistic() -> None:
 
 
 def test_adding_a_statistic_touches_its_function_and_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    def largest(pairs: statistics.Paired) -> statistics.Result:
-        return statistics.Result(float(pairs.both.max()))
+    def largest(pairs: statistics.Paired) -> statistics.Finding:
+        return statistics.Finding(float(pairs.both.max()))
 
     new = statistics.Statistic("largest", "largest difference", largest, statistics.with_interval)
     monkeypatch.setattr(comparing, "OF_CONTRASTS", (*statistics.OF_CONTRASTS, new))

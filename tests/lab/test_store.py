@@ -160,7 +160,7 @@ def test_a_folder_of_another_configuration_is_left_alone_and_every_difference_is
         "engine is 'torch' there and 'jax' here",
         "steps is 100 there and 200 here",
         "settings.lr is None there and 0.1 here",
-        "arm kbeta.options.alpha is None there and 0.9 here",
+        "optimizer kbeta.options.alpha is None there and 0.9 here",
     ):
         assert part in message
     assert (study.path / "study.json").read_bytes() == before

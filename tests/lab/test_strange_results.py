@@ -22,6 +22,7 @@ from kourkoutas.cli.command import app
 from kourkoutas.lab import api
 from kourkoutas.lab.judging import comparing, headline, luck, table_file, targets
 from kourkoutas.lab.judging.targets import Target
+from kourkoutas.lab.optimizers import looks
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.planning import search
 from kourkoutas.lab.planning.search import Tried
@@ -29,7 +30,6 @@ from kourkoutas.lab.results import export, files, store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import trial
 from kourkoutas.lab.showing import curves, progress, report, status
-from kourkoutas.lab.specs import looks
 from kourkoutas.lab.specs import search_space as asking
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from tests.lab import made_study
@@ -227,7 +227,7 @@ def test_what_is_unclear_has_no_shares_and_counts_the_luck_in_what_it_could_have
     assert only.effect is not None
     assert only.effect.interval is not None
     assert only.effect.interval.holds(0.0)
-    assert [one.parts for one in found.primary.attribution] == [()]
+    assert [one.parts for one in found.attribution[found.primary.name]] == [()]
     assert "nothing to explain" in found.causes[0]
     untuned = analysed(folder(tmp_path / "given", {arm: dict(enumerate(x)) for arm, x in ends.items()}))
     assert only.detectable is not None
@@ -243,7 +243,7 @@ def test_a_difference_that_is_clear_keeps_its_shares(tmp_path: Path) -> None:
     ends = {"kbeta": AHEAD, "adam95": far, "kbeta-static": [x + 0.001 * (-1) ** i for i, x in enumerate(far)]}
     found = analysed(tuned_study(tmp_path / "out", ends, dict.fromkeys(ends, SHARP)))
     assert found.primary.contrasts[0].verdict == "better"
-    shares = {part.cause: part.share for part in found.primary.attribution[0].parts}
+    shares = {part.cause: part.share for part in found.attribution[found.primary.name][0].parts}
     assert shares["dynamics of β2"] == pytest.approx(1.0, abs=0.01)
     assert "dynamics of β2 100 %" in found.causes[0]
 
@@ -254,7 +254,7 @@ def test_shares_follow_the_headline_also_where_holm_alone_decides(tmp_path: Path
     found = analysed(made_study.own(tmp_path / "out", ends))
     assert found.primary.contrasts[0].p == pytest.approx(ALONE)
     assert found.primary.contrasts[0].verdict == "unclear"
-    assert [one.parts for one in found.primary.attribution] == [()]
+    assert [one.parts for one in found.attribution[found.primary.name]] == [()]
 
 
 def test_p_is_never_nought_and_the_luck_of_a_tuning_makes_nothing_surer() -> None:

@@ -231,7 +231,7 @@ def test_values_and_seeds_that_cannot_be_kept_are_refused(
 
 
 def test_values_of_a_grid_that_are_understood_as_the_same_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"kbeta\[quantize=on\] and kbeta\[quantize=True\] are the same arm"):
+    with pytest.raises(ValueError, match=r"kbeta\[quantize=on\] and kbeta\[quantize=True\] are the same optimizer"):
         planning.plan_study("heat2d", preset="smoke", engine="torch", grids={"quantize": "on,true"})
 
 

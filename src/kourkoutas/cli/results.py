@@ -117,9 +117,9 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """How far a study is: finished, diverged, failed, running and waiting runs, and the time left."""
+    from kourkoutas.lab.optimizers.looks import name_of
     from kourkoutas.lab.results.snapshot import Snapshot
     from kourkoutas.lab.showing.status import STATES, status_of
-    from kourkoutas.lab.specs.looks import label
 
     if folder is None:
         found = {
@@ -138,7 +138,7 @@ def status(
         print_json(one.to_dict())
         return
     answer(str(one))
-    print_table(["optimizer", *STATES], [(label(a), *(str(n[s]) for s in STATES)) for a, n in one.arms.items()])
+    print_table(["optimizer", *STATES], [(name_of(a), *(str(n[s]) for s in STATES)) for a, n in one.arms.items()])
     for run in one.going:
         answer(str(run))
 

@@ -21,32 +21,33 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from kourkoutas.lab.judging import endpoints, tuned
 from kourkoutas.lab.judging.failures import failures
-from kourkoutas.lab.planning import plan as planning
+from kourkoutas.lab.optimizers import looks
 from kourkoutas.lab.planning import search, shipping
-from kourkoutas.lab.planning.plan import Plan
+from kourkoutas.lab.planning.plan import Plan, parse_assignments, parse_seeds, plan_study, whole_seeds
 from kourkoutas.lab.planning.search import Tried, Values
 from kourkoutas.lab.results import export, store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import executor as running
 from kourkoutas.lab.running import pool
 from kourkoutas.lab.running.executor import Executor, Observer
-from kourkoutas.lab.specs import looks, search_space
+from kourkoutas.lab.specs import search_space
 from kourkoutas.lab.specs.search_space import SearchSpace, Value
 from kourkoutas.lab.specs.spec import RunSpec
+from kourkoutas.lab.specs.study_options import DEFAULTS, WORDS, Range, StudyOptions
 
 if TYPE_CHECKING:  # scipy takes a second, which the workers need not wait for
     import pandas as pd
+    from rich.console import Console
 
     from kourkoutas.lab.judging.analysis import Analysis, ArmSummary
     from kourkoutas.lab.judging.comparing import Comparison, Contrast
     from kourkoutas.lab.showing.drawing import Drawing
 
 Make = Callable[[Sequence[RunSpec]], None]
-Range = tuple[float, float] | tuple[float, float, Literal["log", "linear"]]
 
 
 def in_python(text: str) -> str:
@@ -93,90 +94,161 @@ def results_folder(plan: Plan) -> Path:
     return Path("results") / (stem if function == "train" else f"{stem}.{function}")
 
 
-@_naming_arguments()
-def study(
-    train: str | Callable[..., Any],
+def plan_of(options: StudyOptions) -> Plan:
+    """The plan of a study that was asked for, from words or values, with every one of them checked."""
+    seeds = _seeds(options.seeds, "--seeds")
+    return plan_study(
+        options.train if isinstance(options.train, str) else shipping.target_of(options.train),
+        optimizers=_names(options.optimizers),
+        seeds=seeds,
+        options=_assigned(options.settings, "--set"),
+        grids=_assigned(options.grid, "--grid"),
+        preset=options.preset,
+        engine=options.engine,
+        endpoint=options.endpoint,
+        log=options.log,
+        higher_is_better=options.higher_is_better,
+        tuning=_search_space(options, seeds),
+        margin=options.margin,
+        count_failed=options.count_failed,
+    )
+
+
+def _names(optimizers: str | Sequence[str]) -> list[str]:
+    return optimizers.split(",") if isinstance(optimizers, str) else list(optimizers)
+
+
+def _seeds(seeds: str | Iterable[int], option: str) -> list[int]:
+    return parse_seeds(seeds, option) if isinstance(seeds, str) else whole_seeds(seeds, option)
+
+
+def _assigned(values: Mapping[str, Any] | Sequence[str], option: str) -> dict[str, Any]:
+    return dict(values) if isinstance(values, Mapping) else parse_assignments(option, values)
+
+
+def _search_space(options: StudyOptions, test_seeds: Sequence[int]) -> SearchSpace | None:
+    """What is to be tuned; None for nothing, and then nothing else may be said about a tuning."""
+    if not options.tune:
+        for name in ("trials", "tune_seeds", "tune_budget"):
+            if (given := getattr(options, name)) != DEFAULTS[name]:
+                option = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{option} {given} needs something to tune: add --tune lr=1e-4:1e-1, for example")
+        return None
+    return search_space.search_space(
+        search_space.parse_tune(_ranges(options.tune)),
+        trials=options.trials,
+        seeds=_seeds(options.tune_seeds, "--tune-seeds"),
+        test_seeds=test_seeds,
+        budget=options.tune_budget,
+    )
+
+
+def _ranges(tune: Mapping[str, Range] | Sequence[str]) -> list[str]:
+    """NAME=LOW:HIGH of each option that is tuned."""
+    if not isinstance(tune, Mapping):
+        return list(tune)
+    for name, limits in tune.items():
+        if not isinstance(limits, tuple | list):
+            raise ValueError(f"`tune` must give {name} a range, for example (1e-4, 1e-1); got {limits!r}")
+    return [f"{name}={':'.join(map(str, limits))}" for name, limits in tune.items()]
+
+
+def conduct(
+    options: StudyOptions,
     *,
-    optimizers: str | Sequence[str] = (),
-    seeds: Iterable[int] = range(10),
-    tune: Mapping[str, Range] | None = None,
-    trials: int = 8,
-    tune_seeds: Iterable[int] = range(100, 103),
-    tune_budget: int = 2,
-    settings: Mapping[str, Any] | None = None,
-    grid: Mapping[str, Iterable[Any]] | None = None,
-    preset: str | None = None,
-    engine: str | None = None,
-    endpoint: str | None = None,
-    log: bool = False,
-    higher_is_better: bool = False,
-    margin: str | None = None,
-    count_failed: bool = False,
-    out: str | Path | None = None,
-    workers: int | None = None,
-    retry_failed: bool = False,
-    progress: bool = True,
-) -> Result:
-    """Compare optimizers over matched seeds, as `kbeta study` does; the same call again resumes after anything.
+    console: Console,
+    say: Callable[[str], None],
+    command: str | None = None,
+    target: str | None = None,
+) -> Snapshot:
+    """Make a study; what its folder holds then.
 
     Args:
-      train: a function of a `trial`, "FILE.py:FUNC", or the name of a testbed.
-      optimizers: the first is compared with the others.
-      seeds: of the runs that are compared.
-      tune: {option: (low, high)}: tune every optimizer alike on `tune_seeds` first. Spaced by ratio; a third entry
-        "linear" spaces by difference.
-      trials, tune_seeds, tune_budget: values per optimizer, seeds of the tuning, and how often the range may widen.
-      settings: {"steps": 500} for all, {"kbeta.alpha": 0.9} for one optimizer.
-      grid: {option: values}: one arm per value.
-      preset, engine: of a testbed.
-      endpoint: the logged metric that decides, instead of what the function returns or the testbed's first endpoint.
-      log, higher_is_better: how the endpoint of a function of your own is compared.
-      margin: "1%": differences within it do not matter, and what is shown to lie within it is called equal.
-      count_failed: rank a run that fails as the worst, as one that diverges; otherwise its comparisons wait for it.
-      out: results folder; by default results/TESTBED, or results/FILE for the function `train` of FILE.py.
-      workers: processes; one per core by default.
-      retry_failed: make failed runs again.
-      progress: show it, on standard error.
+      options: what was asked for.
+      console: where progress is shown.
+      say: told what the study cannot show, before it begins.
+      command: the call, to be recorded; one from Python unless told.
+      target: METRIC<=VALUE that the runs are expected to log.
+    """
+    from kourkoutas.lab.showing.progress import showing
+
+    aim = None
+    if target is not None:
+        from kourkoutas.lab.judging.targets import parse_target  # scipy again
+
+        aim = parse_target(target)
+    plan = plan_of(options)
+    executor, retries = running.choose_executor(
+        ray=options.ray,
+        workers=options.workers,
+        cpus_per_run=options.cpus_per_run,
+        gpus_per_run=options.gpus_per_run,
+        storage=options.storage,
+        retries=options.retries,
+        timeout=options.timeout,
+        memory_per_run=options.memory,
+    )
+    for line in plan.doubts():
+        say(line)
+    with contextlib.closing(executor), showing(console, plan, aim) as observer:
+        return execute(
+            plan,
+            results_folder(plan) if options.out is None else options.out,
+            command=command or f"kourkoutas.lab.study({plan.testbed!r}, ...)",
+            executor=executor,
+            retries=retries,
+            retry_failed=options.retry_failed,
+            checkpoint_every=options.checkpoint_every,
+            observer=observer,
+        )
+
+
+P = ParamSpec("P")
+
+
+def _with_arguments_of(
+    describe: Callable[P, StudyOptions],
+) -> Callable[[Callable[[StudyOptions], Result]], Callable[P, Result]]:
+    """Give a function of a `StudyOptions` the arguments of its constructor, and tell of them in its documentation."""
+    signature = inspect.signature(describe)
+
+    def decorated(function: Callable[[StudyOptions], Result]) -> Callable[P, Result]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Result:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}: {error}") from None
+            return function(describe(*args, **kwargs))
+
+        arguments = [f"  {name}: {words.help} {words.in_python}".rstrip() for name, words in WORDS.items()]
+        call.__doc__ = "\n".join([inspect.getdoc(function) or "", *arguments])
+        call.__signature__ = signature.replace(return_annotation="Result")  # type: ignore[attr-defined]
+        return call
+
+    return decorated
+
+
+@_with_arguments_of(StudyOptions)
+@_naming_arguments()
+def study(options: StudyOptions) -> Result:
+    """Compare optimizers over matched seeds, as `kbeta study` does; the same call again resumes after anything.
 
     Returns:
       The study, finished.
+
+    Args:
+      train: a function of a `trial`, "FILE.py:FUNC", or the name of a testbed.
+      progress: show it, on standard error.
     """
-    chosen = planning.whole_seeds(seeds)
-    question = None
-    if tune:
-        for name, limits in tune.items():
-            if not isinstance(limits, tuple | list):
-                raise ValueError(f"`tune` must give {name} a range, for example (1e-4, 1e-1); got {limits!r}")
-        axes = search_space.parse_tune([f"{name}={':'.join(map(str, limits))}" for name, limits in tune.items()])
-        own = planning.whole_seeds(tune_seeds, "--tune-seeds")
-        question = search_space.search_space(axes, trials=trials, seeds=own, test_seeds=chosen, budget=tune_budget)
-    plan = planning.plan_study(
-        train if isinstance(train, str) else shipping.target_of(train),
-        optimizers=optimizers.split(",") if isinstance(optimizers, str) else list(optimizers),
-        seeds=chosen,
-        options=dict(settings or {}),
-        grids=dict(grid or {}),
-        preset=preset,
-        engine=engine,
-        endpoint=endpoint,
-        log=log,
-        higher_is_better=higher_is_better,
-        tuning=question,
-        margin=margin,
-        count_failed=count_failed,
-    )
-    folder = results_folder(plan) if out is None else Path(out)
-    command = f"kourkoutas.lab.study({plan.testbed!r}, ...)"
     from rich.console import Console
 
-    from kourkoutas.lab.showing.progress import showing
+    console = Console(stderr=True, quiet=not options.progress)
 
-    console = Console(stderr=True, quiet=not progress)
-    for line in plan.doubts():
+    def say(line: str) -> None:
         console.print(in_python(line), markup=False, highlight=False, soft_wrap=True)
-    with showing(console, plan) as observer:
-        done = execute(plan, folder, command=command, workers=workers, retry_failed=retry_failed, observer=observer)
-    return Result(done)
+
+    return Result(conduct(options, console=console, say=say))
 
 
 def load(out: str | Path) -> Result:
@@ -276,9 +348,9 @@ def _check_some_value(label: str, tried: Sequence[Tried], errors: Sequence[str])
     """Divergence everywhere is a result; an error everywhere is not."""
     if tried and all(one.failed for one in tried):
         runs, failed = sum(len(one.scores) for one in tried), sum(one.failed for one in tried)
-        which = f"all {runs} tuning runs of {looks.label(label)} failed"
+        which = f"all {runs} tuning runs of {looks.name_of(label)} failed"
         if failed < runs:
-            which = f"every value that {looks.label(label)} tried has a tuning run that failed ({failed} of {runs})"
+            which = f"every value that {looks.name_of(label)} tried has a tuning run that failed ({failed} of {runs})"
         raise ValueError(
             f"{which}, so that nothing can be chosen for it; the first one: {errors[0]}. Correct that and use "
             "--retry-failed"

@@ -15,17 +15,16 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from kourkoutas import _native
 from kourkoutas.lab.engines import (
     Array,
     Arrays,
     Axis,
     Batches,
     Engine,
+    HostLoss,
     Loss,
     Optimizer,
     Params,
-    Squares,
     Trainer,
     each_batch,
     training,
@@ -93,30 +92,26 @@ def _compiled(loss: Loss) -> Callable[..., torch.Tensor]:
     return plain
 
 
-class TaylorSquares(torch.autograd.Function):
-    """(x, targets, squares, parameters) → loss, by the C kernel, which takes blocks of rows through the whole network
-    and back while they are in cache: the gradient is found with the loss."""
+class FromHost(torch.autograd.Function):
+    """(loss, constants, parameters) → value, by a function of NumPy arrays that finds the gradient with it."""
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, x: torch.Tensor, targets: torch.Tensor, squares: Squares, *params: torch.Tensor
+        ctx: Any, loss: HostLoss, constants: Sequence[torch.Tensor], *params: torch.Tensor
     ) -> torch.Tensor:
         grads = [torch.empty_like(p) for p in params] if any(ctx.needs_input_grad) else None
-        value = _native.taylor.loss(
-            x.numpy(),
-            targets.numpy(),
-            squares,
+        value = loss(
+            [x.numpy() for x in constants],
             [p.detach().numpy() for p in params],
             None if grads is None else [g.numpy() for g in grads],
             torch.get_num_threads(),
-            _native.taylor.VARIANTS[0],
         )
         ctx.grads = grads
         return torch.tensor(value, dtype=torch.float32)
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return (None, None, None, *torch._foreach_mul(ctx.grads, outer[0]))
+        return (None, None, *torch._foreach_mul(ctx.grads, outer[0]))
 
 
 class _Shifted:
@@ -247,14 +242,10 @@ class TorchEngine(Engine):
     def attention(self, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
 
-    def taylor_squares(
-        self, layers: Sequence[Array], x: Array, targets: Array, squares: Callable[[int], Squares]
-    ) -> Array | None:
-        if _native.taylor is None or not all(
-            t.dtype is torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in (x, targets, *layers)
-        ):
-            return None
-        return TaylorSquares.apply(x, targets, squares(_native.taylor.ROWS), *layers)
+    def host_loss(self, loss: HostLoss, constants: Sequence[Array], params: Sequence[Array]) -> Array | None:
+        on_host = [t.dtype is torch.float32 and t.device.type == "cpu" for t in (*constants, *params)]
+        contiguous = [t.is_contiguous() for t in (*constants, *params)]
+        return FromHost.apply(loss, constants, *params) if all(on_host) and all(contiguous) else None
 
     def take(self, table: Array, ids: Array) -> Array:
         return F.embedding(ids if ids.dtype in (torch.int32, torch.int64) else ids.long(), table)

@@ -9,24 +9,24 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kourkoutas.lab.errors import unknown
-from kourkoutas.lab.judging import afterwards, planned, tuned
+from kourkoutas.lab.judging import afterwards, comparable, tuned
 from kourkoutas.lab.judging import endpoints as judged_by
 from kourkoutas.lab.judging import headline as words
-from kourkoutas.lab.judging.attribution import summary
+from kourkoutas.lab.judging.attribution import Attribution, attribute, summary
 from kourkoutas.lab.judging.comparing import Comparison, Question, compare_endpoints
 from kourkoutas.lab.judging.endpoints import Measure
 from kourkoutas.lab.judging.failures import failures, repeat
 from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES
-from kourkoutas.lab.judging.statistics import Result
+from kourkoutas.lab.judging.statistics import Finding
 from kourkoutas.lab.judging.targets import ToTarget, parse_target, to_target
 from kourkoutas.lab.judging.tuned import Sensitivity
 from kourkoutas.lab.judging.values import Seed, of_seeds, to_json, without_logarithm
+from kourkoutas.lab.optimizers import recipes
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.planning import search
 from kourkoutas.lab.planning.contrasts import Family, contrasts
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
-from kourkoutas.lab.specs import optimizers as recipes
-from kourkoutas.lab.specs.looks import label
 
 MOST_FAILURES = 2
 ENDS = ("ok", "diverged", "failed", "unfinished")
@@ -73,6 +73,7 @@ class Analysis:
       afterwards: what came after the first results: seeds, optimizers, versions, a baseline, a margin.
       answers: one sentence per contrast of the primary endpoint, with its numbers.
       causes: what the controls say about where a difference comes from; empty without controls.
+      attribution: {endpoint: the shares of each cause} that the controls show.
       arms: in the order of the study.
       endpoints: the primary one first.
       sensitivity: of each arm to the tuned option, on the tuning seeds; empty unless one option was tuned.
@@ -92,6 +93,7 @@ class Analysis:
     afterwards: tuple[str, ...]
     answers: tuple[str, ...]
     causes: tuple[str, ...]
+    attribution: Mapping[str, tuple[Attribution, ...]]
     arms: tuple[ArmSummary, ...]
     endpoints: tuple[Comparison, ...]
     sensitivity: tuple[Sensitivity, ...]
@@ -129,8 +131,8 @@ def analyse(
     own = [run for run in snapshot.runs if run.spec.optimizer in labels and run.spec.seed in seeds]
     tried = tuned.tried(snapshot)
     every = _pairs(record, baseline)
-    pairs, suspected = planned.comparable(snapshot, own, every)
-    gone = planned.missing_seeds(record, own)
+    pairs, suspected = comparable.comparable_pairs(snapshot, own, every)
+    gone = comparable.missing_seeds(record, own)
     to_come = sum(run.result is None for run in own) + sum(map(len, gone.values()))
     waiting = [arm for arm in labels if record.tuning is not None and arm not in record.chosen]
     finished = not to_come and not waiting
@@ -148,6 +150,7 @@ def analyse(
         count_failed=record.count_failed,
         resamples=resamples,
     )
+    attribution = {one.name: attribute(one) for one in judged}
     late = afterwards.told(record, baseline=baseline, margin=margin)
     declared = sum(measure.declared for measure in measures)
     whole = pairs if record.count_failed else [pair for pair in pairs if failed.keys().isdisjoint(pair)]
@@ -161,7 +164,8 @@ def analyse(
         headline=" ".join([_headline(snapshot, own, judged, to_come, waiting), *late]),
         afterwards=late,
         answers=tuple(words.answer(c, margin_used) for c in judged[0].contrasts),
-        causes=tuple(summary(judged[0].attribution)),
+        causes=tuple(summary(attribution[judged[0].name])),
+        attribution=attribution,
         arms=tuple(_arms(record, own, gone, judged[0])),
         endpoints=judged,
         sensitivity=tuned.sensitivity(record, tried),
@@ -239,7 +243,7 @@ def _missing(gone: Mapping[str, Sequence[int]]) -> list[str]:
     count = sum(map(len, gone.values()))
     if not count:
         return []
-    whose = "; ".join(f"{label(arm)}: {of_seeds(seeds)}" for arm, seeds in gone.items())
+    whose = "; ".join(f"{name_of(arm)}: {of_seeds(seeds)}" for arm, seeds in gone.items())
     are = "run is" if count == 1 else "runs are"
     return [f"{count} {are} not in the folder ({whose}); a study of all its optimizers and seeds makes what is missing"]
 
@@ -257,7 +261,7 @@ def _arms(
         ends = [run.result.status if run.result else "unfinished" for run in own]
         ends += ["unfinished" for _ in gone.get(arm.label, ())]
         found = primary.arms.get(arm.label, {})
-        median, mean = (found.get(name, Result(None)) for name in ("median", "mean"))
+        median, mean = (found.get(name, Finding(None)) for name in ("median", "mean"))
         done = [run.result for run in own if run.result is not None and run.result.status == "ok"]
         role = "control" if arm.optimizer in recipes.CONTROLS else "baseline"
         rows.append(

@@ -20,8 +20,8 @@ from typing import Literal
 from kourkoutas.lab import testbeds
 from kourkoutas.lab.errors import unknown
 from kourkoutas.lab.judging.values import in_order, is_number, of_seeds
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results import store
-from kourkoutas.lab.specs.looks import label
 from kourkoutas.lab.specs.spec import Endpoint
 
 PRIMARY = "endpoint"  # the metric's name of what a run's `endpoint` holds
@@ -177,4 +177,4 @@ def without_value(measure: Measure, numbers: Numbers, runs: Sequence[store.Store
             raise unknown("metric in --endpoint", metric, [name for name in names if name != "step"])
         if all(math.isnan(x) for by_seed in numbers.values() for x in by_seed.values()):
             raise ValueError(f"--endpoint {measure.name}: every value of {metric} is NaN")
-    return [f"{label(arm)} has no {metric} for {of_seeds(in_order(seeds))}" for arm, seeds in lone.items()]
+    return [f"{name_of(arm)} has no {metric} for {of_seeds(in_order(seeds))}" for arm, seeds in lone.items()]

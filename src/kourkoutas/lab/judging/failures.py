@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kourkoutas.lab.judging.values import of_seeds
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
-from kourkoutas.lab.specs.looks import label
 
 MOST_CHARACTERS = 120  # of an error
 
@@ -46,7 +46,7 @@ class Failure:
         """The runs in a few words: "Lion, seeds 4, 5; Adam 0.95, seed 2"."""
         by_arm: dict[str, list[int]] = {}
         for run in self.runs:
-            by_arm.setdefault(label(run.spec.optimizer), []).append(run.spec.seed)
+            by_arm.setdefault(name_of(run.spec.optimizer), []).append(run.spec.seed)
         return "; ".join(f"{arm}, {of_seeds(seeds)}" for arm, seeds in by_arm.items())
 
 

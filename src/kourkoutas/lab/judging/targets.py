@@ -18,8 +18,8 @@ import numpy as np
 from kourkoutas.lab.judging.endpoints import logged
 from kourkoutas.lab.judging.hypothesis_tests import holm, wilcoxon
 from kourkoutas.lab.judging.intervals import quantile
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results.store import StoredRun
-from kourkoutas.lab.specs.looks import label
 from kourkoutas.lab.specs.spec import RunResult
 
 
@@ -97,7 +97,7 @@ class Race:
         others = ", ".join(f"{how} on {k}" for how, k in (("equal", self.ties), ("later", self.losses)) if k)
         p = "" if self.p_holm is None else f"Wilcoxon p = {self.p_holm:.3g} after Holm"
         aside = "; ".join(part for part in (others, p) if part)
-        text = f"{label(self.treatment)} got there before {label(self.baseline)} on {self.wins} of "
+        text = f"{name_of(self.treatment)} got there before {name_of(self.baseline)} on {self.wins} of "
         return f"{text}{self.wins + self.ties + self.losses} seeds{f' ({aside})' if aside else ''}."
 
 

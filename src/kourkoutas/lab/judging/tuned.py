@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 from kourkoutas.lab.judging import endpoints
 from kourkoutas.lab.judging.endpoints import Measure
 from kourkoutas.lab.judging.luck import Lost, lost_by_tuning
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.planning.search import Tried, as_ratios, edge
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
-from kourkoutas.lab.specs.looks import label
 from kourkoutas.lab.specs.search_space import Value
 from kourkoutas.lab.specs.spec import Endpoint
 
@@ -207,7 +207,7 @@ def fairness(snapshot: Snapshot, found: AllTried) -> list[str]:
         side = edge(question, found.get(arm, ()), values)
         if side is not None:
             name, value = next(iter(values.items()))
-            edges.append(f"{label(arm)} ({side} {name} tried, {value:g})")
+            edges.append(f"{name_of(arm)} ({side} {name} tried, {value:g})")
     if edges:
         lines.append(f"May do better beyond: {', '.join(edges)}. Widen --tune or raise --tune-budget.")
     missing = sum(one.missing for own in found.values() for one in own)

@@ -19,8 +19,8 @@ import numpy as np
 
 from kourkoutas.lab import engines, testbeds
 from kourkoutas.lab.errors import unknown
+from kourkoutas.lab.optimizers import recipes
 from kourkoutas.lab.planning.contrasts import Family, contrasts
-from kourkoutas.lab.specs import optimizers as recipes
 from kourkoutas.lab.specs.search_space import Axis, SearchSpace, Value, check_distinct
 from kourkoutas.lab.specs.spec import OWN_SETTINGS, Arm, Code, RunSpec, digest_of, guess
 from kourkoutas.rule import Hyper
@@ -141,7 +141,7 @@ class Plan:
 def check_size(arms: int, seeds: int) -> None:
     """Refuse a plan that nobody can mean, before anything of it is built."""
     if arms * seeds > MOST_RUNS:
-        many = f"{arms:,} arm{'s' if arms > 1 else ''} × {seeds:,} seed{'s' if seeds > 1 else ''}"
+        many = f"{arms:,} optimizer{'s' if arms > 1 else ''} × {seeds:,} seed{'s' if seeds > 1 else ''}"
         raise ValueError(
             f"{many} are {arms * seeds:,} runs, more than the {MOST_RUNS:,} that one study may hold: shorten --seeds "
             "or --grid"
@@ -373,7 +373,9 @@ def _distinct(arms: list[Arm]) -> list[Arm]:
     for arm in arms:
         content = json.dumps([arm.optimizer, arm.options, arm.settings], sort_keys=True)
         if content in seen:
-            raise ValueError(f"--grid: {seen[content]} and {arm.label} are the same arm; leave out one of the values")
+            raise ValueError(
+                f"--grid: {seen[content]} and {arm.label} are the same optimizer; leave out one of the values"
+            )
         seen[content] = arm.label
     return arms
 
@@ -391,7 +393,7 @@ def _tuned(plan: Plan, tuning: SearchSpace) -> Plan:
         if not axes:
             raise ValueError(
                 f"--tune {', '.join(axis.name for axis in tuning.axes)} leaves nothing to tune for {label}: a fair "
-                "comparison tunes every arm; add --tune lr=LOW:HIGH, or leave the arm out"
+                "comparison tunes every optimizer; add --tune lr=LOW:HIGH, or leave that one out"
             )
     for arm in plan.arms:
         for axis in plan.axes()[arm.label]:

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from kourkoutas.lab import corpus
+from kourkoutas.lab.machine import cache_folder
 
 FILE = '''"""Written by kourkoutas.lab.study for a function that has no file of its own; its source is below."""
 import pathlib
@@ -66,7 +66,7 @@ def _written(train: Callable[..., Any], name: str, stem: str) -> str:
         source = f"pickle {hashlib.sha256(pickled).hexdigest()}\n"
     source += _lines(_used(train), {id(train)})
     text = FILE.format(name=name) + textwrap.indent(source, "# ", lambda line: True)
-    folder = corpus.cache_folder() / "tasks" / hashlib.sha256(text.encode() + pickled).hexdigest()[:16]
+    folder = cache_folder() / "tasks" / hashlib.sha256(text.encode() + pickled).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     for path, content in ((folder / f"{stem}.pickle", pickled), (folder / f"{stem}.py", text.encode())):
         temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -373,7 +373,7 @@ def _configuration(record: StudyRecord, other: StudyRecord) -> dict[str, Any]:
     own = {name for arm in (*record.arms, *other.arms) for name in arm.settings}
     both = {arm.label for arm in other.arms}
     arms = {
-        f"arm {arm.label}": {
+        f"optimizer {arm.label}": {
             "options": arm.options,
             "settings": arm.settings,
             "optimizer": (arm.resolved or {}).get("optimizer"),

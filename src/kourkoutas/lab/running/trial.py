@@ -31,9 +31,9 @@ from typing import Any
 
 import numpy as np
 
+from kourkoutas.lab.optimizers import recipes
+from kourkoutas.lab.optimizers.recipes import Recipe
 from kourkoutas.lab.results import files
-from kourkoutas.lab.specs import optimizers
-from kourkoutas.lab.specs.optimizers import Recipe
 from kourkoutas.lab.specs.spec import LARGEST, OWN_SETTINGS, Code, Report, RunResult, RunSpec
 from kourkoutas.trace import KEYS, WINDOW, Trace
 
@@ -114,8 +114,8 @@ class Trial:
         in_groups = framework == "torch" and all(isinstance(item, Mapping) and "lr" in item for item in target)
         lr = self._own_lr(lr, in_groups)
         self.used.add("optimizer")
-        recipe = optimizers.recipe(self._arm, {}, self._options)
-        optimizers.check(recipe, framework)
+        recipe = recipes.recipe(self._arm, {}, self._options)
+        recipes.check(recipe, framework)
         self.described = {"framework": framework, "optimizer": recipe.described}
         if not callable(lr):
             self.described["lr"] = float(lr)

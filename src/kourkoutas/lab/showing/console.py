@@ -14,11 +14,11 @@ from kourkoutas.lab.judging.comparing import Comparison
 from kourkoutas.lab.judging.statistics import OF_ARMS, show
 from kourkoutas.lab.judging.targets import Reached, until
 from kourkoutas.lab.judging.values import Seed
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.showing import sensitivity
 from kourkoutas.lab.showing.drawing import shorten
 from kourkoutas.lab.showing.effects import limits, rows_of
 from kourkoutas.lab.showing.fitting import Fitting
-from kourkoutas.lab.specs.looks import label
 
 MOST_ROWS = 200
 MOST_COLUMNS = 30
@@ -73,13 +73,13 @@ def effects(endpoint: Comparison, *, heading: bool = True, most: int = 8) -> Tex
     treatments = {c.treatment for c in endpoint.contrasts}
     one = len(treatments) == 1
     if heading:
-        who = f"{label(next(iter(treatments)))} against" if one else "against"
+        who = f"{name_of(next(iter(treatments)))} against" if one else "against"
         lines.insert(0, f"\n{who:<{NAME + 2}} {'worse ◂──0──▸ better':^{PLOT}} {'':<24}seeds won")
     rows = rows_of(endpoint)
     widest = max(map(abs, limits(rows))) or 1.0
     for row in rows[:most]:
         c = row.contrast
-        name = shorten(label(c.baseline) if one else c.name, NAME)
+        name = shorten(name_of(c.baseline) if one else c.name, NAME)
         lines.append(f"  {name:<{NAME}} {_bar(row.ends, widest)} {row.words:<26} {f'{c.wins}/{c.n}':>6}")
     if len(rows) > most:
         lines.append(f"  … and {len(rows) - most} more")
@@ -115,7 +115,7 @@ def optimizers(analysis: Analysis, most: int = MOST_ROWS) -> RenderableType:
         pace = None if arm.seconds_per_step is None else 1e6 * arm.seconds_per_step
         chosen = [show(arm.chosen.get(name)) for name in tuned]
         counts = [str(getattr(arm, end)) for end in ends]
-        rows.add_row(label(arm.label), *chosen, show(arm.median), *counts, "–" if pace is None else f"{pace:.0f}")
+        rows.add_row(name_of(arm.label), *chosen, show(arm.median), *counts, "–" if pace is None else f"{pace:.0f}")
     if rest := len(analysis.arms) - len(shown[:most]):
         controls = "control" if len(shown) <= most else "optimizer"
         rows.add_row(f"… {rest} {controls}{'' if rest == 1 else 's'}", *["" for _ in rows.head[1:]])
@@ -151,7 +151,7 @@ def reached(found: Mapping[str, Reached]) -> tuple[tuple[str, ...], list[tuple[s
     """(head, rows): how many runs reached the target, and how soon."""
     head = ("optimizer", "reached", "median steps", "median seconds")
     return head, [
-        (label(arm), f"{one.reached} of {one.runs}", until(one.median_steps), until(one.median_seconds))
+        (name_of(arm), f"{one.reached} of {one.runs}", until(one.median_steps), until(one.median_seconds))
         for arm, one in found.items()
     ]
 
@@ -193,7 +193,7 @@ def of_arms(found: Comparison, most: int | None = None) -> tuple[list[str], list
     """(head, rows): the statistics of each optimizer."""
     shown = [one for one in OF_ARMS if any(one.name in own for own in found.arms.values())]
     rows = [
-        [label(arm), *(one.show(own[one.name]) if one.name in own else "–" for one in shown)]
+        [name_of(arm), *(one.show(own[one.name]) if one.name in own else "–" for one in shown)]
         for arm, own in list(found.arms.items())[:most]
     ]
     return ["optimizer", *(one.title for one in shown)], rows
@@ -211,7 +211,7 @@ def statistics_title(found: Comparison) -> str:
 def _every_seed(found: Comparison) -> RenderableType:
     """One row per seed; of many seeds as plain lines, since a console table takes long to lay out."""
     arms = list(found.values)[:MOST_COLUMNS]
-    head = [label(arm) for arm in arms]
+    head = [name_of(arm) for arm in arms]
     rows = [[str(seed), *(_cell(found, arm, seed) for arm in arms)] for seed in found.seeds]
     if len(rows) > MOST_ROWS:
         return Text("\n".join("  ".join(row) for row in [["Every seed:", *head], *rows]))

@@ -18,9 +18,9 @@ from markupsafe import Markup
 from kourkoutas.lab.judging.endpoints import logged
 from kourkoutas.lab.judging.intervals import quantile
 from kourkoutas.lab.judging.values import Seed
+from kourkoutas.lab.optimizers.looks import Look
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.showing.drawing import Anchor, Array, Drawing, Panel, cross, element, log_suits, series
-from kourkoutas.lab.specs.looks import Look
 
 MOST_POINTS = 160  # per drawn curve; longer ones are averaged in blocks
 MOST_PANELS = 24  # optimizers with a panel of their own

@@ -15,6 +15,7 @@ from kourkoutas.lab.judging.intervals import quantile
 from kourkoutas.lab.judging.statistics import show
 from kourkoutas.lab.judging.targets import Reached
 from kourkoutas.lab.judging.values import Seed
+from kourkoutas.lab.optimizers.looks import Look, name_of
 from kourkoutas.lab.showing.drawing import (
     CHARACTER,
     WIDTH,
@@ -31,8 +32,6 @@ from kourkoutas.lab.showing.drawing import (
     series,
     x_axis,
 )
-from kourkoutas.lab.specs.looks import Look
-from kourkoutas.lab.specs.looks import label as name_of
 
 ROW = 46.0
 MOST_PAIRS = 24  # contrasts with a panel of their own

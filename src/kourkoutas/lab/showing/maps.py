@@ -18,6 +18,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import ArrayLike, NDArray
 
+from kourkoutas.lab.optimizers.looks import Look
 from kourkoutas.lab.results.store import StoredRun, StoreError
 from kourkoutas.lab.showing.drawing import (
     CHARACTER,
@@ -32,7 +33,6 @@ from kourkoutas.lab.showing.drawing import (
     series,
     x_axis,
 )
-from kourkoutas.lab.specs.looks import Look
 
 COLUMNS = 80
 MOST_BUCKETS = 40

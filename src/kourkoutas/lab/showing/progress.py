@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from kourkoutas.lab.judging.values import seed_ranges
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.planning.plan import Plan
 from kourkoutas.lab.running.executor import Observer
 from kourkoutas.lab.showing.drawing import shorten
 from kourkoutas.lab.showing.status import outcome
-from kourkoutas.lab.specs.looks import label
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Lines(Observer):
         """A run in a few words: "K-β lr=0.001 seed 100"."""
         values = {} if self.tuning is None else self.tuning.values(spec)
         options = (f"{name}={value:.3g}" for name, value in values.items())
-        return " ".join([label(spec.optimizer), *options, f"seed {spec.seed}"])
+        return " ".join([name_of(spec.optimizer), *options, f"seed {spec.seed}"])
 
 
 class Bars(Lines):

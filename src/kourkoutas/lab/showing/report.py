@@ -36,13 +36,13 @@ from kourkoutas.lab.judging.deciding import RANKS
 from kourkoutas.lab.judging.failures import failures, repeat
 from kourkoutas.lab.judging.statistics import show
 from kourkoutas.lab.judging.values import Seed, seed_ranges
+from kourkoutas.lab.optimizers import looks
 from kourkoutas.lab.results import export, files
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StoreError
 from kourkoutas.lab.showing import console, curves, distributions, effects, maps, pictures, sensitivity
 from kourkoutas.lab.showing.drawing import Anchor, Drawing, element
 from kourkoutas.lab.showing.status import duration, status_of
-from kourkoutas.lab.specs import looks
 
 CURVES = (
     "Line: median over the seeds; band: their middle half. In an optimizer's own panel thin lines are its seeds, grey "
@@ -257,8 +257,8 @@ def _seed(run: StoredRun | None, one: Comparison, anchor: Anchor) -> Markup:
 def _causes(analysis: Analysis) -> Section:
     shown = []
     for one in analysis.endpoints:
-        if one.attribution:
-            shown += [heading(one.title), *(text(cause.sentence) for cause in one.attribution)]
+        if shares := analysis.attribution[one.name]:
+            shown += [heading(one.title), *(text(each.sentence) for each in shares)]
     title = "What does the work? Dynamics, mean β2 or hidden warmup"
     return Section("causes", title, [*shown, note(CONTROLS)] if shown else [], short="What does the work?")
 
@@ -319,7 +319,7 @@ def _runs(analysis: Analysis) -> Section:
         values = (one.values.get(arm, {}).get(seed) if end == "ok" else None for one in analysis.endpoints)
         ended: str | Markup = end if end == "ok" else element("span", end, class_="bad")
         seconds = show(run.result.seconds if run.result else None, 3)
-        rows.append([looks.label(arm), str(seed), ended, *(show(x, 6) for x in values), seconds, f"runs/{run.id}"])
+        rows.append([looks.name_of(arm), str(seed), ended, *(show(x, 6) for x in values), seconds, f"runs/{run.id}"])
     head = ["optimizer", "seed", "end", *(one.title for one in analysis.endpoints), "seconds", "folder"]
     shown = table("Every run", head, rows, words=(len(head) - 1,), ids="run")
     return Section("runs", f"Every run ({len(runs)})", [shown])
@@ -345,7 +345,7 @@ def _settings(snapshot: Snapshot) -> Section:
     resolved = next(iter(finished.values()), record.settings)
     commands = list(dict.fromkeys(call.command for call in record.calls))
     options = {
-        f"{looks.label(arm)} ({arm})": ", ".join(f"{name} = {value}" for name, value in own["optimizer"].items())
+        f"{looks.name_of(arm)} ({arm})": ", ".join(f"{name} = {value}" for name, value in own["optimizer"].items())
         for arm in (one.label for one in record.arms)
         if (own := finished.get(arm, {})).get("optimizer")
     }

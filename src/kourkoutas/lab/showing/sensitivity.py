@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from kourkoutas.lab.judging.statistics import show
 from kourkoutas.lab.judging.tuned import Point, Sensitivity
+from kourkoutas.lab.optimizers.looks import Look, name_of
 from kourkoutas.lab.showing.drawing import Drawing, Panel, cross, element, series
-from kourkoutas.lab.specs.looks import Look, label
 
 HEIGHT = 260.0
 
@@ -102,5 +102,5 @@ def table(found: Sequence[Sensitivity]) -> tuple[tuple[str, ...], list[tuple[str
         low = f"{'below ' if one.open_below else ''}{show(one.low, 3)}"
         high = f"{show(one.high, 3)}{' and above' if one.open_above else ''}"
         numbers = show(one.best, 4), f"{low} to {high}", show(one.ratio, 3), show(one.sensitivity, 3)
-        rows.append((label(one.arm), *numbers))
+        rows.append((name_of(one.arm), *numbers))
     return head, rows

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kourkoutas.lab.judging import planned
+from kourkoutas.lab.judging import comparable
 from kourkoutas.lab.judging.failures import last_line
 from kourkoutas.lab.judging.values import to_json
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
-from kourkoutas.lab.specs.looks import label
 from kourkoutas.lab.specs.spec import RunResult
 
 ENDED = {"ok": "finished", "diverged": "diverged", "failed": "failed"}
@@ -44,7 +44,7 @@ class Going:
     def __str__(self) -> str:
         """In a few words: "K-β, lr 0.001, seed 100: step 20, loss 0.31"."""
         values = [f"{name} {value:g}" for name, value in self.values.items()]
-        text = ", ".join([label(self.optimizer), *values, f"seed {self.seed}"])
+        text = ", ".join([name_of(self.optimizer), *values, f"seed {self.seed}"])
         text += "" if self.step is None else f": step {self.step}"
         return text if self.loss is None else f"{text}, loss {self.loss:.4g}"
 
@@ -126,7 +126,7 @@ def status_of(snapshot: Snapshot) -> Status:
 def _missing_runs(record: StudyRecord, compared: Sequence[StoredRun]) -> Counter[str]:
     """Runs to be compared that are not in the folder: lost ones, and those that a tuning study plans only when the
     arm's values have been chosen."""
-    found = Counter({arm: len(seeds) for arm, seeds in planned.missing_seeds(record, compared).items()})
+    found = Counter({arm: len(seeds) for arm, seeds in comparable.missing_seeds(record, compared).items()})
     unchosen = [arm.label for arm in record.arms if record.tuning is not None and arm.label not in record.chosen]
     found.update(dict.fromkeys(unchosen, len(record.seeds)))
     return found

@@ -1,4 +1,4 @@
-"""Optimizer recipes by name: the paper's arms, the controls, and rivals, each with a builder per engine.
+"""Optimizer recipes by label: K-β, Adam, their controls, and rivals, each with a builder per engine.
 
 `docs/laboratory.md` says what each label is for. Two are the method's own checks: `kbeta-fixed`, K-β with β2_min =
 β2_max, is Adam, and `adam999-nobc` is Adam without bias correction.
@@ -33,7 +33,7 @@ import numpy as np
 from kourkoutas.buckets import check_buckets
 from kourkoutas.lab.engines import training
 from kourkoutas.lab.errors import unknown
-from kourkoutas.lab.specs.rivals import torch_switch
+from kourkoutas.lab.optimizers.rivals import DECAYED, RIVALS, torch_switch
 from kourkoutas.lab.specs.spec import coerce, guess
 from kourkoutas.rule import HYPER_NAMES, Hyper
 
@@ -68,73 +68,6 @@ ADAMS: dict[str, dict[str, Any]] = {
 WARMED = ("adam90", "adam95", "adam99", "adam999", "kbeta-exact", "adafactor-beta2")
 SHARE = 0.5  # of the steps of kbeta-lbfgs that are K-β's
 
-
-@dataclass(frozen=True)
-class Rival:
-    """Where a rival lives: engine → "module:function", and the options it gets, in the names of this module."""
-
-    homes: Mapping[str, str]
-    options: Mapping[str, Any]
-
-
-# What most of Adam's relatives start from; an entry says where it differs.
-_USUAL = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
-_DECAYED = {**_USUAL, "weight_decay": 0.0}
-
-RIVALS: dict[str, Rival] = {
-    "radam": Rival({"torch": "torch.optim:RAdam", "jax": "optax:radam"}, _USUAL),
-    "adabelief": Rival({"torch": "pytorch_optimizer:AdaBelief", "jax": "optax:adabelief"}, {**_USUAL, "eps": 1e-16}),
-    "yogi": Rival({"torch": "pytorch_optimizer:Yogi", "jax": "optax:yogi"}, {**_USUAL, "eps": 1e-3}),
-    "rmsprop": Rival(
-        {"torch": "torch.optim:RMSprop", "jax": "optax:rmsprop", "mlx": "mlx.optimizers:RMSprop"},
-        {"decay": 0.99, "eps": 1e-8},
-    ),
-    "nadam": Rival({"torch": "torch.optim:NAdam", "jax": "optax:nadam"}, _USUAL),
-    "amsgrad": Rival({"torch": "torch.optim:Adam", "jax": "optax:amsgrad"}, _USUAL),
-    "lion": Rival(
-        {"torch": "pytorch_optimizer:Lion", "jax": "optax:lion", "mlx": "mlx.optimizers:Lion"},
-        {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0},
-    ),
-    "adamw": Rival(
-        {"torch": "torch.optim:AdamW", "jax": "optax:adamw", "mlx": "mlx.optimizers:AdamW"},
-        {**_USUAL, "weight_decay": 1e-2},
-    ),
-    "muon": Rival(
-        {"torch": "kourkoutas.lab.specs.rivals:torch_muon", "jax": "kourkoutas.lab.specs.rivals:optax_muon"},
-        {"momentum": 0.95, "nesterov": True, "ns_steps": 5, **_DECAYED},
-    ),
-    "schedulefree": Rival({"torch": "schedulefree:AdamWScheduleFree"}, _DECAYED),
-    "soap": Rival(
-        {
-            "torch": "pytorch_optimizer:SOAP",
-            "jax": "kourkoutas.lab.specs.rivals:optax_soap",
-            "mlx": "kourkoutas.lab.specs.rivals:mlx_soap",
-        },
-        {**_DECAYED, "beta1": 0.95, "beta2": 0.95},
-    ),
-    "adagc": Rival({"torch": "pytorch_optimizer:AdaGC"}, _DECAYED),
-    "stable-spam": Rival({"torch": "pytorch_optimizer:StableSPAM"}, _DECAYED),
-    "stableadamw": Rival({"torch": "pytorch_optimizer:StableAdamW"}, {**_DECAYED, "beta2": 0.99}),
-    "laprop": Rival({"torch": "pytorch_optimizer:LaProp"}, {**_DECAYED, "eps": 1e-15}),
-    # One iteration per step; the line search evaluates the loss and its gradient two or more times.
-    "lbfgs": Rival(
-        {"torch": "torch.optim:LBFGS"},
-        {
-            "max_iter": 1,
-            "max_eval": 20,
-            "history_size": 50,
-            "tolerance_grad": 0.0,
-            "tolerance_change": 0.0,
-            "line_search_fn": "strong_wolfe",
-        },
-    ),
-    "adafactor-beta2": Rival(
-        {"torch": "kourkoutas.lab.specs.rivals:torch_adafactor", "jax": "kourkoutas.lab.specs.rivals:optax_adafactor"},
-        {"beta1": 0.9, "eps": 1e-8, "power": 0.8},
-    ),
-}
-# Options that only one home needs: the switch that makes torch's Adam an AMSGrad.
-_FIXED: dict[tuple[str, str], dict[str, Any]] = {("amsgrad", "torch"): {"amsgrad": True}}
 _LIBRARIES = {
     "torch": ("torch", "torch.optim"),
     "optax": ("jax", "optax"),
@@ -334,7 +267,7 @@ def recipe(label: str, kbeta: Mapping[str, Any] | None = None, overrides: Mappin
         Hyper.pick(options)
         options |= switch
     elif name in ADAMS:
-        family, options = "adam", {**_DECAYED, "bias_correction": True, **ADAMS[name]}
+        family, options = "adam", {**DECAYED, "bias_correction": True, **ADAMS[name]}
         if name == "adam-mid":
             hyper = Hyper.pick(kbeta or {})
             options["beta2"] = round((hyper.beta2_min + hyper.beta2_max) / 2, 12)
@@ -419,7 +352,8 @@ def _rival(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, A
     accepted = tuple(RIVALS[recipe.family].options if ours else inspect.signature(make).parameters)
     if "betas" in accepted and "beta1" not in accepted and ("beta1" in options or "beta2" in options):
         options["betas"] = (options.pop("beta1", 0.9), options.pop("beta2", 0.999))
-    options.update(_FIXED.get((recipe.family, engine), {}))
+    if recipe.family in RIVALS:
+        options |= RIVALS[recipe.family].fixed.get(engine, {})
     for word in options:
         if word not in accepted:
             raise unknown(f"option of {recipe.label} ({module}.{name})", word, accepted)

@@ -33,11 +33,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kourkoutas.lab import corpus, engines
-from kourkoutas.lab.corpus import CorpusError
+from kourkoutas.lab import engines
 from kourkoutas.lab.engines import Array, Batch, Batches, Engine, Loss, Params
-from kourkoutas.lab.specs.optimizers import CONTROLS
+from kourkoutas.lab.optimizers.recipes import CONTROLS
 from kourkoutas.lab.testbeds import PAPER, Endpoint, Plain, Problem, Testbed
+from kourkoutas.lab.testbeds.char_lm import corpus
+from kourkoutas.lab.testbeds.char_lm.corpus import CorpusError
 
 TRAIN, INIT = 1, 2
 LENGTHS = ("jitter", "fixed")
