@@ -13,7 +13,7 @@ from kourkoutas.lab.judging import afterwards, comparable, tuned
 from kourkoutas.lab.judging import endpoints as judged_by
 from kourkoutas.lab.judging import headline as words
 from kourkoutas.lab.judging.attribution import Attribution, attribute, summary
-from kourkoutas.lab.judging.comparing import Comparison, Question, compare_endpoints
+from kourkoutas.lab.judging.comparing import Comparison, Judged, Question, comparison, judge
 from kourkoutas.lab.judging.endpoints import Measure
 from kourkoutas.lab.judging.failures import failures, repeat
 from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES
@@ -80,6 +80,7 @@ class Analysis:
       target: None unless a target was asked for.
       failures: which runs failed, why, and how to repeat them; the most frequent errors.
       notes: about the study as a whole, missing pairs and unreadable runs among them.
+      judged: of every endpoint the values in pairs, from which its comparison was made. Not part of the JSON.
       snapshot: what was analysed. Not part of its JSON.
     """
 
@@ -100,6 +101,7 @@ class Analysis:
     target: ToTarget | None
     failures: tuple[str, ...]
     notes: tuple[str, ...]
+    judged: tuple[Judged, ...] = field(repr=False)
     snapshot: Snapshot = field(repr=False)
 
     @property
@@ -141,7 +143,7 @@ def analyse(
     margin_used = record.margin if margin is None else margin
     failed = _failed(own)
     measures = judged_by.measures(record, endpoints)
-    judged = compare_endpoints(
+    in_pairs = judge(
         [_question(snapshot, own, measure) for measure in measures],
         pairs,
         planned=len(every),
@@ -150,6 +152,7 @@ def analyse(
         count_failed=record.count_failed,
         resamples=resamples,
     )
+    judged = tuple(comparison(one, margin_used) for one in in_pairs)
     attribution = {one.name: attribute(one) for one in judged}
     late = afterwards.told(record, baseline=baseline, margin=margin)
     declared = sum(measure.declared for measure in measures)
@@ -172,6 +175,7 @@ def analyse(
         target=None if target is None else to_target(own, parse_target(target), whole, len(every)),
         failures=tuple(f"{one.words}. To repeat: {repeat(record)}" for one in failures(own)[:MOST_FAILURES]),
         notes=(*snapshot.damage, *_missing(gone)),
+        judged=tuple(in_pairs),
         snapshot=snapshot,
     )
 

@@ -112,7 +112,7 @@ def decide(
             return None
         alpha = (1 - level) / 2
         ends = _span(d, max(float(r_treatment.max()), float(r_baseline.max())), 0.0 if ranks else 40 * float(s.max()))
-        low, high = crossing(below, alpha, *ends), _crossing(lambda x: -above(x), -alpha, *ends)
+        low, high = crossing(below, alpha, *ends), crossing(lambda x: -above(x), -alpha, *ends)
         if p >= 1 - level:  # ties and zeros may move an end of ranks past 0 by one place
             low, high = min(low, 0.0), max(high, 0.0)
         how = "Hodges–Lehmann" if ranks else "t"
