@@ -39,9 +39,9 @@ import numpy as np
 from kourkoutas.lab.judging.comparing import Judged
 from kourkoutas.lab.judging.deciding import crossing
 from kourkoutas.lab.judging.intervals import Interval, antilog
+from kourkoutas.lab.judging.luck import draws_of_s
 from kourkoutas.lab.judging.statistics import Paired
 from kourkoutas.lab.judging.values import Array
-from kourkoutas.lab.judging.luck import draws_of_s
 
 RESAMPLES = 19_999
 
@@ -93,7 +93,7 @@ def _lost(paired: Paired, values: Array, side: int) -> Array | None:
     r = lost(draws_of_s(paired.both))
     if paired.log:
         return r
-    # The luck of the tuning is counted in the endpoint's unit: x could have been x - r, or x + r where higher is better.
+    # The luck of the tuning is in the endpoint's unit: x could have been x - r, or x + r where higher is better.
     finite = values[np.isfinite(values)]
     level = abs(float(finite.mean())) if len(finite) else math.nan
     part = r / level if paired.higher_is_better else -r / level

@@ -201,7 +201,9 @@ def _shared_arms(snapshots: Mapping[str, Snapshot]) -> tuple[list[str], list[str
     shared = [arm for arm in first if all(arm in own for own in labels.values())]
     if len(shared) < 2:
         have = "; ".join(f"{key}: {', '.join(own)}" for key, own in labels.items())
-        raise ValueError(f"the studies have fewer than two optimizers in common, so there is nothing to answer ({have})")
+        raise ValueError(
+            f"the studies have fewer than two optimizers in common, so there is nothing to answer ({have})"
+        )
     told = []
     for arm in every:
         if arm not in shared:
@@ -408,9 +410,7 @@ def _headline(
     return " ".join(lines)
 
 
-def _rule(
-    baseline: str, others: Sequence[str], problems: int, family: int, tuned: bool, margin: float | None
-) -> str:
+def _rule(baseline: str, others: Sequence[str], problems: int, family: int, tuned: bool, margin: float | None) -> str:
     return RULE.format(
         baseline=name_of(baseline),
         level=LEVEL,

@@ -1,8 +1,8 @@
 """Making a suite: all its studies in one folder, by one set of workers, with one bar. The same call again resumes.
 
-    OUT/suite.json        which studies belong to it, and who is the baseline
-    OUT/suite.html        the answer
-    OUT/<study>/          a results folder as any other, with its page
+OUT/suite.json        which studies belong to it, and who is the baseline
+OUT/suite.html        the answer
+OUT/<study>/          a results folder as any other, with its page
 """
 
 from __future__ import annotations

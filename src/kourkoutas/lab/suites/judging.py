@@ -99,9 +99,7 @@ def judge(
             paired = judged.paired.get((arm, baseline))
             if paired is not None:
                 pairs[name, arm] = paired
-    rulings = verdicts.judge(
-        list(pairs.values()), family, margin, leave_one_out=False, beside=p_across, enough=enough
-    )
+    rulings = verdicts.judge(list(pairs.values()), family, margin, leave_one_out=False, beside=p_across, enough=enough)
     ruled = dict(zip(pairs, rulings, strict=True))
     p_problems = [pairs[key].decision.p for key, ruling in ruled.items() if ruling.p_holm is not None]
     adjusted = holm([*p_across, *p_problems], family.size)
