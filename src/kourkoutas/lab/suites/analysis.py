@@ -23,11 +23,11 @@ from kourkoutas.lab.suites import across, judging
 from kourkoutas.lab.suites.judging import Standing
 
 RULE = (
-    "Over all problems an optimizer is judged by the geometric mean of its ratios to {baseline}, in which every problem "
-    "counts alike; its interval is a paired bootstrap of the seeds within each problem. A difference is clear where p "
-    "is below {level:.2g} after Holm's adjustment for all {family} statements of the suite: {optimizers} on each of "
-    "{problems} and over all of them{counted}. Intervals hold together at 95 %.{margin} A run that diverged has no "
-    "ratio and counts as the worst end that any run of its problem reached. The answer speaks of these problems."
+    "Over all problems an optimizer is judged by the geometric mean of its ratios to {baseline}, in which every "
+    "problem counts alike; its interval is a paired bootstrap of the seeds within each problem. A difference is clear "
+    "where p is below {level:.2g} after Holm's adjustment for all {family} statements of the suite: {optimizers} on "
+    "each of {problems} and over all of them{counted}. Intervals hold together at 95 %.{margin} A run that diverged "
+    "has no ratio and counts as the worst end that any run of its problem reached. The answer speaks of these problems."
 )
 COUNTED = ", with what an optimizer may have lost by the luck of its tuning counted"
 MARGIN = " Equal within {margin:g} %: the interval lies inside ±{margin:g} %."

@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from rich.console import Console
@@ -254,8 +253,3 @@ class Watched(Observer):
 
     def _what(self, spec: RunSpec) -> str:
         return f"{self.study} {self._lines.name(spec)}"
-
-
-def chosen_place(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Those of the options that say where and how runs are made."""
-    return {name: options[name] for name in names if name in options}

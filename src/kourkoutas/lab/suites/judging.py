@@ -3,7 +3,8 @@
 With K optimizers beside the baseline and P problems the suite makes K·(P + 1) statements: every optimizer on every
 problem and over all of them. They are one family. Holm's adjustment is for all of them together, so that the
 probability of any false "ahead" or "behind" in the whole suite is at most 0.05, and the intervals, each at
-1 - 0.05/(K·(P + 1)), hold together with probability 0.95. Verdicts follow the rules of `kourkoutas.lab.judging.verdicts`.
+1 - 0.05/(K·(P + 1)), hold together with probability 0.95. Verdicts follow the rules of
+`kourkoutas.lab.judging.verdicts`.
 
 NOTE: a study judges its own family, which is smaller. So its page may call a difference clear that the suite, with more
 statements to answer for, does not.
@@ -147,9 +148,8 @@ def _standing(
 ) -> Standing:
     together, verdict = over.across, _verdict(over, p_holm)
     interval = None if together is None else together.interval(family.confidence)
-    if verdict == "unclear" and margin is not None and interval is not None and not diverged:
-        if 1 - margin / 100 < interval.low and interval.high < 1 + margin / 100:
-            verdict = "equal"
+    if verdict == "unclear" and not diverged and _is_inside(interval, margin):
+        verdict = "equal"
     return Standing(
         optimizer=arm,
         verdict=verdict,
@@ -163,6 +163,13 @@ def _standing(
         without=over.without,
         diverged=diverged,
     )
+
+
+def _is_inside(interval: Interval | None, margin: float | None) -> bool:
+    """Whether the ratio lies within ±margin percent of 1."""
+    if interval is None or margin is None:
+        return False
+    return 1 - margin / 100 < interval.low and interval.high < 1 + margin / 100
 
 
 def _verdict(over: _Over, p_holm: float | None) -> Verdict:

@@ -18,15 +18,16 @@ MOST_LINES, COLUMNS = 30, 80
 CLEAR = "*"  # marks what is clear within the suite
 LEGEND = (
     "ratio: geometric mean over the problems, below 1 is better. div.: problems with a diverged run. its end: problems "
-    "where the median run gets to {baseline}'s end, after which part of the steps. {clear}: clear among {family} statements."
+    "where the median run gets to {baseline}'s end, after which part of the steps. {clear}: clear among {family} "
+    "statements."
 )
 
 
 class Answer:
     """What came out, for the end of a suite; what is left out is what 30 lines of 80 columns have no room for."""
 
-    def __init__(self, found: SuiteAnalysis, out: Path | None = None, page: Path | None = None) -> None:
-        self.found, self.out, self.page = found, out, page
+    def __init__(self, found: SuiteAnalysis, page: Path | None = None) -> None:
+        self.found, self.page = found, page
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         narrow = options.update(width=min(COLUMNS, options.max_width))
@@ -145,13 +146,9 @@ def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> st
 
 
 def _over_all_table(found: SuiteAnalysis) -> str:
-    (first, *rest), rows = over_all(found)
-    head = [
-        "",
-        *rest[:-1],
-        f"problems on which {name_of(found.baseline)}'s end is reached, after this part of the steps",
-    ]
-    return _table(f"Over {problems_words(len(found.problems))}", head, rows)
+    head, rows = over_all(found)
+    last = f"gets to {name_of(found.baseline)}'s end, after which part of the steps"
+    return _table(f"Over {problems_words(len(found.problems))}", ["", *head[1:-1], last], rows)
 
 
 def problem_table(found: SuiteAnalysis, problem: Problem) -> str:
