@@ -44,8 +44,8 @@ PROFILE = (
     "(Dolan and Moré's performance profile.)"
 )
 TIMES = (
-    "Steps until a run is as good as the median end of {baseline}: how many of the runs get there, and after which part "
-    "of {baseline}'s steps the median run does. Steps are those that were logged."
+    "Steps until a run is as good as the median end of {baseline}: how many of the runs get there, and after which "
+    "part of {baseline}'s steps the median run does. Steps are those that were logged."
 )
 EACH = (
     "p is after Holm's adjustment within the study, for every optimizer against {baseline} on the study's endpoints; "
@@ -98,7 +98,6 @@ def _answer_table(found: SuiteAnalysis) -> Markup:
         rows = [[one.name, "finished" if one.finished else one.headline] for one in found.problems]
         return report.table("Studies", ["study", "state"], rows, words=(1,))
     head, rows = showing.over_all(found)
-    head[-1] = f"gets to {name_of(found.baseline)}'s end"
     return report.table(f"Over {problems_words(len(found.problems))}", head, rows)
 
 
@@ -124,7 +123,7 @@ def _problems(found: SuiteAnalysis) -> Section:
         row: list[str | Markup] = [name_of(one.optimizer)]
         for problem in found.problems:
             own = problem.row(one.optimizer)
-            kind = {"better": "good", "worse": "bad"}.get(own.verdict or "")
+            kind = {"better": "better", "worse": "worse"}.get(own.verdict or "")
             text = showing.percent(own) + (f" ({own.diverged} diverged)" if own.diverged else "")
             row.append(element("span", text, class_=kind))
         cells.append(row)
@@ -165,12 +164,10 @@ def _each(found: SuiteAnalysis, out: Path, problem: Problem, number: int) -> Sec
     """One problem: its table, and the page of its study."""
     head, cells = showing.problem_rows(found, problem)
     head[0] = "optimizer"
-    page = Path(problem.folder) / "report.html"
+    page, here = (Path(problem.folder) / "report.html").resolve(), out.resolve()
     link = []
-    if page.resolve().is_relative_to(out.resolve()):
-        link = [
-            element("p", element("a", "The page of this study", href=str(page.resolve().relative_to(out.resolve()))))
-        ]
+    if page.is_relative_to(here):
+        link = [element("p", element("a", "The page of this study", href=page.relative_to(here).as_posix()))]
     shown = [
         report.text(problem.headline),
         report.note(f"{problem.title}, {'higher' if problem.higher_is_better else 'lower'} is better. "),
