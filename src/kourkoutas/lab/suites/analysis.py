@@ -87,7 +87,7 @@ class Problem:
     title: str
     higher_is_better: bool
     finished: bool
-    headline: str
+    state: str
     fairness: tuple[str, ...]
     aim: float | None
     rows: tuple[Row, ...]
@@ -232,7 +232,7 @@ def _problem(
         title=study.primary.title,
         higher_is_better=study.primary.higher_is_better,
         finished=study.finished,
-        headline=study.headline,
+        state="finished" if study.finished else study.headline,
         fairness=study.fairness,
         aim=aim,
         rows=tuple(rows),

@@ -95,7 +95,7 @@ def _facts(found: SuiteAnalysis) -> dict[str, str]:
 def _answer_table(found: SuiteAnalysis) -> Markup:
     """One row per optimizer; before all studies have ended, one per study."""
     if not found.standings:
-        rows = [[one.name, "finished" if one.finished else one.headline] for one in found.problems]
+        rows = [[one.name, one.state] for one in found.problems]
         return report.table("Studies", ["study", "state"], rows, words=(1,))
     head, rows = showing.over_all(found)
     return report.table(f"Over {problems_words(len(found.problems))}", head, rows)
@@ -169,7 +169,6 @@ def _each(found: SuiteAnalysis, out: Path, problem: Problem, number: int) -> Sec
     if page.is_relative_to(here):
         link = [element("p", element("a", "The page of this study", href=page.relative_to(here).as_posix()))]
     shown = [
-        report.text(problem.headline),
         report.note(f"{problem.title}, {'higher' if problem.higher_is_better else 'lower'} is better. "),
         report.note(EACH.format(baseline=name_of(found.baseline), clear=showing.CLEAR)),
         report.table(problem.name, head, cells),
