@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memory_trial import keep, unpack
+from kept_runs import keep, unpack
 
 from kourkoutas.lab.results import files
 from kourkoutas.lab.running import train

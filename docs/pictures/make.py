@@ -3,7 +3,7 @@
 | picture     | from                                                                                     |
 |-------------|------------------------------------------------------------------------------------------|
 | spike       | norms.csv, gradient norms of a K-β run of testbed B; sunspike and β2 follow by the rule |
-| seeds       | the test runs of testbed B in benchmarks/memory_trial/B.csv                              |
+| seeds       | the test runs of testbed B in archive/memory_trial/B.csv                                 |
 | sensitivity | the tuning runs of testbeds B, C and D there                                             |
 | curves      | curves.csv, losses of ten runs of testbed B per optimizer                                |
 | verdicts    | all runs of testbeds B, C and D in the archives there, K-β against each Adam, judged     |
@@ -34,11 +34,12 @@ from matplotlib.font_manager import findfont
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 from scipy import stats
 
-from kourkoutas.lab.judging import comparing, endpoints, tuned
+from kourkoutas.lab.judging import comparing, endpoints
 from kourkoutas.lab.results.snapshot import Snapshot
+from kourkoutas.lab.tuning import luck, trials
 
 HERE = Path(__file__).parent
-TRIAL = HERE.parents[1] / "benchmarks" / "memory_trial"
+TRIAL = HERE.parents[1] / "archive" / "memory_trial"
 ALPHA, BETA2_MIN, BETA2_MAX = 0.93, 0.88, 0.999
 LABELS = {
     "kbeta": "K-β",
@@ -80,13 +81,14 @@ def clear_differences(testbed: str) -> frozenset[str]:
         with tarfile.open(TRIAL / f"{testbed}.tar.xz") as archive:
             archive.extractall(folder, filter="data")
         study = Snapshot.read(Path(folder) / testbed)
-    endpoint = endpoints.measures(study.record)[0].endpoint
+    primary = endpoints.measures(study.record)[0]
+    endpoint = primary.endpoint
     found = comparing.compare_pairs(
-        endpoints.values(study.runs, endpoint),
+        endpoints.values(study.runs, primary),
         [("kbeta", arm) for arm in LABELS if arm != "kbeta"],
         log=endpoint.log,
         higher_is_better=endpoint.maximize,
-        lost=tuned.lost(study.record, tuned.tried(study), endpoint),
+        lost=luck.lost(study.record, trials.of_study(study, primary.score), endpoint),
         resamples=0,
     )
     for one in found.contrasts:

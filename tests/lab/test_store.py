@@ -17,8 +17,7 @@ import pytest
 
 from kourkoutas.lab.results import store
 from kourkoutas.lab.results.snapshot import Snapshot, holder_of
-from kourkoutas.lab.specs.search_space import Axis, SearchSpace
-from kourkoutas.lab.specs.spec import RunResult, RunSpec
+from kourkoutas.lab.specs.spec import Axis, RunResult, RunSpec, SearchSpace
 
 SPEC = RunSpec(testbed="bowl", optimizer="kbeta", seed=0)
 RESULT = RunResult(

@@ -218,7 +218,7 @@ def test_an_option_of_an_optimizer_that_is_not_in_the_study_names_the_near_one()
 @pytest.mark.parametrize("text", ["steps", "=3", "steps="])
 def test_an_assignment_without_name_or_value_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must look like NAME=VALUE"):
-        planning.parse_assignments("--set", [text])
+        planning.parse_assignments("settings", [text])
 
 
 def test_the_same_value_written_in_two_ways_is_the_same_run(task: Path) -> None:

@@ -96,13 +96,10 @@ Asked = Annotated[
     list[str] | None,
     of_output(
         "--endpoint",
-        metavar="METRIC[:best|tail][:max][:log]",
-        help="Also judge by a logged metric: val_acc:max, val_loss:best. Marked as secondary.",
+        metavar="METRIC[:best|tail|until=VALUE][:max][:log]",
+        help="Also judge by a logged metric: val_acc:max, val_loss:best; or by the steps until it is reached: "
+        "val_loss:until=0.5, in seconds val_loss:seconds_until=0.5. Marked as secondary.",
     ),
-]
-Aimed = Annotated[
-    str | None,
-    of_output("--target", metavar="METRIC<=VALUE", help="Also compare steps to a target: 'val_loss<=0.5'."),
 ]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kourkoutas.cli.arguments import Aimed, AsJson, Asked, Folder
+from kourkoutas.cli.arguments import AsJson, Asked, Folder
 from kourkoutas.cli.command import answer, app, out, print_json, print_table
 
 if TYPE_CHECKING:
@@ -92,11 +92,11 @@ def export(
 
 
 @app.command()
-def report(folder: Folder, endpoint: Asked = None, target: Aimed = None) -> None:
+def report(folder: Folder, endpoint: Asked = None) -> None:
     """Write report.html of a results folder again."""
     from kourkoutas.lab.showing import report as lab
 
-    answer(str(lab.write(analyse_folder(folder, endpoint, target=target, resamples=0))))
+    answer(str(lab.write(analyse_folder(folder, endpoint, resamples=0))))
 
 
 @app.command()

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kourkoutas.cli.arguments import (
-    Aimed,
     AsJson,
     EndpointName,
     Engine,
@@ -69,7 +68,7 @@ def run(
         target,
         optimizers=[optimizer],
         seeds=[seed],
-        options=parse_assignments("--set", with_text(set_, text)),
+        options=parse_assignments("settings", with_text(set_, text)),
         preset=preset,
         engine=engine,
         endpoint=endpoint,
@@ -106,7 +105,6 @@ def run(
 def study(
     options: StudyOptions,
     text: Text = None,
-    target_: Aimed = None,
     no_report: Annotated[bool, of_output("--no-report", help="Do not write report.html.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -118,15 +116,15 @@ def study(
         resumable(True),
         contextlib.redirect_stdout(sys.stderr),  # where Ray tells of nodes it has lost
     ):
-        done = api.conduct(options, command=called_as(), console=err, say=say, target=target_)
-    failed = show_answer(done, target_, page=not no_report, as_json=as_json)
+        done = api.conduct(options, command=called_as(), console=err, say=say)
+    failed = show_answer(done, page=not no_report, as_json=as_json)
     if failed:
         again = called_as() if options.retry_failed else f"{called_as()} --retry-failed"
         say(f"{failed} run{'' if failed == 1 else 's'} failed; to try again: {again}")
         raise typer.Exit(FAILED)
 
 
-def show_answer(done: Snapshot, target: str | None, *, page: bool, as_json: bool) -> int:
+def show_answer(done: Snapshot, *, page: bool, as_json: bool) -> int:
     """Print what a study shows, and write its page; the number of runs that failed.
 
     The answer comes first: whatever happens to the page, it has been printed.
@@ -134,7 +132,7 @@ def show_answer(done: Snapshot, target: str | None, *, page: bool, as_json: bool
     from kourkoutas.lab.judging import analysis  # scipy takes a second, which the workers need not wait for
     from kourkoutas.lab.showing import console, report
 
-    judged = analysis.analyse(done, target=target)
+    judged = analysis.analyse(done)
     file = done.path / "report.html" if page else None
     if as_json:
         print_json(analysis.as_json(judged) | {"report": None if file is None else str(file)})

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from kourkoutas.lab.errors import unknown
+from kourkoutas.lab.errors import argument, unknown
 from kourkoutas.trace import Trace
 
 Array = Any
@@ -269,7 +269,8 @@ def check(name: str) -> None:
     for package in ("jax", "optax") if name == "jax" else (name,):
         if importlib.util.find_spec(package) is None:
             raise ImportError(
-                f"--engine {name} needs {package}, which is not installed: pip install 'kourkoutas-beta[{name}]'"
+                f"{argument('engine')} {name} needs {package}, which is not installed: pip install "
+                f"'kourkoutas-beta[{name}]'"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 import shutil
@@ -29,6 +30,7 @@ from kourkoutas.lab.engines import (
     each_batch,
     training,
 )
+from kourkoutas.lab.errors import argument
 from kourkoutas.trace import Trace
 
 
@@ -86,7 +88,7 @@ def _compiled(loss: Loss) -> Callable[..., torch.Tensor]:
         return torch.compile(plain, dynamic=False)
     warnings.warn(
         "no C++ compiler found, so torch.compile cannot fuse the steps of this testbed: they take up to twice as long. "
-        "Install g++ or clang++, or use --engine jax",
+        f"Install g++ or clang++, or use {argument('engine')} jax",
         stacklevel=2,
     )
     return plain
@@ -127,6 +129,12 @@ class _Shifted:
         self._trace.pull(np.roll(np.asarray(ring), self._offset, axis=0), count + self._offset)
 
 
+def _asks_for_closure(optimizer: Any) -> bool:
+    """Whether `step` cannot be called without one."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
 class TorchTrainer(Trainer):
     def _begin(self, loss: Loss, params: Arrays, optimizer: Optimizer, constants: Arrays, compile: bool) -> None:
         self._loss = _compiled(loss) if compile else functools.partial(loss, ENGINE)
@@ -136,7 +144,7 @@ class TorchTrainer(Trainer):
         self._optimizer = optimizer.torch(list(self._params.items()), self._trace_every > 0)
         # Finds its own step length, for which it evaluates the loss at several points.
         self._searches = isinstance(self._optimizer, torch.optim.LBFGS)
-        self._needs_closure = self._searches or getattr(self._optimizer, "needs_closure", False)
+        self._needs_closure = getattr(self._optimizer, "needs_closure", _asks_for_closure(self._optimizer))
         self._taken = self._offset = 0
 
     def _bucket_names(self) -> Sequence[str]:

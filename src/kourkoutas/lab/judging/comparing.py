@@ -33,8 +33,18 @@ from kourkoutas.lab.errors import unknown
 from kourkoutas.lab.judging import sizes, verdicts
 from kourkoutas.lab.judging.hypothesis_tests import holm
 from kourkoutas.lab.judging.intervals import RESAMPLES
-from kourkoutas.lab.judging.luck import Lost, nothing_lost
-from kourkoutas.lab.judging.statistics import OF_ARMS, OF_CONTRASTS, UNDEFINED, Finding, OneArm, Paired, between, show
+from kourkoutas.lab.judging.statistics import (
+    DIVERGED,
+    NEVER,
+    OF_ARMS,
+    OF_CONTRASTS,
+    UNDEFINED,
+    Finding,
+    OneArm,
+    Paired,
+    between,
+    show,
+)
 from kourkoutas.lab.judging.values import (
     Array,
     Outcomes,
@@ -48,6 +58,7 @@ from kourkoutas.lab.judging.values import (
 from kourkoutas.lab.judging.verdicts import Ruling, Verdict
 from kourkoutas.lab.optimizers.looks import name_of, versus
 from kourkoutas.lab.planning.contrasts import Family
+from kourkoutas.lab.tuning.luck import Lost, nothing_lost
 
 BOOTSTRAPPED = 200  # contrasts of one comparison; with more, bootstrap intervals would take minutes
 
@@ -84,6 +95,7 @@ class Contrast:
         baseline has no one sign.
       detectable, detectable_percent: the difference that these seeds would have found four times out of five; None
         where ranks decide.
+      is_time: as of its `Comparison`.
       statistics: {name: its value}, as `statistics.OF_CONTRASTS` lists them; they leave the luck of a tuning out.
         Empty while the contrast is unfinished.
     """
@@ -103,6 +115,7 @@ class Contrast:
     notes: tuple[str, ...]
     log: bool
     higher_is_better: bool
+    is_time: bool = False
     why: str = ""
     small: bool = False
     carried_by: tuple[tuple[Seed, Verdict], ...] = ()
@@ -119,6 +132,11 @@ class Contrast:
     @property
     def name(self) -> str:
         return versus(self.treatment, self.baseline)
+
+    @property
+    def absent(self) -> str:
+        """What a run without a value did."""
+        return NEVER if self.is_time else DIVERGED
 
     @property
     def lost(self) -> int:
@@ -140,7 +158,7 @@ class Contrast:
         for one in OF_CONTRASTS:
             if (found := self.statistics.get(one.name)) is not None:
                 p, p_holm = ("", "") if found.p is None else (show(found.p, 3), show(found.p_holm, 3))
-                rows.append((one.title, one.show(found), p, p_holm))
+                rows.append((one.title, one.show(found).replace(DIVERGED, self.absent), p, p_holm))
         return rows
 
 
@@ -155,6 +173,7 @@ class Comparison:
       log: compared as ratios, on log10.
       confidence: of each interval; those of all statements hold together at 95 %.
       margin: percent of the baseline within which a difference does not matter; None where none was declared.
+      is_time: values are steps or seconds until something was reached; a run without one never got there.
       values: optimizer → seed → value; NaN for a lost run.
       arms: optimizer → {name: value} of `statistics.OF_ARMS`. Failed runs are left out unless they count.
       missing: planned pairs that could not be compared.
@@ -177,6 +196,12 @@ class Comparison:
     title: str = "value"
     primary: bool = True
     declared: bool = True
+    is_time: bool = False
+
+    @property
+    def absent(self) -> str:
+        """What a run without a value did."""
+        return NEVER if self.is_time else DIVERGED
 
     @property
     def standing(self) -> str:
@@ -197,7 +222,7 @@ class Question:
       threshold: a run that reaches it is a success; adds success rates and McNemar's test.
       lost: {optimizer: what its tuning may have lost}, None where that is not known; untuned ones are left out.
       notes: that stand before those of the contrasts.
-      name, title, primary, declared: of the comparison.
+      name, title, primary, declared, is_time: of the comparison.
     """
 
     values: Outcomes
@@ -210,6 +235,7 @@ class Question:
     title: str = "value"
     primary: bool = True
     declared: bool = True
+    is_time: bool = False
 
     @property
     def scale(self) -> dict[str, Any]:
@@ -425,6 +451,7 @@ def comparison(of: Judged, margin: float | None = None) -> Comparison:
         title=question.title,
         primary=question.primary,
         declared=question.declared,
+        is_time=question.is_time,
     )
 
 
@@ -448,6 +475,7 @@ def _contrast(of: Judged, pair: tuple[str, str], statistics: Mapping[str, Findin
         "statistics": statistics,
         "log": paired.log,
         "higher_is_better": paired.higher_is_better,
+        "is_time": of.question.is_time,
     }
     alone = unpaired(of.values, treatment, baseline)
     if paired.unfinished:

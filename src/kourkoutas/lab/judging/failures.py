@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from kourkoutas.lab.judging.values import of_seeds
 from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
+from kourkoutas.lab.specs.spec import last_line
 
 MOST_CHARACTERS = 120  # of an error
 
@@ -17,12 +18,6 @@ def repeat(record: StudyRecord) -> str:
     """The command that makes the failed runs of a study again."""
     asked = "--retry-failed" in record.command
     return record.command if asked else f"{record.command} --retry-failed"
-
-
-def last_line(error: str | None) -> str:
-    """The line of an error that says most: the last of a traceback, the first of anything else."""
-    lines = [line.strip() for line in (error or "no error was recorded").splitlines() if line.strip()]
-    return lines[-1 if lines[0].startswith("Traceback") else 0]
 
 
 @dataclass(frozen=True)

@@ -210,11 +210,11 @@ def won(c: Contrast) -> str:
 
 
 def lost_words(c: Contrast) -> str:
-    """How many runs of whom diverged or failed."""
+    """How many runs of whom diverged, or never got there, or failed."""
     parts = [
         f"{count} of {c.n} of {name_of(arm)} {how}"
         for arm, counts in ((c.baseline, (c.diverged[1], c.failed[1])), (c.treatment, (c.diverged[0], c.failed[0])))
-        for count, how in zip(counts, ("diverged", "failed"), strict=True)
+        for count, how in zip(counts, (c.absent, "failed"), strict=True)
         if count
     ]
     return ", ".join(parts)

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from kourkoutas.lab.judging import hypothesis_tests as tests
 from kourkoutas.lab.judging.deciding import Decision, decide
 from kourkoutas.lab.judging.intervals import Interval, antilog, bootstrap_mean, clopper_pearson, quantile, t_interval
-from kourkoutas.lab.judging.luck import Lost, nothing_lost
 from kourkoutas.lab.judging.values import Array, Seed
+from kourkoutas.lab.tuning.luck import Lost, nothing_lost
 
+DIVERGED, NEVER = "diverged", "never got there"  # what a run without a value did; the second where values are times
 UNDEFINED = "t, its p-value, d_z, r and intervals are undefined"
 
 
@@ -149,7 +150,7 @@ def show(value: float | None, digits: int = 4) -> str:
     """A number for people: `digits` significant figures, "–" for None, "diverged" for what is not finite."""
     if value is None:
         return "–"
-    return f"{value:.{digits}g}" if math.isfinite(value) else "diverged"
+    return f"{value:.{digits}g}" if math.isfinite(value) else DIVERGED
 
 
 def with_interval(result: Finding, digits: int = 4) -> str:
@@ -207,7 +208,7 @@ def _show_median(result: Finding) -> str:
     def one(value: float) -> str:
         if math.isfinite(value):
             return show(value)
-        return "baseline diverged" if value > 0 else "treatment diverged"
+        return f"baseline {DIVERGED}" if value > 0 else f"treatment {DIVERGED}"
 
     ends = result.interval
     middle = "–" if result.value is None else one(result.value)

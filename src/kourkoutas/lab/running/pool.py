@@ -32,6 +32,7 @@ import psutil
 
 import kourkoutas
 from kourkoutas.lab import machine
+from kourkoutas.lab.errors import ArgumentError, argument
 from kourkoutas.lab.results import store
 from kourkoutas.lab.running.executor import GIB, Ended, Event, Limits, Progress, Started
 from kourkoutas.lab.running.worker import Task
@@ -46,16 +47,19 @@ class Pool:
 
     def __init__(self, workers: int | None = None, limits: Limits | None = None) -> None:
         if workers is not None and workers < 1:
-            raise ValueError(f"--workers must be at least 1; got {workers}")
+            raise ArgumentError("workers", f"{argument('workers')} must be at least 1; got {workers}")
         self.size = 0
         self._workers, self._limits = workers, limits or Limits()
         self._env: dict[str, str] = {}
         self._waiting: list[Task] = []
         self._seeds: dict[int, int] = {}  # of each worker's last run
         self._working: dict[int, Process] = {}
+        self._imports: frozenset[str] = frozenset()  # of the present runs
+        self._imported: dict[int, frozenset[str]] = {}  # by each worker
         self._seconds: list[float] = []  # that runs took
 
     def prepare(self, study: store.Writer, tasks: Sequence[Task]) -> None:
+        self._imports = imports_of(tasks)
         self.resize(len(tasks))
 
     def resize(self, runs: int) -> None:
@@ -99,19 +103,20 @@ class Pool:
                 continue
             task = self.take(number)
             if task is not None:
-                self._worker_for(number, task).give(task)
+                self._worker(number).give(task)
                 given.append(Started(task.spec.id))
         return given
 
-    def _worker_for(self, number: int, task: Task) -> Process:
-        """Worker `number`: the one that waits, if it is alive and has imported nothing that this run must not see."""
+    def _worker(self, number: int) -> Process:
+        """Worker `number`: the one that waits, if it is alive and has imported nothing that these runs must not see."""
         process = self._working.get(number)
         if process is not None:
             process.happened()  # notices when it has ended while it waited
-            if process.alive and process.imported in (None, imports_of(task)):
+            if process.alive and self._imported[number] == self._imports:
                 return process
             self._end([number])
         process = self._working[number] = Process(self._env, self._limits)
+        self._imported[number] = self._imports
         return process
 
     def take(self, number: int) -> Task | None:
@@ -139,13 +144,16 @@ class Pool:
             process.close()
 
 
-def imports_of(task: Task) -> tuple[str, str]:
-    """What a worker has imported after this run: the modules of a user's folder, and a framework.
+def imports_of(tasks: Sequence[Task]) -> frozenset[str]:
+    """What a worker has imported after these runs: a framework, and the modules of a user's folders.
 
     NOTE: modules of two folders may have the same name, and two frameworks compete for memory and threads. So runs of
     another folder or another engine get a new worker.
     """
-    return str(Path(task.code.file).parent) if task.code is not None else "", task.spec.engine
+    found = {f"engine {task.spec.engine}" for task in tasks}
+    for task in tasks:
+        found.update(str(Path(file).parent) for file in task.files)
+    return frozenset(found)
 
 
 class Process:
@@ -154,13 +162,11 @@ class Process:
     Attributes:
       alive: False when the process has ended; another one has to make what is left.
       task: the run under way.
-      imported: what the last run imported; None before the first.
     """
 
     def __init__(self, env: Mapping[str, str], limits: Limits) -> None:
         self._limits = limits
         self.task: Task | None = None
-        self.imported: tuple[str, str] | None = None
         self.alive = True
         self._begun = False
         self._since = self._looked = 0.0
@@ -192,7 +198,6 @@ class Process:
 
     def give(self, task: Task) -> None:
         self.task, self._begun, self._since = task, False, time.monotonic()
-        self.imported = imports_of(task)
         with contextlib.suppress(BrokenPipeError):  # a dead worker is dealt with when its end is seen
             self._tasks.write(task.model_dump_json().encode() + b"\n")
             self._tasks.flush()
@@ -268,11 +273,11 @@ class Process:
     def _hold_to_limits(self) -> None:
         timeout, gib = self._limits.timeout, self._limits.memory
         if timeout is not None and self._begun and self._seconds() > timeout:
-            self._killed = f"the run was ended after {timeout:g} s: --timeout {timeout:g}"
+            self._killed = f"the run was ended after {timeout:g} s: {argument('timeout')} {timeout:g}"
         elif gib is not None and time.monotonic() - self._looked >= SECONDS_BETWEEN_LOOKS:
             self._looked = time.monotonic()
             if (held := rss_above(self._process.pid, int(gib * GIB))) is not None:
-                self._killed = f"the run was ended when it held {held / GIB:.2f} GiB: --memory {gib:g}"
+                self._killed = f"the run was ended when it held {held / GIB:.2f} GiB: {argument('memory')} {gib:g}"
         if self._killed is not None:
             self._kill()
 

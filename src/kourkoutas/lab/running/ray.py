@@ -4,7 +4,8 @@ The driver, which is the process that the user started, owns the results folder:
 run's files, and only the driver writes them. So a run that was given up as lost, or whose driver was killed, leaves
 nothing in the results folder, and every run is recorded exactly once.
 
-The user's code goes with the tasks by content: the file and the Python modules of its folder.
+The user's code, which is the training function and optimizers of files, goes with the tasks by content: each file with
+the Python modules of its folder.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from kourkoutas.lab import machine
+from kourkoutas.lab.errors import ArgumentError, argument
 from kourkoutas.lab.results import parcel, store
 from kourkoutas.lab.results.parcel import Backups, resolved
 from kourkoutas.lab.running import node
@@ -66,11 +68,10 @@ class RayExecutor:
         wanted = {"CPU": self._cpus, "GPU": self._gpus, "memory": (self._limits.memory or 0) * GIB}
         self.size = sum(_fitting(each["Resources"], wanted) for each in self._ray.nodes() if each["Alive"])
         if self.size == 0:
-            asked = {"--cpus-per-run": self._cpus, "--gpus-per-run": self._gpus, "--memory": self._limits.memory}
-            given = ", ".join(f"{name} {amount:g}" for name, amount in asked.items() if amount)
+            asked = {"cpus_per_run": self._cpus, "gpus_per_run": self._gpus, "memory": self._limits.memory}
+            given = ", ".join(f"{argument(name)} {amount:g}" for name, amount in asked.items() if amount)
             raise ValueError(f"no node of the Ray cluster has room for a run with {given}: ask for less, or add nodes")
-        code = tasks[0].code
-        self._code = self._ray.put(None if code is None else parcel.of_code(Path(code.file)))
+        self._code = self._ray.put({file: parcel.of_code(Path(file)) for task in tasks for file in task.files})
         self._make = self._ray.remote(node.make).options(
             num_cpus=self._cpus,
             num_gpus=self._gpus,
@@ -101,7 +102,9 @@ class RayExecutor:
             told = self._ray.get(next(stream))
         except self._ray.exceptions.RayTaskError as error:
             if not isinstance(error.cause, OSError):
-                raise ValueError(f"--ray: a node cannot make runs of this study: {error.cause}") from None
+                raise ArgumentError(
+                    "ray", f"{argument('ray')}: a node cannot make runs of this study: {error.cause}"
+                ) from None
             lost = f"a node could not make the run: {error.cause}"
         except (self._ray.exceptions.RayError, StopIteration) as error:
             first = (str(error).strip().splitlines() or ["it ended without a word"])[0]
@@ -152,16 +155,20 @@ def on_cluster(
       storage: a shared folder or fsspec address, for runs to go on when their node is lost.
     """
     if importlib.util.find_spec("ray") is None:
-        raise ValueError("--ray needs ray, which is not installed: pip install 'kourkoutas-beta[ray]'")
+        raise ArgumentError(
+            "ray", f"{argument('ray')} needs ray, which is not installed: pip install 'kourkoutas-beta[ray]'"
+        )
     if address.startswith("ray://"):
-        raise ValueError(
-            f"--ray {address}: a study is started on a node of its cluster, not through the Ray client; log in there, "
-            "and give the address as HOST:PORT or auto"
+        raise ArgumentError(
+            "ray",
+            f"{argument('ray')} {address}: a study is started on a node of its cluster, not through the Ray client; "
+            "log in there, "
+            "and give the address as HOST:PORT or auto",
         )
     if not (math.isfinite(cpus) and cpus > 0):
-        raise ValueError(f"--cpus-per-run must be above 0; got {cpus}")
+        raise ArgumentError("cpus_per_run", f"{argument('cpus_per_run')} must be above 0; got {cpus}")
     if not (math.isfinite(gpus) and gpus >= 0):
-        raise ValueError(f"--gpus-per-run must be 0 or above; got {gpus}")
+        raise ArgumentError("gpus_per_run", f"{argument('gpus_per_run')} must be 0 or above; got {gpus}")
     chosen = address or os.environ.get("RAY_ADDRESS") or LOCAL
     return RayExecutor(chosen, cpus, gpus, limits or Limits(), storage)
 
@@ -179,9 +186,11 @@ def _connected(address: str) -> Iterator[None]:
         try:
             socket.create_connection((host, int(port)), timeout=SECONDS_TO_CONNECT).close()
         except (OSError, ValueError, OverflowError) as error:
-            raise ValueError(
-                f"--ray {address}: no Ray cluster answers there ({error}): give the HOST:PORT that `ray start --head` "
-                "printed, or auto"
+            raise ArgumentError(
+                "ray",
+                f"{argument('ray')} {address}: no Ray cluster answers there ({error}): give the HOST:PORT that `ray "
+                "start --head` "
+                "printed, or auto",
             ) from None
     own: dict[str, Any] = {"num_cpus": machine.cores(), "include_dashboard": False} if address == LOCAL else {}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -189,7 +198,9 @@ def _connected(address: str) -> Iterator[None]:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, ValueError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0]
-        raise ValueError(f"--ray {address}: no Ray cluster could be reached or started: {first}") from None
+        raise ArgumentError(
+            "ray", f"{argument('ray')} {address}: no Ray cluster could be reached or started: {first}"
+        ) from None
     try:
         yield
     finally:
@@ -209,7 +220,9 @@ def _check_writable(place: tuple[str, str], address: str) -> None:
     try:
         Backups(*place).prepare()
     except Exception as error:  # every file system of fsspec has errors of its own
-        raise ValueError(f"--storage {address} cannot be written: {type(error).__name__}: {error}") from None
+        raise ArgumentError(
+            "storage", f"{argument('storage')} {address} cannot be written: {type(error).__name__}: {error}"
+        ) from None
 
 
 def _fitting(has: dict[str, float], wanted: dict[str, float]) -> int:

@@ -66,7 +66,7 @@ def run(
         raise ValueError(f"`checkpoint_every` must be a number of steps >= 0 (0: never); got {checkpoint_every!r}")
     testbed = testbeds.get(spec.testbed)
     settings = testbeds.settings_of(testbed, spec.preset, spec.settings)
-    recipe = recipes.recipe(spec.optimizer, testbed.kbeta, spec.options)
+    recipe = recipes.recipe(spec.optimizer, testbed.kbeta, spec.options, spec.origin)
     engine = engines.get(spec.engine)
     recipes.check(recipe, spec.engine)
     problem = testbed.problem(settings, spec.seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,11 +12,10 @@ from rich.text import Text
 from kourkoutas.lab.judging import headline
 from kourkoutas.lab.judging.analysis import Analysis
 from kourkoutas.lab.judging.comparing import Comparison
-from kourkoutas.lab.judging.statistics import OF_ARMS, show
-from kourkoutas.lab.judging.targets import Reached, until
+from kourkoutas.lab.judging.statistics import DIVERGED, OF_ARMS, Finding, OneArm, Statistic, show
 from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.optimizers.looks import name_of
-from kourkoutas.lab.showing import sensitivity
+from kourkoutas.lab.showing import tuning
 from kourkoutas.lab.showing.drawing import shorten
 from kourkoutas.lab.showing.effects import limits, rows_of
 from kourkoutas.lab.showing.fitting import Fitting
@@ -54,7 +54,6 @@ class Answer:
         if plots[endpoints:]:
             parts.append(Text(f"{headline.listed([one.title for one in plots[endpoints:]])}: kbeta stats {where}"))
         parts.append(optimizers(analysis, most=rows))
-        parts.extend(target(analysis, most=rows))
         parts.extend(Text(line) for line in (*analysis.failures, *analysis.fairness, *analysis.notes))
         more = [*([] if self.report is None else [f"Report: {self.report}"]), f"tables: kbeta stats {where}"]
         line = " · ".join(more)
@@ -131,29 +130,9 @@ def statistics(analysis: Analysis) -> RenderableType:
     parts.extend(comparison(one) for one in analysis.endpoints)
     if analysis.sensitivity:
         title = f"Sensitivity to {analysis.sensitivity[0].option}, on the tuning seeds"
-        parts.append(Fitting(title, *sensitivity.table(analysis.sensitivity)))
-    parts.extend(target(analysis))
+        parts.append(Fitting(title, *tuning.table(analysis.sensitivity)))
     parts.extend(Text(f"Note: {note}") for note in (*analysis.failures, *analysis.notes))
     return Group(*parts)
-
-
-def target(analysis: Analysis, most: int = MOST_ROWS) -> list[RenderableType]:
-    """How soon each optimizer reached the target; nothing where none was asked for, no table where room is short."""
-    if analysis.target is None:
-        return []
-    races: list[RenderableType] = [Text(race.sentence) for race in analysis.target.contrasts[:most]]
-    if most < len(analysis.target.arms):
-        return races
-    return [Fitting(f"Until {analysis.target.target}", *reached(analysis.target.arms)), *races]
-
-
-def reached(found: Mapping[str, Reached]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """(head, rows): how many runs reached the target, and how soon."""
-    head = ("optimizer", "reached", "median steps", "median seconds")
-    return head, [
-        (name_of(arm), f"{one.reached} of {one.runs}", until(one.median_steps), until(one.median_seconds))
-        for arm, one in found.items()
-    ]
 
 
 def of_table(found: Comparison) -> RenderableType:
@@ -193,10 +172,13 @@ def of_arms(found: Comparison, most: int | None = None) -> tuple[list[str], list
     """(head, rows): the statistics of each optimizer."""
     shown = [one for one in OF_ARMS if any(one.name in own for own in found.arms.values())]
     rows = [
-        [name_of(arm), *(one.show(own[one.name]) if one.name in own else "–" for one in shown)]
-        for arm, own in list(found.arms.items())[:most]
+        [name_of(arm), *(_statistic(found, one, own) for one in shown)] for arm, own in list(found.arms.items())[:most]
     ]
     return ["optimizer", *(one.title for one in shown)], rows
+
+
+def _statistic(found: Comparison, one: Statistic[OneArm], own: Mapping[str, Finding]) -> str:
+    return one.show(own[one.name]).replace(DIVERGED, found.absent) if one.name in own else "–"
 
 
 def statistics_title(found: Comparison) -> str:
@@ -221,4 +203,5 @@ def _every_seed(found: Comparison) -> RenderableType:
 def _cell(found: Comparison, arm: str, seed: Seed) -> str:
     if seed in found.failed.get(arm, ()):
         return "failed"
-    return show(found.values[arm][seed], 6) if seed in found.values[arm] else "missing"
+    value = found.values[arm].get(seed)
+    return "missing" if value is None else show(value, 6) if math.isfinite(value) else found.absent

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kourkoutas.lab.judging import comparable
-from kourkoutas.lab.judging.failures import last_line
 from kourkoutas.lab.judging.values import to_json
 from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
-from kourkoutas.lab.specs.spec import RunResult
+from kourkoutas.lab.specs.spec import RunResult, last_line
 
 ENDED = {"ok": "finished", "diverged": "diverged", "failed": "failed"}
 STATES = (*ENDED.values(), "running", "waiting")
@@ -102,7 +101,7 @@ def status_of(snapshot: Snapshot) -> Status:
     """What the folder of a study showed when it was read, the runs of a tuning among them."""
     record, holder = snapshot.record, snapshot.holder
     every = [*snapshot.tuning_runs, *snapshot.runs]
-    going = [] if holder is None else [_going(record, run) for run in every if _under_way(run, holder.since)]
+    going = [_going(record, run) for run in snapshot.under_way]
     under_way = {run.id for run in going}
     missing_tuning = _missing_tuning_runs(record, snapshot.tuning_runs)
     to_come = missing_tuning + _missing_runs(record, snapshot.runs)
@@ -140,20 +139,6 @@ def _missing_tuning_runs(record: StudyRecord, tuning: Sequence[StoredRun]) -> Co
         for (arm, _), there in tried.items():
             found[arm] += len(record.tuning.seeds) - there
     return found
-
-
-def _under_way(run: StoredRun, since: float) -> bool:
-    """Whether an unfinished run has written since the present process took the folder."""
-    if run.result is not None:
-        return False
-    for name in ("metrics.jsonl", "output.txt", "checkpoint"):
-        try:
-            # a file system may keep times by the second or two
-            if (run.folder / name).stat().st_mtime >= since - 2:
-                return True
-        except OSError:
-            continue
-    return False
 
 
 def _going(record: StudyRecord, run: StoredRun) -> Going:

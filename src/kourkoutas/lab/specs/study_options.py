@@ -59,12 +59,12 @@ class StudyOptions:
     train: str | Callable[..., Any]
     _: KW_ONLY
     seeds: str | Iterable[int] = option("0-9", "Of the runs that are compared: 0-9 or 0,3,7.", kind=str)
-    optimizers: str | Sequence[str] = option(
+    optimizers: str | Sequence[str | Callable[..., Any]] = option(
         (),
-        "Comma-separated; the first is compared with the others.",
+        "Comma-separated, your own as MODULE:NAME or FILE.py:NAME; the first is compared with the others.",
         show_default="the testbed's",
         completes="optimizer",
-        in_python="A list, too.",
+        in_python='A list, too, also of classes and functions: ["kbeta", Mine].',
     )
     engine: str | None = option(
         None,

@@ -39,9 +39,9 @@ import numpy as np
 from kourkoutas.lab.judging.comparing import Judged
 from kourkoutas.lab.judging.deciding import crossing
 from kourkoutas.lab.judging.intervals import Interval, antilog
-from kourkoutas.lab.judging.luck import draws_of_s
 from kourkoutas.lab.judging.statistics import Paired
 from kourkoutas.lab.judging.values import Array
+from kourkoutas.lab.tuning.luck import draws_of_s
 
 RESAMPLES = 19_999
 
