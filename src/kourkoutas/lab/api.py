@@ -2,7 +2,6 @@
 
 `execute` makes the runs of a plan. `study` makes a study, `load` opens one, and both give a `Result`.
 
-from kourkoutas.lab.errors import ArgumentError, argument, in_python
 from kourkoutas.lab import study
 
 result = study(train, optimizers=["kbeta", "adam95"], seeds=range(10), tune={"lr": (1e-4, 1e-1)})

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kourkoutas.lab.errors import in_python
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running.executor import choose_executor
 from kourkoutas.lab.specs.study_options import PLACE, WORDS
@@ -59,16 +60,17 @@ def suite(
     from rich.console import Console
 
     place = {name: shared.pop(name) for name in PLACES if name in shared}
-    if isinstance(studies, str | Path):
-        if shared:
+    with in_python():
+        if not isinstance(studies, str | Path):
+            asked = asking.make(studies, baseline=baseline, **shared)
+        elif shared:
             raise ValueError(f"`{next(iter(shared))}` is said in the suite's file; change it there")
-        asked = asking.read(str(studies))
-    else:
-        asked = asking.make(studies, baseline=baseline, **shared)
-    folder = Path("results") / asked.name if out is None else Path(out)
-    console = Console(stderr=True, quiet=not progress)
-    run(asked, folder, console=console, command=f"kourkoutas.lab.suite({asked.name!r}, ...)", **place)
-    return load_suite(folder, baseline=baseline)
+        else:
+            asked = asking.read(str(studies))
+        folder = Path("results") / asked.name if out is None else Path(out)
+        console = Console(stderr=True, quiet=not progress)
+        run(asked, folder, console=console, command=f"kourkoutas.lab.suite({asked.name!r}, ...)", **place)
+        return load_suite(folder, baseline=baseline)
 
 
 def run(

@@ -147,7 +147,8 @@ def _plan(name: str, arguments: dict[str, Any], folder: Path | None) -> Plan:
     try:
         return api.plan_of(options)
     except (ValueError, TypeError) as error:
-        raise type(error)(f"study {name or train}: {error}") from None
+        error.args = (f"study {name or train}: {error}",)
+        raise
 
 
 def _baseline(asked: str | None, plans: Mapping[str, Plan]) -> str:

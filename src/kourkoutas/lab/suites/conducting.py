@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from kourkoutas.lab import api
+from kourkoutas.lab.errors import argument
 from kourkoutas.lab.planning.plan import Plan
 from kourkoutas.lab.results import files
 from kourkoutas.lab.results.files import StoreError
@@ -102,10 +103,12 @@ def holding(suite: Suite, out: Path, command: str) -> Iterator[SuiteRecord]:
     are known would be choosing the answer.
     """
     if (out / "study.json").exists():
-        raise StoreError(f"--out {out} is the folder of a single study; name another one for the suite")
+        raise StoreError(f"{argument('out')} {out} is the folder of a single study; name another one for the suite")
     others = [path.name for path in out.iterdir() if path.name != ".lock"] if out.is_dir() else []
     if others and not (out / RECORD).exists():
-        raise StoreError(f"--out {out} is no suite's folder and not empty (it holds {others[0]}); name a new one")
+        raise StoreError(
+            f"{argument('out')} {out} is no suite's folder and not empty (it holds {others[0]}); name a new one"
+        )
     files.make_folder(out)
     with files.locked(out, f"process {os.getpid()} ({command})"):
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
