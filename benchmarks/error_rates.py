@@ -14,8 +14,8 @@ studies, first where the loss depends little on the learning rate, then where it
     PYTHONPATH=. python benchmarks/error_rates.py suites [SUITES]
 
 Suites of four such studies (`tests/lab/simulated_suite.py`), every optimizer against the last: in percent of the suites
-of equal optimizers, a clear difference over all problems, on any problem, and anywhere; then how often an optimizer that
-is better by 2 on every problem is called better over all of them.
+of equal optimizers, a clear difference over all problems, on any problem, and anywhere; then how often an optimizer
+that is better by 2 on every problem is called better over all of them.
 """
 
 from __future__ import annotations

@@ -309,6 +309,12 @@ def test_equal_is_said_only_within_a_margin(tmp_path: Path) -> None:
     assert (found.standings[0].verdict, found.standings[0].count("equal")) == ("equal", 2)
 
 
+def test_the_answer_is_the_same_in_whatever_order_the_problems_are_named(tmp_path: Path) -> None:
+    one = answered(tmp_path / "a", {"one": ends(0.97), "two": ends(0.99, spread=0.03)}).standings[0]
+    two = answered(tmp_path / "b", {"two": ends(0.99, spread=0.03), "one": ends(0.97)}).standings[0]
+    assert (one.p, one.interval) == (two.p, two.interval)
+
+
 def test_an_optimizer_that_some_problems_lack_is_named_and_left_out(tmp_path: Path) -> None:
     found = answered(tmp_path, {"one": {**ends(0.5), "lion": ends(0.7)["kbeta"]}, "two": ends(0.5)})
     assert found.optimizers == ("kbeta", "adam95")

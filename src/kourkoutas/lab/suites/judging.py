@@ -116,8 +116,8 @@ def judge(
 def _over(problems: Mapping[str, Judged], pair: tuple[str, str], enough: Family) -> _Over:
     found: dict[str, Ratios] = {}
     without: dict[str, str] = {}
-    for name, judged in problems.items():
-        one = across.ratios(judged, pair)
+    for name in sorted(problems):  # the draws are the same in whatever order the problems are named
+        one = across.ratios(problems[name], pair)
         if isinstance(one, str):
             without[name] = one
         else:
