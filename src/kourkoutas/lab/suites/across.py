@@ -44,6 +44,7 @@ from kourkoutas.lab.judging.values import Array
 from kourkoutas.lab.tuning.luck import draws_of_s
 
 RESAMPLES = 19_999
+PER_STATEMENT = 400  # resamples: the smallest p, adjusted for all statements of a suite, is 2/400
 
 
 @dataclass(frozen=True)
@@ -118,17 +119,17 @@ class Across:
     interval: Callable[[float], Interval | None] = lambda level: None
 
 
-def over_problems(found: Sequence[Ratios], seed: int = 0) -> Across:
-    """What the ratios on all problems say together."""
+def over_problems(found: Sequence[Ratios], statements: int = 1, seed: int = 0) -> Across:
+    """What the ratios on all problems say together, as one of so many statements."""
     g = float(np.mean([one.d.mean() for one in found]))
     ratio = antilog(-g)
     if any(len(one.d) < 2 for one in found):
         return Across(ratio, why="one seed is too few")
-    error = _standard_error([one.d[None] for one in found])[0]
+    error = math.sqrt(sum(one.d.var(ddof=1) / len(one.d) for one in found)) / len(found)
     if not error > 0:
         return Across(ratio, why="the differences are all equal")
     rng = np.random.default_rng(seed)
-    drawn = np.sort(_studentized(found, g, rng))
+    drawn = np.sort(_studentized(found, g, rng, max(RESAMPLES, PER_STATEMENT * statements)))
     r_treatment, r_baseline = _mean_lost(found, rng)
 
     def below(x: float) -> float:
@@ -151,9 +152,11 @@ def over_problems(found: Sequence[Ratios], seed: int = 0) -> Across:
         if r_treatment is None or r_baseline is None:
             return None
         alpha = (1 - level) / 2
-        reach = error * float(np.abs(drawn).max()) + max(float(r_treatment.max()), float(r_baseline.max())) + error
-        if not math.isfinite(reach):
-            reach = 300.0
+        reach = (
+            error * float(np.abs(drawn[np.isfinite(drawn)]).max(initial=0.0))
+            + max(float(r_treatment.max()), float(r_baseline.max()))
+            + error
+        )
         low = crossing(below, alpha, g - reach, g + reach)
         high = crossing(lambda x: -above(x), -alpha, g - reach, g + reach)
         return Interval(antilog(-high), antilog(-low), "bootstrap-t over seeds within problems")
@@ -161,18 +164,17 @@ def over_problems(found: Sequence[Ratios], seed: int = 0) -> Across:
     return Across(ratio, p, interval=interval)
 
 
-def _standard_error(drawn: Sequence[Array]) -> Array:
-    """SE = √(Σ s_p²/n_p)/P of every row: one array of (resamples, seeds) for each problem."""
-    squares = [own.var(axis=1, ddof=1) / own.shape[1] for own in drawn]
-    return np.asarray(np.sqrt(np.sum(squares, axis=0)) / len(drawn))
-
-
-def _studentized(found: Sequence[Ratios], g: float, rng: np.random.Generator) -> Array:
-    """T* of every resample; where a resample has no spread, infinite on the side of its mean."""
-    drawn = [one.d[rng.integers(0, len(one.d), (RESAMPLES, len(one.d)))] for one in found]
-    means = np.mean([own.mean(axis=1) for own in drawn], axis=0)
+def _studentized(found: Sequence[Ratios], g: float, rng: np.random.Generator, resamples: int) -> Array:
+    """T* = (G* - G)/SE* of every resample; where a resample has no spread, infinite on the side of its mean."""
+    means, squares = np.zeros(resamples), np.zeros(resamples)
+    for one in found:
+        n = len(one.d)
+        drawn = one.d[rng.integers(0, n, (resamples, n))]
+        means += drawn.mean(axis=1) / len(found)
+        squares += drawn.var(axis=1, ddof=1) / n
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.nan_to_num((means - g) / _standard_error(drawn), nan=0.0, posinf=math.inf, neginf=-math.inf)
+        studentized = (means - g) / (np.sqrt(squares) / len(found))
+    return np.nan_to_num(studentized, nan=0.0, posinf=math.inf, neginf=-math.inf)
 
 
 def _mean_lost(found: Sequence[Ratios], rng: np.random.Generator) -> tuple[Array | None, Array | None]:

@@ -92,7 +92,7 @@ def judge(
       margin: percent of the baseline within which a difference does not matter.
     """
     family, enough = family_of(len(optimizers), len(problems)), Family(len(optimizers))
-    over = {arm: _over(problems, (arm, baseline), enough) for arm in optimizers}
+    over = {arm: _over(problems, (arm, baseline), family, enough) for arm in optimizers}
     p_across = [None if one.across is None or one.why else one.across.p for one in over.values()]
     pairs: dict[tuple[str, str], Paired] = {}
     for name, judged in problems.items():
@@ -113,7 +113,8 @@ def judge(
     return standings
 
 
-def _over(problems: Mapping[str, Judged], pair: tuple[str, str], enough: Family) -> _Over:
+def _over(problems: Mapping[str, Judged], pair: tuple[str, str], family: Family, enough: Family) -> _Over:
+    """One optimizer over all problems."""
     found: dict[str, Ratios] = {}
     without: dict[str, str] = {}
     for name in sorted(problems):  # the draws are the same in whatever order the problems are named
@@ -124,7 +125,7 @@ def _over(problems: Mapping[str, Judged], pair: tuple[str, str], enough: Family)
             found[name] = one
     if FAILED in without.values() or not found:
         return _Over(found, without, None, next(iter(without.values())))
-    together = across.over_problems(list(found.values()))
+    together = across.over_problems(list(found.values()), family.size)
     pairs = sum(len(one.d) for one in found.values())
     why = together.why
     if not why and not enough.can_judge(pairs):
