@@ -23,6 +23,7 @@ from kourkoutas.lab import suites
 from kourkoutas.lab.judging.analysis import analyse
 from kourkoutas.lab.judging.verdicts import Ruling
 from kourkoutas.lab.results.snapshot import Snapshot
+from kourkoutas.lab.specs.spec import RunResult
 from kourkoutas.lab.suites import across, asking, conducting, judging, page
 from kourkoutas.lab.suites.analysis import SuiteAnalysis, analyse_suite
 from kourkoutas.lab.suites.showing import MOST_LINES, Answer, markdown
@@ -150,6 +151,22 @@ def test_an_interrupted_suite_says_how_to_resume(file: Path) -> None:
     assert process.returncode == 130
     assert printed == ""
     assert said.strip().splitlines()[-1].startswith("Stopped; finished runs are kept. To resume: ")
+
+
+def test_a_suite_goes_on_when_its_progress_can_no_longer_be_shown(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def breaks(self: conducting.Far, run: str, what: str, result: RunResult) -> None:
+        told.append(run)
+        raise KeyError("no such bar")
+
+    monkeypatch.setattr(conducting.Far, "finished", breaks)
+    out, text = file.parent / "out", io.StringIO()
+    console = Console(file=text, width=200)
+    suites.run(asking.read(str(file)), out, console=console, command="test", pages=False, workers=1)
+    assert len(told) == 1
+    assert len(list(out.glob("*/runs/*/result.json"))) == RUNS
+    assert text.getvalue().count("Progress can no longer be shown (KeyError: 'no such bar')") == 1
 
 
 def test_python_makes_the_same_suite_from_a_list_and_gives_frames(file: Path) -> None:

@@ -25,7 +25,7 @@ from kourkoutas.lab.results.files import StoreError
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running.executor import Executor, Observer
 from kourkoutas.lab.showing.drawing import shorten
-from kourkoutas.lab.showing.progress import NAME, Lines
+from kourkoutas.lab.showing.progress import NAME, Harmless, Lines, guarding
 from kourkoutas.lab.showing.status import outcome
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.lab.suites.asking import Suite
@@ -138,11 +138,17 @@ def expected_runs(plan: Plan) -> int:
 
 @contextlib.contextmanager
 def showing(console: Console, suite: Suite) -> Iterator[Mapping[str, Observer]]:
-    """{study: an observer that shows how far the whole suite is}, on a terminal as one bar, else as lines."""
+    """{study: an observer that shows how far the whole suite is}, on a terminal as one bar, else as lines.
+
+    If it can no longer be shown, the suite goes on without it.
+    """
     total = sum(expected_runs(plan) for plan in suite.plans.values())
     far: Far = (Bar if console.is_terminal else Far)(console, suite.name, total, len(suite.plans))
-    with far.shown():
-        yield {name: Watched(far, name, k, plan) for k, (name, plan) in enumerate(suite.plans.items(), start=1)}
+    with guarding(far) as guard:
+        observers: dict[str, Observer] = {}
+        for number, (name, plan) in enumerate(suite.plans.items(), start=1):
+            observers[name] = Harmless(Watched(far, name, number, plan), guard)
+        yield observers
 
 
 class Far:
@@ -152,10 +158,10 @@ class Far:
         self.console, self.name, self.studies = console, name, studies
         self.total, self.done = total, 0
 
-    @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
+    def begin_showing(self) -> None:
         self.say(f"{self.name} · {self.studies} studies · about {self.total} runs")
-        yield
+
+    def end_showing(self) -> None: ...
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -196,10 +202,11 @@ class Bar(Far):
         self._bar = self.bars.add_task(name, total=total, loss="")
         self._runs: dict[str, TaskID] = {}
 
-    @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
-        with self.bars:
-            yield
+    def begin_showing(self) -> None:
+        self.bars.start()
+
+    def end_showing(self) -> None:
+        self.bars.stop()
 
     def grow(self, runs: int) -> None:
         super().grow(runs)
