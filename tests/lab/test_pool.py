@@ -19,7 +19,7 @@ from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running.executor import Limits, Observer
 from kourkoutas.lab.running.pool import Pool
-from kourkoutas.lab.specs import search_space
+from kourkoutas.lab.tuning import search
 
 # The best lr lies beyond the range that is asked for, so that it is widened once. Every run says who made it.
 TASK = """
@@ -48,8 +48,8 @@ def plan(file: Path, seeds: str = "0-2", *, tune: str | None = None, **options: 
     chosen = planning.parse_seeds(seeds)
     space = None
     if tune is not None:
-        axes = search_space.parse_tune([tune])
-        space = search_space.search_space(axes, trials=3, seeds=[100, 101], test_seeds=chosen, budget=2)
+        axes = search.parse_tune([tune])
+        space = search.search_space(axes, trials=3, seeds=[100, 101], test_seeds=chosen, budget=2)
     return planning.plan_study(
         f"{file}:train", seeds=chosen, optimizers=["kbeta", "adam95"], options=options, tuning=space
     )
@@ -225,7 +225,7 @@ def test_a_study_that_is_killed_between_its_phases_leaves_no_worker(tmp_path: Pa
     script = f"""
 import os, signal
 from kourkoutas.lab import study
-from kourkoutas.lab.planning import search
+from kourkoutas.lab.tuning import search
 
 whole = search.next_requests
 rounds = 0
