@@ -95,7 +95,7 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/step_time.py
 
-# Every picture of README and docs, from the tables beside docs/pictures/make.py and the records in benchmarks/memory_trial/.
+# Every picture of README and docs, from the tables beside docs/pictures/make.py and the records in archive/memory_trial/.
 pictures: $(STUDY)
 	$(BIN)/python docs/pictures/make.py
 

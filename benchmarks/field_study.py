@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from memory_trial import keep, unpack
+from kept_runs import keep, unpack
 
 from kourkoutas.lab.judging.analysis import Analysis, analyse
 from kourkoutas.lab.judging.comparing import Contrast

@@ -34,9 +34,6 @@ from numpy.typing import NDArray
 
 from kourkoutas.torch import KourkoutasBeta
 
-sys.path.insert(0, str(Path(__file__).parent))
-from relative_memory import Relative
-
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "spikes.png"
 SHORT, LONG = 200, 2_000  # steps in all; steps after an event
 EARLY, LATE = 50, 1_000
@@ -67,12 +64,6 @@ def rules() -> dict[str, Make]:
         "AdamW, β1 = β2 = 0.95": adamw(0.95, 0.95),
         "K-β": lambda ps: KourkoutasBeta(ps, lr=1.0),
         "K-β, exact": lambda ps: KourkoutasBeta(ps, lr=1.0, bias_correction="exact"),
-        "relative (r̂)": lambda ps: Relative(ps, lr=1.0, warm=0.0),
-        "relative (ŝ)": lambda ps: Relative(ps, lr=1.0, scale="square", warm=0.0),
-        "relative, fixed β2": lambda ps: Relative(ps, lr=1.0, signal="off", warm=0.0),
-        "relative, own norm": lambda ps: Relative(ps, lr=1.0, unit="own", warm=0.0),
-        "relative, noise": lambda ps: Relative(ps, lr=1.0, memory="noise", warm=0.0),
-        "centred": lambda ps: Relative(ps, lr=1.0, scale="off", warm=0.0),
     }
     try:
         import pytorch_optimizer as rivals
@@ -188,8 +179,6 @@ SHOWN = {
     "AdamW 0.95": ("0.6", "-", 3.0),  # color, line, width: wide ones first, since some lie on each other
     "AdamW 0.999": ("black", "-", 1.3),
     "K-β, exact": ("tab:orange", "-", 1.3),
-    "relative (r̂)": ("tab:cyan", "-", 3.0),
-    "relative, noise": ("tab:blue", "-", 1.3),
     "Stable-SPAM 0.95": ("tab:red", "-", 1.3),
     "AdaGC 0.95": ("tab:green", "--", 1.3),
 }

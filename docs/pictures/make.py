@@ -3,7 +3,7 @@
 | picture     | from                                                                                     |
 |-------------|------------------------------------------------------------------------------------------|
 | spike       | norms.csv, gradient norms of a K-β run of testbed B; sunspike and β2 follow by the rule |
-| seeds       | the test runs of testbed B in benchmarks/memory_trial/B.csv                              |
+| seeds       | the test runs of testbed B in archive/memory_trial/B.csv                                 |
 | sensitivity | the tuning runs of testbeds B, C and D there                                             |
 | curves      | curves.csv, losses of ten runs of testbed B per optimizer                                |
 | verdicts    | all runs of testbeds B, C and D in the archives there, K-β against each Adam, judged     |
@@ -38,7 +38,7 @@ from kourkoutas.lab.judging import comparing, endpoints, tuned
 from kourkoutas.lab.results.snapshot import Snapshot
 
 HERE = Path(__file__).parent
-TRIAL = HERE.parents[1] / "benchmarks" / "memory_trial"
+TRIAL = HERE.parents[1] / "archive" / "memory_trial"
 ALPHA, BETA2_MIN, BETA2_MAX = 0.93, 0.88, 0.999
 LABELS = {
     "kbeta": "K-β",
