@@ -3,7 +3,7 @@
     python benchmarks/field_study.py run OUT darcy|emulator|burgers|pinnacle [WORKERS]   again: goes on where it stopped
     python benchmarks/field_study.py keep OUT PROBLEM       the runs into benchmarks/field_study/PROBLEM.csv and .tar.xz
     python benchmarks/field_study.py pace PROBLEM           seconds per step, on an idle machine, into pace.csv
-    python benchmarks/field_study.py tables                 those of docs/field-study.md, from what is kept
+    python benchmarks/field_study.py tables                 those of docs/results.md, from what is kept
 
 Five learning rates a factor √10 apart and three seeds tune each optimizer; ten other seeds compare them. If the best
 rate of one is at the edge, all get more, once. `run` first unpacks what is kept, unless OUT/PROBLEM is there. The

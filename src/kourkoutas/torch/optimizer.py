@@ -55,7 +55,7 @@ class KourkoutasBeta(Optimizer):
         ranks hold other parts (FSDP1 with use_orig_params=True) or other members (ZeroRedundancyOptimizer, pipeline
         stages) of this rank's buckets; "local" if there are none, as under DistributedDataParallel. None is enough for
         DTensors, and where buckets are single parameters or modules. Norms are those of whole tensors, so all ranks
-        must step together: see docs/scaling-out.md.
+        must step together: see docs/distributed.md.
 
     Example:
       >>> optimizer = KourkoutasBeta(torch.nn.Linear(3, 1).named_parameters(), lr=1e-2)
