@@ -32,7 +32,7 @@ def main(steps: int = 500) -> float:
     y = jnp.sin(2 * x)
     net = Net()
     schedule = optax.cosine_decay_schedule(1e-2, steps)
-    # Instead of optax.clip_by_global_norm, which would hide spikes from β2: no entry of a step exceeds 3 learning rates.
+    # Instead of optax.clip_by_global_norm, which hides spikes from β2: no entry of a step exceeds 3 learning rates.
     solver = kourkoutas_beta(schedule, buckets="module", decay=0, max_ratio=3)
     state = TrainState.create(apply_fn=net.apply, params=net.init(jax.random.key(0), x)["params"], tx=solver)
     for _ in range(steps):
