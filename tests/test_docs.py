@@ -221,10 +221,13 @@ def folder_with_a_study(tmp_path_factory):
     return folder
 
 
+READING = [
+    p for p in KBETA if p.values[0].split()[1] not in ("study", "suite", "script") and "--follow" not in p.values[0]
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "line", [p for p in KBETA if p.values[0].split()[1] not in ("study", "suite", "script") and "--follow" not in p.values[0]]
-)
+@pytest.mark.parametrize("line", READING)
 def test_a_command_that_reads_a_study_runs(line, folder_with_a_study):
     run = [sys.executable, "-P", "-m", "kourkoutas", *shlex.split(line)[1:]]
     done = subprocess.run(run, cwd=folder_with_a_study, capture_output=True, text=True, timeout=600)
