@@ -59,11 +59,11 @@ def rules() -> dict[str, Make]:
         return lambda ps: torch.optim.AdamW(ps, lr=1.0, betas=(beta1, beta2), eps=1e-8, weight_decay=0.0)
 
     found: dict[str, Make] = {
+        "K-β": lambda ps: KourkoutasBeta(ps, lr=1.0),
+        "K-β, exact": lambda ps: KourkoutasBeta(ps, lr=1.0, bias_correction="exact"),
         "AdamW 0.95": adamw(0.95),
         "AdamW 0.999": adamw(0.999),
         "AdamW, β1 = β2 = 0.95": adamw(0.95, 0.95),
-        "K-β": lambda ps: KourkoutasBeta(ps, lr=1.0),
-        "K-β, exact": lambda ps: KourkoutasBeta(ps, lr=1.0, bias_correction="exact"),
     }
     try:
         import pytorch_optimizer as rivals

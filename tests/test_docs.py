@@ -3,8 +3,8 @@
 Python blocks of one page run in order, in one namespace. A block that is a file of `examples/` is run by the tests
 of that example. Shell lines: a `make` target must exist, a `kbeta` call must parse, also within a sentence. Calls of
 `kbeta` and `python` are also run, at the smallest size, by slow tests, but for `kbeta report --follow`, which goes on
-until the study has ended and has tests of its own. `pip` lines must name extras that exist. Blocks marked `text` or
-`diff` are not code.
+until the study has ended, and `kbeta suite`: they have tests of their own. `pip` lines must name extras that exist.
+Blocks marked `text` or `diff` are not code.
 """
 
 import os
@@ -221,10 +221,13 @@ def folder_with_a_study(tmp_path_factory):
     return folder
 
 
+READING = [
+    p for p in KBETA if p.values[0].split()[1] not in ("study", "suite", "script") and "--follow" not in p.values[0]
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "line", [p for p in KBETA if p.values[0].split()[1] not in ("study", "script") and "--follow" not in p.values[0]]
-)
+@pytest.mark.parametrize("line", READING)
 def test_a_command_that_reads_a_study_runs(line, folder_with_a_study):
     run = [sys.executable, "-P", "-m", "kourkoutas", *shlex.split(line)[1:]]
     done = subprocess.run(run, cwd=folder_with_a_study, capture_output=True, text=True, timeout=600)

@@ -13,7 +13,7 @@ from kourkoutas.lab.judging import afterwards, comparable
 from kourkoutas.lab.judging import endpoints as judged_by
 from kourkoutas.lab.judging import headline as words
 from kourkoutas.lab.judging.attribution import Attribution, attribute, summary
-from kourkoutas.lab.judging.comparing import Comparison, Question, compare_endpoints
+from kourkoutas.lab.judging.comparing import Comparison, Judged, Question, comparison, judge
 from kourkoutas.lab.judging.endpoints import Measure, Until
 from kourkoutas.lab.judging.failures import failures, repeat
 from kourkoutas.lab.judging.fairness import fairness
@@ -80,6 +80,7 @@ class Analysis:
       sensitivity: of each arm to the tuned option, on the tuning seeds; empty unless one option was tuned.
       failures: which runs failed, why, and how to repeat them; the most frequent errors.
       notes: about the study as a whole, missing pairs and unreadable runs among them.
+      judged: of every endpoint the values in pairs, from which its comparison was made. Not part of the JSON.
       snapshot: what was analysed. Not part of its JSON.
     """
 
@@ -99,6 +100,7 @@ class Analysis:
     sensitivity: tuple[Sensitivity, ...]
     failures: tuple[str, ...]
     notes: tuple[str, ...]
+    judged: tuple[Judged, ...] = field(repr=False)
     snapshot: Snapshot = field(repr=False)
 
     @property
@@ -139,7 +141,7 @@ def analyse(
     measures = judged_by.measures(record, endpoints)
     tried = {measure.name: trials.of_study(snapshot, measure.score) for measure in measures}
     by_primary = tried[measures[0].name]
-    judged = compare_endpoints(
+    in_pairs = judge(
         [_question(record, own, measure, tried[measure.name]) for measure in measures],
         pairs,
         planned=len(every),
@@ -148,6 +150,7 @@ def analyse(
         count_failed=record.count_failed,
         resamples=resamples,
     )
+    judged = tuple(comparison(one, margin_used) for one in in_pairs)
     attribution = {one.name: attribute(one) for one in judged}
     late = afterwards.told(record, baseline=baseline, margin=margin)
     declared = sum(measure.declared for measure in measures)
@@ -168,6 +171,7 @@ def analyse(
         sensitivity=sensitivity(record, by_primary, measures[0].endpoint),
         failures=tuple(f"{one.words}. To repeat: {repeat(record)}" for one in failures(own)[:MOST_FAILURES]),
         notes=(*snapshot.damage, *_missing(gone)),
+        judged=tuple(in_pairs),
         snapshot=snapshot,
     )
 
