@@ -27,9 +27,9 @@ from kept_runs import keep, unpack
 
 from kourkoutas.lab.judging.analysis import Analysis, analyse
 from kourkoutas.lab.judging.comparing import Contrast
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import train
-from kourkoutas.lab.specs.looks import label
 from kourkoutas.lab.specs.spec import RunSpec
 
 KEPT = Path(__file__).parent / "field_study"
@@ -112,7 +112,7 @@ def tables() -> str:
                 snapshot = Snapshot.read(Path(scratch) / problem)
                 first = analyse(snapshot, baseline=BASELINE, resamples=0)
                 aim = next(arm.median for arm in first.arms if arm.label == BASELINE)
-                found = analyse(snapshot, baseline=BASELINE, target=f"error<={aim!r}", resamples=0)
+                found = analyse(snapshot, baseline=BASELINE, endpoints=[f"error:until={aim!r}"], resamples=0)
                 own = {arm.label: 1e6 * (arm.seconds_per_step or math.nan) for arm in found.arms}
                 parts.append(_table(problem, found, {arm: known.get((problem, arm), own[arm]) for arm in ARMS}))
     return "\n".join(parts)
@@ -122,14 +122,15 @@ def _table(problem: str, found: Analysis, microseconds: dict[str, float]) -> str
     head = ("", "best lr", "error, median [quartiles]", "better than Adam 0.999 by", "seeds won", "p", "µs/step")
     head += ("reach Adam 0.999's error", "median seconds until then")
     lines = [f"### {problem}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    contrasts = {c.treatment: c for c in found.primary.contrasts}
+    contrasts, until_aim = {c.treatment: c for c in found.primary.contrasts}, found.endpoints[-1]
     for arm in sorted(found.arms, key=lambda one: one.median):
-        way, c = found.target.arms[arm.label], contrasts.get(arm.label)
-        cells = [label(arm.label), f"{arm.chosen['lr']:.2g}", f"{arm.median:.3g} [{arm.q1:.3g}, {arm.q3:.3g}]"]
+        steps, c = until_aim.values[arm.label], contrasts.get(arm.label)
+        cells = [name_of(arm.label), f"{arm.chosen['lr']:.2g}", f"{arm.median:.3g} [{arm.q1:.3g}, {arm.q3:.3g}]"]
         cells += ["", "", ""] if c is None else [_percent(c), f"{c.wins}/{c.n}", f"{c.p_holm:.2g}"]
-        seconds = way.median_steps * microseconds[arm.label] / 1e6
+        reached = sum(math.isfinite(step) for step in steps.values())
+        seconds = until_aim.arms[arm.label]["median"].value * microseconds[arm.label] / 1e6
         until = f"{seconds:.2g}" if math.isfinite(seconds) else "–"
-        cells += [f"{microseconds[arm.label]:.0f}", f"{way.reached}/{way.runs}", until]
+        cells += [f"{microseconds[arm.label]:.0f}", f"{reached}/{len(steps)}", until]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 

@@ -39,7 +39,7 @@ def main() -> None:
     import numpy as np
 
     from kourkoutas.lab import engines, testbeds
-    from kourkoutas.lab.specs import optimizers
+    from kourkoutas.lab.optimizers import recipes
     from kourkoutas.lab.testbeds.heat2d import model
 
     testbed = testbeds.get("heat2d")
@@ -60,7 +60,7 @@ def main() -> None:
         trainers[row] = E.trainer(
             model.Objective(s),
             problem.params,
-            optimizers.recipe("adam95", testbed.kbeta),
+            recipes.recipe("adam95", testbed.kbeta),
             constants=model.constants(s),
         )
         trainers[row].run(batch, np.array([1e-4]))

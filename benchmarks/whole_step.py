@@ -41,7 +41,7 @@ def measure(
 ) -> dict[str, Any]:
     """Ratios of `rounds` rounds after two that are not counted."""
     from kourkoutas.lab import engines, testbeds
-    from kourkoutas.lab.specs.optimizers import recipe
+    from kourkoutas.lab.optimizers.recipes import recipe
 
     testbed = testbeds.get(name)
     problem = problem_of(testbed, preset, length, precision)

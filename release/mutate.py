@@ -38,7 +38,7 @@ TARGETS = {
         for name in ("hypothesis_tests", "intervals", "comparing", "statistics", "values")
     },
     "deciding": Target("kourkoutas.lab.judging.deciding", ("tests/lab/test_deciding.py",)),
-    "luck": Target("kourkoutas.lab.judging.luck", ("tests/lab/test_deciding.py",)),
+    "luck": Target("kourkoutas.lab.tuning.luck", ("tests/lab/test_deciding.py",)),
     "verdicts": Target("kourkoutas.lab.judging.verdicts", ("tests/lab/test_verdicts.py", "tests/lab/test_stats.py")),
 }
 ARITHMETIC = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult}

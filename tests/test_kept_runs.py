@@ -13,8 +13,8 @@ import kept_runs
 from kourkoutas.lab import api
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
-from kourkoutas.lab.specs import search_space as asking
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
+from kourkoutas.lab.tuning import search as asking
 
 TASK = """
 def train(trial):

@@ -34,8 +34,9 @@ from matplotlib.font_manager import findfont
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 from scipy import stats
 
-from kourkoutas.lab.judging import comparing, endpoints, tuned
+from kourkoutas.lab.judging import comparing, endpoints
 from kourkoutas.lab.results.snapshot import Snapshot
+from kourkoutas.lab.tuning import luck, trials
 
 HERE = Path(__file__).parent
 TRIAL = HERE.parents[1] / "archive" / "memory_trial"
@@ -80,13 +81,14 @@ def clear_differences(testbed: str) -> frozenset[str]:
         with tarfile.open(TRIAL / f"{testbed}.tar.xz") as archive:
             archive.extractall(folder, filter="data")
         study = Snapshot.read(Path(folder) / testbed)
-    endpoint = endpoints.measures(study.record)[0].endpoint
+    primary = endpoints.measures(study.record)[0]
+    endpoint = primary.endpoint
     found = comparing.compare_pairs(
-        endpoints.values(study.runs, endpoint),
+        endpoints.values(study.runs, primary),
         [("kbeta", arm) for arm in LABELS if arm != "kbeta"],
         log=endpoint.log,
         higher_is_better=endpoint.maximize,
-        lost=tuned.lost(study.record, tuned.tried(study), endpoint),
+        lost=luck.lost(study.record, trials.of_study(study, primary.score), endpoint),
         resamples=0,
     )
     for one in found.contrasts:

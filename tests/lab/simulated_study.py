@@ -13,20 +13,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kourkoutas.lab.judging import comparing, luck
+from kourkoutas.lab.judging import comparing
 from kourkoutas.lab.judging.comparing import Judged, Question
-from kourkoutas.lab.planning import search
-from kourkoutas.lab.planning.search import Tried
-from kourkoutas.lab.specs import search_space
-from kourkoutas.lab.specs.search_space import SearchSpace
+from kourkoutas.lab.specs.spec import SearchSpace
+from kourkoutas.lab.tuning import luck, search, trials
+from kourkoutas.lab.tuning.trials import Tried
 
 BEST = -2.4  # log10 of the best learning rate, between two values of the grid
 CLEAR = ("better", "worse")
 
 
 def space(budget: int) -> SearchSpace:
-    axes = search_space.parse_tune(["lr=1e-4:1e-1"])
-    return search_space.search_space(axes, trials=8, seeds=range(100, 103), test_seeds=range(10), budget=budget)
+    axes = search.parse_tune(["lr=1e-4:1e-1"])
+    return search.search_space(axes, trials=8, seeds=range(100, 103), test_seeds=range(10), budget=budget)
 
 
 ASKED, AT_EDGE = space(2), space(0)
@@ -117,7 +116,7 @@ def study(rng: np.random.Generator, of: Simulation) -> list[Judged] | None:
                 failed = 0 if of.count_failed else sum(fell for _, fell in ended)
                 scores[arm].append(own)
                 tried[arm].append(Tried(values, tuple(found[0] for found in own), failed=failed))
-        chosen = search.choose(tried)
+        chosen = trials.choose(tried)
     except ValueError:
         return None
     at = {arm: tried[arm].index(chosen[arm]) for arm in arms}

@@ -8,7 +8,7 @@ pytest.importorskip("pydantic")
 
 import torch
 
-from kourkoutas.lab.specs import optimizers
+from kourkoutas.lab.optimizers import recipes
 
 SHAPES = ((3, 2), (4,))
 
@@ -35,7 +35,7 @@ def plain_adam(beta2_of, steps, lr=0.01):
 def by_torch(label, steps, lr=0.01, reload_at=None):
     params = [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES]
     named = [(str(i), p) for i, p in enumerate(params)]
-    recipe = optimizers.recipe(label)
+    recipe = recipes.recipe(label)
     optimizer = recipe.torch(named)
     for t in range(1, steps + 1):
         if t == reload_at:
@@ -53,7 +53,7 @@ def by_torch(label, steps, lr=0.01, reload_at=None):
 def by_optax(label, steps, lr=0.01):
     jax = pytest.importorskip("jax")
     optax = pytest.importorskip("optax")
-    solver = optimizers.recipe(label).optax()(lr)
+    solver = recipes.recipe(label).optax()(lr)
     params = [jax.numpy.ones(shape) for shape in SHAPES]
     state = solver.init(params)
     update = jax.jit(solver.update)
@@ -79,6 +79,6 @@ def test_it_resumes_to_the_bit():
 
 def test_warmed_it_has_the_factor_of_a_warmed_adam():
     t = np.arange(1, 50)
-    assert optimizers.recipe("adafactor-beta2-warm").family == "adafactor-beta2"
-    want = optimizers.recipe("adam999-warm").lr_factor(t)
-    np.testing.assert_array_equal(optimizers.recipe("adafactor-beta2-warm").lr_factor(t), want)
+    assert recipes.recipe("adafactor-beta2-warm").family == "adafactor-beta2"
+    want = recipes.recipe("adam999-warm").lr_factor(t)
+    np.testing.assert_array_equal(recipes.recipe("adafactor-beta2-warm").lr_factor(t), want)

@@ -288,6 +288,13 @@ def test_a_metric_that_some_runs_never_logged_is_noted_and_one_that_none_did_is_
         ("acc:maximum", "unknown word in --endpoint acc:maximum 'maximum': did you mean 'max'"),
         ("acc:min:max", "give one of min, max"),
         (":max", "--endpoint must look like METRIC"),
+        ("loss:until", "unknown word in --endpoint loss:until 'until': did you mean .*'until=VALUE'"),
+        ("loss:until=", "--endpoint loss:until=: until= needs a finite number, for example val_loss:until=0.5; got ''"),
+        ("loss:until=low", "until= needs a finite number"),
+        ("loss:seconds_until=nan", "until= needs a finite number"),
+        ("loss:best=3", "unknown word in --endpoint loss:best=3 'best=3'"),
+        ("loss:best:until=3", "give one of last, best, tail, until, seconds_until"),
+        ("loss:until=3:until=4", "give one of last, best, tail, until, seconds_until"),
     ],
 )
 def test_an_endpoint_that_cannot_be_understood_is_an_error(text: str, message: str) -> None:
@@ -305,7 +312,7 @@ def controls(noise: Callable[[int, int], float]) -> dict[str, dict[int, float]]:
 
 
 def shares(values: dict[str, dict[int, float]]) -> tuple[attribution.Attribution, ...]:
-    return comparing.compare_pairs(values, [("kbeta", "adam95")], resamples=0).attribution
+    return attribution.attribute(comparing.compare_pairs(values, [("kbeta", "adam95")], resamples=0))
 
 
 def test_attribution_names_shares_largest_first_that_add_up_to_the_whole() -> None:

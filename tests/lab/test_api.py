@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import io
 import json
 import math
@@ -17,11 +18,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 import kourkoutas.lab as lab
+from kourkoutas.cli import running
 from kourkoutas.lab import api
+from kourkoutas.lab.errors import ArgumentError
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.planning import shipping
+from kourkoutas.lab.specs.study_options import StudyOptions
 from tests.lab import made_study
 
 ARMS = ["kbeta", "adam95"]
@@ -98,9 +103,9 @@ def test_what_a_study_shows_comes_as_frames(tuned: tuple[lab.Result, str]) -> No
     assert list(asked["decides"]) == [True, False]
     assert result.sensitivity().loc["kbeta", "best"] == 0.01
     # len(arm)/step: 5/2 ≤ 3 at step 2, and 6/2 ≤ 3 as well
-    reached = result.to_target("loss<=3")
-    assert list(reached["median_steps"]) == [2, 2]
-    assert reached.loc["adam95", ["treatment", "treatment_first", "treatment_later"]].tolist() == ["kbeta", 0, 0]
+    (_, reached) = result.compare("loss:until=3").to_dict("records")
+    assert (reached["endpoint"], reached["verdict"]) == ("steps until loss ≤ 3", "identical")
+    assert (reached["wins"], reached["ties"], reached["losses"]) == (0, 3, 0)
 
 
 def test_a_notebook_shows_the_answer_then_the_effect_plot_then_the_table(tuned: tuple[lab.Result, str]) -> None:
@@ -248,7 +253,7 @@ def test_a_testbed_is_studied_by_name(tmp_path: Path) -> None:
             "rare_trigger",
             {"tune": {"lr": (0.1, 1)}, "tune_seeds": [3]},
             ValueError,
-            "`tune_seeds` and `seeds` share 3: .* for example `tune_seeds` 100-102",
+            r"`tune_seeds` and `seeds` share 3: .* for example tune_seeds=range\(100, 103\)",
         ),
     ],
 )
@@ -269,3 +274,62 @@ def test_importing_the_laboratory_imports_nothing_else() -> None:
         """
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+WRONG_CALLS: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"tune_seeds": "3-5", "tune": {"lr": (1e-3, 1e-1)}}, "tune_seeds", "`tune_seeds` and `seeds` share",
+     "--tune-seeds and --seeds share"),
+    ({"trials": 3}, "trials", "add tune={'lr': (1e-4, 1e-1)}", "add --tune lr=1e-4:1e-1"),
+    ({"settings": ["x"]}, "settings", "for example settings={'kbeta.alpha': 0.9}", "for example --set kbeta.alpha=0.9"),
+    ({"storage": "there"}, "storage", "add `ray`", "add --ray"),
+    ({"timeout": -1}, "timeout", "`timeout` must be a number of seconds above 0", "--timeout must be"),
+    ({"memory": 0}, "memory", "`memory` must be a number of GiB above 0", "--memory must be"),
+    ({"retries": -1}, "retries", "`retries` must be 0 or above", "--retries must be"),
+    ({"margin": "3"}, "margin", "`margin` must be a percentage", "--margin must be"),
+    ({"optimizers": "nowhere.py:Mine"}, "optimizers", "`optimizers` nowhere.py:Mine: there is no file",
+     "--optimizers nowhere"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "name", "in_python", "in_words"), WRONG_CALLS, ids=[one[1] for one in WRONG_CALLS])
+def test_an_error_carries_the_argument_and_each_reader_finds_his_own_spelling_of_it(
+    given: dict[str, Any], name: str, in_python: str, in_words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(in_python)) as told:
+        lab.study("rare_trigger", **given, out=tmp_path / "out", progress=False)
+    assert told.value.argument == name
+    assert "--" not in str(told.value)
+    with pytest.raises(ArgumentError, match=re.escape(in_words)):
+        api.conduct(StudyOptions("rare_trigger", **given), console=Console(quiet=True), say=lambda line: None)
+
+
+def test_every_option_of_the_command_is_an_argument_of_the_function_and_the_other_way_round() -> None:
+    arguments = set(inspect.signature(lab.study).parameters)
+    options = set(inspect.signature(running.study).parameters)
+    of_the_command = {"target", "text", "target_", "no_report", "as_json"}
+    of_the_function = {"train", "progress"}
+    assert arguments - of_the_function == options - of_the_command
+    assert all(f"  {name}: " in (lab.study.__doc__ or "") for name in arguments)
+
+
+def test_an_argument_that_there_is_none_of_is_told_by_the_name_of_the_function() -> None:
+    with pytest.raises(TypeError, match="study: got an unexpected keyword argument 'sedes'"):
+        lab.study("rare_trigger", sedes=range(3))  # type: ignore[call-arg]
+
+
+def test_a_run_of_a_study_from_python_can_be_limited_in_time(tmp_path: Path) -> None:
+    file = tmp_path / "slow.py"
+    file.write_text("import time\n\ndef train(trial):\n    time.sleep(60)\n    return 1.0\n")
+    result = lab.study(
+        f"{file}:train",
+        optimizers=["kbeta"],
+        seeds=[0],
+        timeout=0.5,
+        count_failed=True,
+        workers=1,
+        out=tmp_path / "out",
+        progress=False,
+    )
+    (run,) = result.snapshot.runs
+    assert run.result is not None
+    assert (run.result.error or "").startswith("the run was ended after 0.5 s")

@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from kourkoutas.lab import corpus, engines, testbeds
-from kourkoutas.lab.corpus import CorpusError
+from kourkoutas.lab import engines, testbeds
+from kourkoutas.lab.optimizers.recipes import recipe
 from kourkoutas.lab.running import train
-from kourkoutas.lab.specs.optimizers import recipe
 from kourkoutas.lab.specs.spec import RunSpec
-from kourkoutas.lab.testbeds.char_lm import CharLM, Model, Settings, check_bfloat16, init, split
+from kourkoutas.lab.testbeds.char_lm import CharLM, Model, Settings, check_bfloat16, corpus, init, split
+from kourkoutas.lab.testbeds.char_lm.corpus import CorpusError
 from tests.lab.gradients import value_and_grad
 
 TESTBED = CharLM()

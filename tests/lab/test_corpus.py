@@ -16,10 +16,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from kourkoutas.lab import corpus
-from kourkoutas.lab.corpus import CorpusError, enwik8
-from kourkoutas.lab.corpus.enwik8 import Expected, FetchError, fetch_enwik8
-from kourkoutas.lab.corpus.generated import generate
+from kourkoutas.lab.testbeds.char_lm import corpus, enwik8
+from kourkoutas.lab.testbeds.char_lm.corpus import CorpusError
+from kourkoutas.lab.testbeds.char_lm.enwik8 import Expected, FetchError, fetch_enwik8
+from kourkoutas.lab.testbeds.char_lm.generated import generate
 
 TEXT = "Ένα κουρκούτι, two pancakes; drei Eier.\n" * 20
 
@@ -155,7 +155,7 @@ def test_enwik8_before_it_was_fetched_says_how_to_get_it():
 
 
 def test_the_generated_text_is_the_same_in_every_process():
-    code = "import hashlib; from kourkoutas.lab.corpus.generated import generate as g; "
+    code = "import hashlib; from kourkoutas.lab.testbeds.char_lm.generated import generate as g; "
     code += "print(hashlib.sha256(g(50_000).encode()).hexdigest())"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == hashlib.sha256(generate(50_000).encode()).hexdigest()

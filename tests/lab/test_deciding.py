@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 
 from kourkoutas.lab.judging import comparing
-from kourkoutas.lab.judging.luck import DRAWS, Lost, lost_by_tuning, nothing_lost
+from kourkoutas.lab.tuning.luck import DRAWS, Lost, lost_by_tuning, nothing_lost
 
 POINTS = 80  # of the quadrature in each of three directions; 200 move p by less than 0.001
 

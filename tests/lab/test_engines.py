@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kourkoutas.lab import engines
-from kourkoutas.lab.specs.optimizers import recipe
+from kourkoutas.lab.optimizers.recipes import recipe
 from kourkoutas.oracle import Oracle
 from tests.lab.gradients import value_and_grad
 

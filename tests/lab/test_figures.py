@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from kourkoutas.lab.judging.comparing import Comparison
+from kourkoutas.lab.optimizers import looks
 from kourkoutas.lab.showing import curves, distributions, drawing, effects, maps
 from kourkoutas.lab.showing.curves import Course
-from kourkoutas.lab.specs import looks
 from tests.lab import made_study
 
 NAN = math.nan
@@ -84,17 +84,16 @@ def test_long_curves_are_averaged_in_blocks_and_a_gap_is_no_divergence() -> None
     assert curves.thinned(course([1, NAN], diverged=True)).diverged
 
 
-def test_the_panels_are_all_arms_the_end_and_one_per_arm_with_diverged_runs_crossed_and_counted() -> None:
+def test_the_panels_are_all_arms_and_one_per_arm_with_diverged_runs_crossed_and_counted() -> None:
     arms = {"kbeta": {0: course(np.geomspace(1, 0.001, 50).tolist())}, "lion": {0: course([1.0] * 20, diverged=True)}}
     drawn = panels(arms)
     assert [one.title for one in drawn] == [
         "All optimizers: training loss, log scale",
-        "The last fifth, enlarged: training loss",
         "K-β: 1 run",
         "Lion: 1 run, 1 diverged ×",
     ]
-    assert ['class="cross"' in one.svg for one in drawn] == [False, False, False, True]
-    assert panels(arms, runs={"kbeta": 3, "lion": 1})[2].title == "K-β: 1 of 3 runs"
+    assert ['class="cross"' in one.svg for one in drawn] == [False, False, True]
+    assert panels(arms, runs={"kbeta": 3, "lion": 1})[1].title == "K-β: 1 of 3 runs"
 
 
 def test_a_few_steps_of_a_loss_next_to_0_do_not_flatten_the_rest_but_an_end_there_is_shown() -> None:
@@ -103,14 +102,6 @@ def test_a_few_steps_of_a_loss_next_to_0_do_not_flatten_the_rest_but_an_end_ther
     assert curves.above_dips(losses, [losses[-1]]).min() > 1e-4
     assert curves.above_dips(losses, [1e-12]).min() == 1e-12
     assert (curves.above_dips(losses, [0.1])[:50] == losses[:50]).all()
-
-
-def test_the_enlarged_end_has_the_scale_of_its_own_values() -> None:
-    arms = {"kbeta": {0: course(np.linspace(1.0, 0.5, 101).tolist())}}
-    end = panels(arms)[1]
-    ticks = [float(x) for x in re.findall(r'text-anchor="end" class="soft">([\d.]+)</text>', end.svg)]
-    assert ticks
-    assert max(ticks) <= 0.61
 
 
 def test_without_curves_there_are_no_panels() -> None:
@@ -220,16 +211,11 @@ def test_of_very_many_buckets_those_that_spike_most_are_shown() -> None:
     assert "the 40 of 100 buckets that spike most" in drawn.title
 
 
-def test_the_lines_of_all_buckets_are_quantiles_of_each_stretch_in_which_a_spike_is_seen() -> None:
-    made = traces()
-    found = maps.spread(made, "sun")
-    assert found is not None
-    steps, lines = found
-    assert len(steps) == maps.COLUMNS  # 800 steps, ten to a stretch
-    first = np.concatenate([np.asarray(trace.sun)[:10].ravel() for trace in made])
-    assert lines[2][0] == pytest.approx(np.nanmedian(first))
-    assert lines[4].max() == 0.95
-    assert steps[lines[4].argmax()] == pytest.approx(501, abs=10)
+def test_one_bucket_alone_has_a_map_too() -> None:
+    one = maps.TraceData([1, 2], [[0.5], [0.9]], [[0.94], [0.89]], ["everything"])
+    drawn = maps.drawings([one], looks.looks_of(["kbeta"])["kbeta"])
+    assert [picture.title for picture in drawn] == ["K-β: sun by bucket", "K-β: β2 by bucket"]
+    assert all("everything" in picture.svg for picture in drawn)
 
 
 def test_a_trace_without_values_gives_no_picture() -> None:

@@ -10,12 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from kourkoutas.lab import engines, testbeds
-from kourkoutas.lab.engines.taylor import rows
+from kourkoutas.lab.optimizers import recipes
 from kourkoutas.lab.running import train
-from kourkoutas.lab.specs import optimizers
 from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.testbeds.heat3d import Heat3DProblem, Settings, geometry, network, reference
 from kourkoutas.lab.testbeds.heat3d.geometry import LENGTH, R_IN, Points
+from kourkoutas.lab.testbeds.heat3d.taylor import rows
 from tests.lab.gradients import value_and_grad
 
 torch = pytest.importorskip("torch")
@@ -230,7 +230,7 @@ def test_lbfgs_continues_from_its_state_bit_for_bit() -> None:
     E = engines.get("torch")
     problem = Heat3DProblem(testbeds.get("heat3d").presets["smoke"], seed=0)
     make = functools.partial(
-        E.trainer, problem.loss, problem.params, optimizers.recipe("lbfgs"), constants=problem.constants
+        E.trainer, problem.loss, problem.params, recipes.recipe("lbfgs"), constants=problem.constants
     )
     through, first, second = make(), make(), make()
     through.run({}, np.ones(8))
@@ -257,7 +257,7 @@ def test_a_short_training_halves_the_error_of_a_known_solution() -> None:
     )
     E = engines.get("torch")
     before = problem.evaluate(E, tensors(dict(problem.params)), problem.steps)
-    trainer = E.trainer(problem.loss, problem.params, optimizers.recipe("adam95"), constants=problem.constants)
+    trainer = E.trainer(problem.loss, problem.params, recipes.recipe("adam95"), constants=problem.constants)
     trainer.run({}, problem.lr(np.arange(200)))
     after = problem.evaluate(E, trainer.arrays(), problem.steps)
     assert after["error"] < before["error"] / 2

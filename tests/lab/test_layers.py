@@ -32,7 +32,7 @@ def test_every_import_goes_down() -> None:
 
 
 FUNCTION = "\n\ndef late():\n    from kourkoutas.lab.results import store\n"
-TYPES = "\n\nif TYPE_CHECKING:\n    from kourkoutas.lab.specs.optimizers import Recipe\n"
+TYPES = "\n\nif TYPE_CHECKING:\n    from kourkoutas.lab.optimizers.recipes import Recipe\n"
 NEIGHBOUR = "\nfrom kourkoutas.lab.judging import endpoints\n"
 
 
@@ -40,7 +40,7 @@ NEIGHBOUR = "\nfrom kourkoutas.lab.judging import endpoints\n"
     ("file", "text", "told"),
     [
         ("lab/specs/spec.py", FUNCTION, "kourkoutas.lab.specs is not allowed to import kourkoutas.lab.results"),
-        ("lab/engines/taylor.py", TYPES, "kourkoutas.lab.engines is not allowed to import kourkoutas.lab.specs"),
+        ("lab/engines/numpy.py", TYPES, "kourkoutas.lab.engines is not allowed to import kourkoutas.lab.optimizers"),
         ("lab/running/worker.py", NEIGHBOUR, "kourkoutas.lab.running is not allowed to import kourkoutas.lab.judging"),
         ("lab/helpers.py", "", "kourkoutas.lab.helpers"),
     ],

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from kourkoutas.lab import engines
+from kourkoutas.lab.optimizers import recipes
+from kourkoutas.lab.optimizers.recipes import CONTROLS, LABELS, RIVALS, check, engines_of, recipe
 from kourkoutas.lab.running.train import run
-from kourkoutas.lab.specs import optimizers
-from kourkoutas.lab.specs.optimizers import CONTROLS, LABELS, RIVALS, check, engines_of, recipe
 from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.oracle import Oracle
 from kourkoutas.rule import Hyper
@@ -164,7 +164,7 @@ def test_a_library_that_is_not_installed_is_named_with_the_way_out(monkeypatch):
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr(optimizers.importlib, "import_module", missing)
+    monkeypatch.setattr(recipes.importlib, "import_module", missing)
     with pytest.raises(ImportError, match=r"pip install pytorch-optimizer, or use --engine jax or mlx"):
         check(recipe("lion"), "torch")
 
@@ -205,7 +205,7 @@ def test_a_rival_of_pytorch_optimizer_that_is_not_installed_is_named_with_the_wa
     def missing(module):
         raise ImportError(module)
 
-    monkeypatch.setattr(optimizers.importlib, "import_module", missing)
+    monkeypatch.setattr(recipes.importlib, "import_module", missing)
     with pytest.raises(ImportError, match=f"optimizer '{name}' .* pip install pytorch-optimizer{way_out}$"):
         check(recipe(name), "torch")
 

@@ -62,6 +62,12 @@ def test_code_is_the_file_its_neighbours_and_their_packages_but_no_data(tmp_path
     assert set(parcel.of_code(tmp_path / "task.py")) == {"task.py", "a.py", "package/__init__.py", "package/sub/b.py"}
 
 
+def test_a_function_without_a_file_travels_with_its_pickle_and_no_other(tmp_path: Path) -> None:
+    for name in ("notebook.py", "notebook.pickle", "data.pickle"):
+        (tmp_path / name).write_bytes(b"")
+    assert set(parcel.of_code(tmp_path / "notebook.py")) == {"notebook.py", "notebook.pickle"}
+
+
 @pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside"])
 def test_a_name_that_leads_out_of_the_folder_is_refused_and_nothing_is_written(tmp_path: Path, name: str) -> None:
     files = {"a/b": b"1", name: b""}

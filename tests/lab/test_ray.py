@@ -281,6 +281,95 @@ def test_a_function_of_the_users_is_sent_with_its_modules_and_gives_the_same_fil
     assert {Path(name).name for name in files} >= {"model.pt", "output.txt", "trace.npz", "metrics.jsonl"}
 
 
+MINE = {
+    "torch": """
+import torch
+from damping import MOMENTUM
+
+class Mine(torch.optim.SGD):
+    def __init__(self, params, lr=1e-3, momentum=MOMENTUM):
+        super().__init__(params, lr=lr, momentum=momentum)
+""",
+    "jax": """
+import optax
+from damping import MOMENTUM
+
+def Mine(learning_rate, momentum=MOMENTUM):
+    return optax.sgd(learning_rate, momentum)
+""",
+    "mlx": """
+import mlx.optimizers
+from damping import MOMENTUM
+
+class Mine(mlx.optimizers.SGD):
+    def __init__(self, learning_rate, momentum=MOMENTUM):
+        super().__init__(learning_rate, momentum)
+""",
+}
+
+
+@pytest.mark.parametrize("engine", MINE)
+def test_an_optimizer_of_the_users_is_sent_with_its_modules_and_tuned_as_it_is_here(
+    cluster: Cluster, tmp_path: Path, engine: str
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MINE[engine] + "\nprint('loaded from', __file__)\n")
+    (tmp_path / "damping.py").write_text("MOMENTUM = 0.5\n")
+    tuned = ["--tune", "lr=1e-2:1e-1", "--tune", "Mine.momentum=0.1:0.9", "--trials", "2", "--tune-seeds", "9"]
+    small = ["--set", "steps=30", "--set", "held_out=64", "--seeds", "0-1", "--engine", engine]
+    words = ["--optimizers", f"kbeta,{file}:Mine", *small, *tuned]
+    here = cluster.done(cluster.study("rare_trigger", tmp_path / "here", *words, ray=False))
+    there = cluster.done(cluster.study("rare_trigger", tmp_path / "there", *words))
+    assert [(run["id"], run["endpoint"]) for run in there] == [(run["id"], run["endpoint"]) for run in here]
+    assert {run["optimizer"] for run in there} == {"kbeta", "Mine"}
+    loaded = [path.read_text() for path in (tmp_path / "there").glob("runs/*/output.txt")]
+    assert loaded
+    assert all("kbeta-ray-" in text for text in loaded)  # a copy on the node
+
+
+FROM_PYTHON = """
+import sys, torch
+from kourkoutas.lab import study
+
+DAMPED = 0.5
+
+class Damped(torch.optim.SGD):
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, lr=lr, momentum=DAMPED)
+
+def train(trial):
+    w = torch.nn.Parameter(torch.full((3,), 1.0 + trial.seed))
+    optimizer = trial.optimizer([w], lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = w.square().sum()
+        loss.backward()
+        optimizer.step()
+        trial.log(step, loss=loss.item())
+    return loss.item()
+
+ray = sys.argv[1] or None
+result = study(train, optimizers=["torch.SGD", Damped], seeds="0-1", ray=ray, out=sys.argv[2], progress=False,
+               settings={"torch.SGD.momentum": DAMPED})
+print(result.frame()["endpoint"].tolist())
+"""
+
+
+def test_python_sends_a_function_and_an_optimizer_that_have_no_file_of_their_own(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(FROM_PYTHON)
+    env = {**cluster.env, "KBETA_CACHE": str(tmp_path / "cache")}
+    ends = []
+    for place, out in ((cluster.address, "there"), ("", "here")):
+        call = [sys.executable, str(tmp_path / "script.py"), place, str(tmp_path / out)]
+        done = subprocess.run(call, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        ends.append(json.loads(done.stdout.splitlines()[-1]))
+    assert ends[0] == ends[1]
+    assert ends[0][:2] == ends[0][2:]  # both are SGD with the same momentum
+
+
 def test_both_nodes_make_runs_and_what_was_begun_here_is_finished_there(cluster: Cluster, plain: Path) -> None:
     out = plain.parent / "out"
     cluster.done(cluster.study(f"{plain}:train", out, *options(plain, "0-1"), ray=False))

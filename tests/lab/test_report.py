@@ -18,9 +18,9 @@ import pytest
 
 from kourkoutas.lab.judging import comparing, headline
 from kourkoutas.lab.judging import table_file as tables
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.showing import curves, effects, report
-from kourkoutas.lab.specs.looks import label
 from kourkoutas.lab.specs.spec import RunResult
 from tests.lab import made_study
 from tests.lab.made_study import analysed, rendered
@@ -98,7 +98,7 @@ def test_the_arms_are_ranked_by_their_median_with_their_time_and_losses(page: st
     table = re.search(r'<table class="ranked">(.*?)</table>', page, re.S)
     assert table is not None
     names = re.findall(r'<th scope="row">.*?</svg>(.*?)(?: <span|</th>)', table[1])
-    values = {label(arm): list(by_seed.values()) for arm, by_seed in tables.read_table(made_study.TABLE).items()}
+    values = {name_of(arm): list(by_seed.values()) for arm, by_seed in tables.read_table(made_study.TABLE).items()}
     order = sorted(values, key=lambda arm: float(np.median(values[arm])))
     assert [name for name in names if name in values] == order
     row = re.sub(r"\s+", " ", table[1])

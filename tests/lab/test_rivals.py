@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from kourkoutas.lab import engines
+from kourkoutas.lab.optimizers.recipes import check, engines_of, recipe
 from kourkoutas.lab.running import train
-from kourkoutas.lab.specs.optimizers import check, engines_of, recipe
 from kourkoutas.lab.specs.spec import RunSpec
 
 START = {"w": np.array([[1.0, -2.0], [0.5, 3.0]], np.float32), "b": np.array([1.0, 2.0], np.float32)}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from kourkoutas.lab import engines, testbeds
+from kourkoutas.lab.optimizers.recipes import recipe
 from kourkoutas.lab.running.train import run
-from kourkoutas.lab.specs.optimizers import recipe
 from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.testbeds import sanity
 

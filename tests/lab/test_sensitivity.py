@@ -7,10 +7,10 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from kourkoutas.lab.judging.tuned import Sensitivity, sensitivities
-from kourkoutas.lab.planning.search import Tried
-from kourkoutas.lab.showing import sensitivity as drawing
-from kourkoutas.lab.specs.looks import looks_of
+from kourkoutas.lab.optimizers.looks import looks_of
+from kourkoutas.lab.showing import tuning as drawing
+from kourkoutas.lab.tuning.sensitivity import Sensitivity, sensitivities
+from kourkoutas.lab.tuning.trials import Tried
 
 NAN = math.nan
 

@@ -17,8 +17,7 @@ import pytest
 
 from kourkoutas.lab.results import store
 from kourkoutas.lab.results.snapshot import Snapshot, holder_of
-from kourkoutas.lab.specs.search_space import Axis, SearchSpace
-from kourkoutas.lab.specs.spec import RunResult, RunSpec
+from kourkoutas.lab.specs.spec import Axis, RunResult, RunSpec, SearchSpace
 
 SPEC = RunSpec(testbed="bowl", optimizer="kbeta", seed=0)
 RESULT = RunResult(
@@ -160,7 +159,7 @@ def test_a_folder_of_another_configuration_is_left_alone_and_every_difference_is
         "engine is 'torch' there and 'jax' here",
         "steps is 100 there and 200 here",
         "settings.lr is None there and 0.1 here",
-        "arm kbeta.options.alpha is None there and 0.9 here",
+        "optimizer kbeta.options.alpha is None there and 0.9 here",
     ):
         assert part in message
     assert (study.path / "study.json").read_bytes() == before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,24 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
-from rich.console import Console
 from statsmodels.stats.multitest import multipletests
 from typer.testing import CliRunner
 
 from kourkoutas.cli.command import app
 from kourkoutas.lab import api
-from kourkoutas.lab.judging import comparing, headline, luck, table_file, targets
-from kourkoutas.lab.judging.targets import Target
-from kourkoutas.lab.planning import plan as planning
-from kourkoutas.lab.planning import search
-from kourkoutas.lab.planning.search import Tried
+from kourkoutas.lab.judging import comparing, endpoints, headline, table_file
+from kourkoutas.lab.optimizers import looks
 from kourkoutas.lab.results import export, files, store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import trial
-from kourkoutas.lab.showing import curves, progress, report, status
-from kourkoutas.lab.specs import looks
-from kourkoutas.lab.specs import search_space as asking
+from kourkoutas.lab.showing import curves, report, status
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
+from kourkoutas.lab.tuning import luck, search, trials
+from kourkoutas.lab.tuning.trials import Tried
 from tests.lab import made_study
 from tests.lab.made_study import analysed, rendered
 from tests.lab.test_analysis import CODE, folder
@@ -88,6 +83,37 @@ def test_a_metric_logged_in_calls_of_its_own_does_not_cut_the_loss(tmp_path: Pat
     assert [row["step"] for row in rows if row["val_loss"] is not None] == list(range(every, steps + 1, every))
 
 
+def test_a_page_reads_every_file_of_the_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = logging_study(tmp_path / "out", {name: list(in_two_calls(30, 3)) for name in ("kbeta", "adam95")})
+    arrays = {"names": np.array(["w"]), "steps": np.arange(3)} | dict.fromkeys(("sun", "beta2"), np.ones((3, 1)))
+    files.write_arrays(study.runs[0].folder / "trace.npz", arrays)
+    opened: list[Path] = []
+    for name in ("read_json", "read_lines", "read_arrays"):
+        read = getattr(files, name)
+        monkeypatch.setattr(
+            files, name, lambda file, *rest, read=read, **more: opened.append(file) or read(file, *rest, **more)
+        )
+    assert "K-β" in rendered(study, endpoints=["val_loss:best", "val_loss:tail", "loss:best", "val_loss:until=0.5"])
+    names = ["spec.json", "result.json", "metrics.jsonl"]
+    expected = [study.path / "study.json", study.runs[0].folder / "trace.npz"]
+    expected += [run.folder / name for run in study.runs for name in names]
+    assert sorted(opened) == sorted(expected)
+
+
+def test_what_a_run_writes_after_the_snapshot_is_in_no_view_of_it(tmp_path: Path) -> None:
+    study = made_study.own(tmp_path / "out", {"kbeta": {0: None}, "adam95": {0: 1.0}})
+    (going,) = [run for run in study.runs if run.result is None]
+    file = going.folder / "metrics.jsonl"
+    file.write_text('{"step": 1, "loss": 4.0}\n')
+    assert curves.courses(study)["kbeta"][0].losses.tolist() == [4.0]
+    with file.open("a") as more:
+        more.write('{"step": 2, "loss": 2.0}\n')
+    files.write_arrays(going.folder / "trace.npz", {"names": np.array(["w"]), "steps": np.arange(3)})
+    assert curves.courses(study)["kbeta"][0].losses.tolist() == [4.0]
+    assert going.trace() is None
+    assert curves.courses(Snapshot.read(study.path))["kbeta"][0].losses.tolist() == [4.0, 2.0]
+
+
 def test_a_diverged_run_is_crossed_though_its_last_losses_are_gone(tmp_path: Path) -> None:
     study = made_study.own(tmp_path / "out", {"kbeta": {0: made_study.diverged([1, 2, 3], [1.0, 2.0, math.nan])}})
     (course,) = curves.courses(Snapshot.read(study.path))["kbeta"].values()
@@ -97,13 +123,12 @@ def test_a_diverged_run_is_crossed_though_its_last_losses_are_gone(tmp_path: Pat
 
 def test_a_target_is_met_at_the_step_that_was_logged_however_long_the_run(tmp_path: Path) -> None:
     rows = {"kbeta": list(in_two_calls(1500, 1)), "adam95": list(in_two_calls(5000, 5000))}
-    study = logging_study(tmp_path / "out", rows)
-    found = targets.reached(
-        Snapshot.read(study.path).runs, Target("loss", 1 / 701)
-    )  # 1/step first is that small at step 701
-    assert (found["kbeta"].steps, found["adam95"].steps) == ({0: 701}, {0: 701})
-    found = targets.reached(Snapshot.read(study.path).runs, Target("val_loss", 2.0 / 5000))
-    assert (found["kbeta"].steps, found["adam95"].steps) == ({0: math.inf}, {0: 5000})
+    runs = Snapshot.read(logging_study(tmp_path / "out", rows).path).runs
+    # 1/step first is that small at step 701
+    assert endpoints.values(runs, endpoints.parse(f"loss:until={1 / 701!r}")) == {"kbeta": {0: 701}, "adam95": {0: 701}}
+    found = endpoints.values(runs, endpoints.parse(f"val_loss:until={2.0 / 5000!r}"))
+    assert math.isnan(found["kbeta"][0])
+    assert found["adam95"] == {0: 5000}
 
 
 def test_a_run_that_reached_the_target_and_then_diverged_has_reached_it_and_an_infinite_loss_meets_none() -> None:
@@ -111,8 +136,9 @@ def test_a_run_that_reached_the_target_and_then_diverged_has_reached_it_and_an_i
         result = made_study.diverged([float(k) for k in range(1, 1 + len(losses))], losses)
         return store.StoredRun(RunSpec(**SETUP, optimizer="kbeta", seed=seed), result, Path("nowhere"))
 
-    (found,) = targets.reached([run(0, [3.0, 1.0, 9.0]), run(1, [3.0, -math.inf])], Target("loss", 1.0)).values()
-    assert found.steps == {0: 2, 1: math.inf}
+    found = endpoints.values([run(0, [3.0, 1.0, 9.0]), run(1, [3.0, -math.inf])], endpoints.parse("loss:until=1"))
+    assert found["kbeta"][0] == 2
+    assert math.isnan(found["kbeta"][1])
 
 
 # Holm's family
@@ -163,30 +189,27 @@ def test_holm_counts_what_could_not_be_compared_also_with_the_luck_of_a_tuning()
     assert found.p_holm == pytest.approx(3 * found.p)
 
 
-def test_the_race_to_a_target_is_adjusted_for_planned_arms_without_runs(tmp_path: Path) -> None:
+def test_times_are_adjusted_for_planned_arms_whose_runs_failed(tmp_path: Path) -> None:
     fast, slow = {"step": [1.0, 2.0], "loss": [1.0, 1.0]}, {"step": [1.0, 2.0], "loss": [3.0, 1.0]}
+    never = {"step": [1.0, 2.0], "loss": [3.0, 3.0]}
+    slower = [slow, slow, slow, slow, never, never, never, never]  # ranks decide
     ends: dict[str, dict[int, Any]] = {
-        "kbeta": {seed: made_study.finished(1.0, curve=fast) for seed in range(6)},
-        "adam95": {seed: made_study.finished(1.0, curve=slow) for seed in range(6)},
-        "lion": {seed: made_study.failed() for seed in range(6)},
+        "kbeta": {seed: made_study.finished(1.0, curve=fast) for seed in range(8)},
+        "adam95": {seed: made_study.finished(1.0, curve=slower[seed]) for seed in range(8)},
+        "lion": {seed: made_study.failed() for seed in range(8)},
     }
-    found = analysed(made_study.own(tmp_path / "out", ends), target="loss<=1.0").target
-    assert found is not None
-    (race,) = found.contrasts
-    # six pairs of one sign: 2/2⁶, one of two planned contrasts
-    assert (race.p, race.p_holm) == (pytest.approx(2 / 2**6), pytest.approx(4 / 2**6))
-    # without runs of the first arm, the others are not compared in its place
-    lone = made_study.own(tmp_path / "lone", {"kbeta": ends["lion"], "adam95": ends["adam95"], "lion": ends["kbeta"]})
-    other = analysed(lone, target="loss<=1.0").target
-    assert other is not None
-    assert other.contrasts == ()
+    time = analysed(made_study.own(tmp_path / "out", ends), endpoints=["loss:until=1"]).endpoints[-1]
+    only, lion = time.contrasts
+    # eight pairs of one sign: 2/2⁸, one of two planned contrasts of each of two endpoints
+    assert (only.p, only.p_holm) == (pytest.approx(2 / 2**8), pytest.approx(4 * 2 / 2**8))
+    assert (lion.verdict, lion.why) == ("unfinished", "8 of 8 of Lion failed")
 
 
 # The luck of the tuning
 
 
-QUESTION = asking.search_space(
-    asking.parse_tune(["lr=1e-3:4e-3"]), trials=3, seeds=[100, 101, 102], test_seeds=range(8), budget=0
+QUESTION = search.search_space(
+    search.parse_tune(["lr=1e-3:4e-3"]), trials=3, seeds=[100, 101, 102], test_seeds=range(8), budget=0
 )
 RATES = (1e-3, 2e-3, 4e-3)
 
@@ -227,7 +250,7 @@ def test_what_is_unclear_has_no_shares_and_counts_the_luck_in_what_it_could_have
     assert only.effect is not None
     assert only.effect.interval is not None
     assert only.effect.interval.holds(0.0)
-    assert [one.parts for one in found.primary.attribution] == [()]
+    assert [one.parts for one in found.attribution[found.primary.name]] == [()]
     assert "nothing to explain" in found.causes[0]
     untuned = analysed(folder(tmp_path / "given", {arm: dict(enumerate(x)) for arm, x in ends.items()}))
     assert only.detectable is not None
@@ -243,7 +266,7 @@ def test_a_difference_that_is_clear_keeps_its_shares(tmp_path: Path) -> None:
     ends = {"kbeta": AHEAD, "adam95": far, "kbeta-static": [x + 0.001 * (-1) ** i for i, x in enumerate(far)]}
     found = analysed(tuned_study(tmp_path / "out", ends, dict.fromkeys(ends, SHARP)))
     assert found.primary.contrasts[0].verdict == "better"
-    shares = {part.cause: part.share for part in found.primary.attribution[0].parts}
+    shares = {part.cause: part.share for part in found.attribution[found.primary.name][0].parts}
     assert shares["dynamics of β2"] == pytest.approx(1.0, abs=0.01)
     assert "dynamics of β2 100 %" in found.causes[0]
 
@@ -254,7 +277,7 @@ def test_shares_follow_the_headline_also_where_holm_alone_decides(tmp_path: Path
     found = analysed(made_study.own(tmp_path / "out", ends))
     assert found.primary.contrasts[0].p == pytest.approx(ALONE)
     assert found.primary.contrasts[0].verdict == "unclear"
-    assert [one.parts for one in found.primary.attribution] == [()]
+    assert [one.parts for one in found.attribution[found.primary.name]] == [()]
 
 
 def test_p_is_never_nought_and_the_luck_of_a_tuning_makes_nothing_surer() -> None:
@@ -269,7 +292,7 @@ def test_p_is_never_nought_and_the_luck_of_a_tuning_makes_nothing_surer() -> Non
 
 
 def test_a_tuning_in_which_everything_diverges_goes_on_downwards() -> None:
-    question = asking.search_space(asking.parse_tune(["lr=1e-3:1"]), trials=7, seeds=[100], test_seeds=[0], budget=9)
+    question = search.search_space(search.parse_tune(["lr=1e-3:1"]), trials=7, seeds=[100], test_seeds=[0], budget=9)
 
     def score(lr: float) -> float:
         return abs(math.log10(lr) + 4) if lr < 2e-4 else math.nan
@@ -280,10 +303,10 @@ def test_a_tuning_in_which_everything_diverges_goes_on_downwards() -> None:
     found = sorted(tried["kbeta"], key=lambda one: one.values["lr"])
     # seven values from 1e-3 to 1, and two steps of √0.1 below them, of which the second is the first that works
     assert [one.values["lr"] for one in found[:3]] == pytest.approx([1e-4, 3.162e-4, 1e-3])
-    assert search.best(found).values["lr"] == pytest.approx(1e-4)
-    assert search.best(found) == search.best(found[::-1])
+    assert trials.best(found).values["lr"] == pytest.approx(1e-4)
+    assert trials.best(found) == trials.best(found[::-1])
     same = [Tried({"lr": 1.0}, (math.nan,)), Tried({"lr": 0.1}, (math.nan,))]
-    assert search.best(same).values == search.best(same[::-1]).values == {"lr": 0.1}
+    assert trials.best(same).values == trials.best(same[::-1]).values == {"lr": 0.1}
 
 
 @pytest.mark.parametrize("lost", ["result.json", "folder"])
@@ -353,24 +376,6 @@ def test_curves_without_a_common_step_have_no_median_and_no_error() -> None:
     early, late = (curves.Course(np.arange(a, a + 5.0), np.ones(5)) for a in (1, 10))
     drawn = curves.panels({"a": {0: early, 1: late}}, looks.looks_of(["a"]), lambda *run: "runs")
     assert [one.title for one in drawn] == ["a: 2 runs"]
-
-
-def test_a_mistyped_target_stops_the_study_at_its_first_good_run() -> None:
-    out = io.StringIO()
-    console = Console(file=out)
-    plan = planning.plan_study("sanity1")
-
-    def aiming(metric: str) -> progress.Lines:
-        return progress.Lines(console, plan, Target(metric, 1.0))
-
-    spec = RunSpec(**SETUP, optimizer="kbeta", seed=0)
-    good = made_study.finished(1.0, curve={"step": [1.0], "loss": [1.0]})
-    lost = aiming("lost")
-    lost.finished(spec, made_study.diverged())  # which may have had no time to log it
-    with pytest.raises(ValueError, match="--target lost<=1: no run logged 'lost'; logged: loss"):
-        lost.finished(spec, good)
-    aiming("loss").finished(spec, good)
-    assert len(out.getvalue().splitlines()) == 3  # every run was told first
 
 
 def test_the_answer_is_printed_before_the_page_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,8 @@ from kourkoutas.lab.results import store
 from kourkoutas.lab.results.snapshot import holder_of
 from kourkoutas.lab.running import executor
 from kourkoutas.lab.running import trial as trial_module
-from kourkoutas.lab.specs import search_space
 from kourkoutas.lab.specs.spec import RunSpec
+from kourkoutas.lab.tuning import search
 
 
 @pytest.fixture(autouse=True)
@@ -231,7 +231,7 @@ def test_values_and_seeds_that_cannot_be_kept_are_refused(
 
 
 def test_values_of_a_grid_that_are_understood_as_the_same_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"kbeta\[quantize=on\] and kbeta\[quantize=True\] are the same arm"):
+    with pytest.raises(ValueError, match=r"kbeta\[quantize=on\] and kbeta\[quantize=True\] are the same optimizer"):
         planning.plan_study("heat2d", preset="smoke", engine="torch", grids={"quantize": "on,true"})
 
 
@@ -270,26 +270,26 @@ def test_settings_of_python_are_kept_as_json_has_them_and_resumed(tmp_path: Path
 
 def test_the_same_seed_twice_is_one_seed(tmp_path: Path) -> None:
     assert planning.plan_study(own(tmp_path), seeds=[3, 0, 3, np.int64(0)]).seeds == [3, 0]
-    axes = search_space.parse_tune(["lr=1e-4:1e-1"])
-    assert search_space.search_space(axes, trials=4, seeds=[100, 100], test_seeds=[0], budget=0).seeds == (100,)
+    axes = search.parse_tune(["lr=1e-4:1e-1"])
+    assert search.search_space(axes, trials=4, seeds=[100, 100], test_seeds=[0], budget=0).seeds == (100,)
 
 
 def test_the_values_of_a_narrow_range_differ_and_stay_in_it(tmp_path: Path) -> None:
     def values(text: str, trials: int) -> list[float]:
-        (axis,) = search_space.parse_tune([text])
+        (axis,) = search.parse_tune([text])
         return [axis.value(index, trials) for index in range(trials)]
 
     assert values("mom=0.9999:0.99999:linear", 4) == [0.9999, 0.99993, 0.99996, 0.99999]
     assert values("lr=1e-4:1e-1", 8)[1:3] == [0.0002683, 0.0007197]  # four digits where they suffice
-    (axis,) = axes = search_space.parse_tune([f"x=1:{math.nextafter(1, 2)!r}"])
-    question = search_space.search_space(axes, trials=3, seeds=[100], test_seeds=[0], budget=0)
+    (axis,) = axes = search.parse_tune([f"x=1:{math.nextafter(1, 2)!r}"])
+    question = search.search_space(axes, trials=3, seeds=[100], test_seeds=[0], budget=0)
     with pytest.raises(
         ValueError, match=r"--tune x=1.0:1.0000000000000002 has fewer than --trials 3 different numbers"
     ):
         planning.plan_study(own(tmp_path), tuning=question)
     assert axis.high > 1
-    question = search_space.search_space(
-        search_space.parse_tune(["steps=100:102"]), trials=8, seeds=[100], test_seeds=[0], budget=0
+    question = search.search_space(
+        search.parse_tune(["steps=100:102"]), trials=8, seeds=[100], test_seeds=[0], budget=0
     )
     with pytest.raises(ValueError, match="fewer than --trials 8 different whole numbers"):
         planning.plan_study("rare_trigger", preset="smoke", engine="torch", tuning=question)

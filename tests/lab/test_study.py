@@ -100,18 +100,18 @@ def test_a_range_of_seeds_that_runs_backwards_is_refused() -> None:
 
 @pytest.mark.parametrize("text", ["0-999999999", "0-99999999999999999999", "0-999999,5-9"])
 def test_absurdly_many_seeds_are_refused_with_their_number_before_they_are_built(text: str) -> None:
-    with pytest.raises(ValueError, match=r"1 arm × [\d,]+ seeds are [\d,]+ runs, more than the 1,000,000"):
+    with pytest.raises(ValueError, match=r"1 optimizer × [\d,]+ seeds are [\d,]+ runs, more than the 1,000,000"):
         planning.parse_seeds(text)
 
 
 def test_an_absurd_plan_is_refused_with_its_size_before_anything_is_built(task: Path) -> None:
     values = ",".join(map(str, range(200)))
     grids = {f"kbeta.{name}": values for name in ("beta1", "alpha", "eps", "warmup_steps", "beta2_min")}
-    with pytest.raises(ValueError, match=r"320,000,000,000 arms × 1 seed are 320,000,000,000 runs"):
+    with pytest.raises(ValueError, match=r"320,000,000,000 optimizers × 1 seed are 320,000,000,000 runs"):
         planning.arms_of(["kbeta"], {}, grids)
-    with pytest.raises(ValueError, match=r"200 arms × 10,000 seeds are 2,000,000 runs"):
+    with pytest.raises(ValueError, match=r"200 optimizers × 10,000 seeds are 2,000,000 runs"):
         planning.plan_study(f"{task}:train", optimizers=["kbeta"], grids={"pause": values}, seeds=range(10_000))
-    with pytest.raises(ValueError, match=r"200 arms × 10,000 seeds are 2,000,000 runs"):
+    with pytest.raises(ValueError, match=r"200 optimizers × 10,000 seeds are 2,000,000 runs"):
         planning.plan_study(
             "rare_trigger", preset="smoke", engine="torch", grids={"steps": values}, optimizers=["kbeta"],
             seeds=range(10_000),
@@ -219,7 +219,7 @@ def test_an_option_of_an_optimizer_that_is_not_in_the_study_names_the_near_one()
 @pytest.mark.parametrize("text", ["steps", "=3", "steps="])
 def test_an_assignment_without_name_or_value_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must look like NAME=VALUE"):
-        planning.parse_assignments("--set", [text])
+        planning.parse_assignments("settings", [text])
 
 
 def test_the_same_value_written_in_two_ways_is_the_same_run(task: Path) -> None:

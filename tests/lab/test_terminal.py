@@ -18,7 +18,10 @@ from kourkoutas.lab.showing.fitting import Fitting
 
 # Values of many digits, and names as long as a study's own.
 TASK = """
-ARMS = {"kbeta": 1.0, "adam95": 1.3, "adam999": 1.1, "adam999-warm": 1.7}
+ARMS = {
+    "kbeta": 1.0, "adam95": 1.3, "adam999": 1.1, "adam999-warm": 1.7, "adam95-warm": 1.2, "adam-mid": 1.4,
+    "kbeta-static": 1.5, "kbeta-exact": 1.6, "lion": 1.8,
+}
 
 def train(trial):
     lr = trial.settings["lr"]
@@ -28,9 +31,17 @@ def train(trial):
     return value
 """
 STUDY = [
-    *("--optimizers", "kbeta,adam95,adam999,adam999-warm", "--seeds", "0-4", "--workers", "2", "--log", "--no-report"),
+    *(
+        "--optimizers",
+        "kbeta,adam95,adam999,adam999-warm,adam95-warm,adam-mid,kbeta-static,kbeta-exact,lion",
+        "--seeds",
+        "0-4",
+        "--workers",
+        "2",
+        "--log",
+        "--no-report",
+    ),
     *("--tune", "lr=0.0123:0.345", "--trials", "2", "--tune-seeds", "100-101", "--tune-budget", "0"),
-    *("--target", "loss<=1e-7"),
 ]
 
 
@@ -65,7 +76,7 @@ def test_no_word_and_no_number_is_broken_at_80_columns(
     task, out = f"{folder}/task.py:train", "out"
     arguments = {
         "study": ["study", task, *STUDY, "--out", out],
-        "stats": ["stats", out, "--endpoint", "a_metric_with_a_long_name"],
+        "stats": ["stats", out, "--endpoint", "a_metric_with_a_long_name", "--endpoint", "loss:until=1e-7"],
         "run": ["run", task, "--set", "lr=0.1", "--out", str(folder / "one")],
         "testbeds": ["testbeds"],
     }[command]
@@ -76,7 +87,7 @@ def test_no_word_and_no_number_is_broken_at_80_columns(
     if command == "study":
         assert narrow == wide == widest  # word for word: no table of the answer is cut in two
         assert all(len(text.splitlines()) <= 30 for text in texts)
-        assert "… 1 control" in " ".join(narrow)  # what was left out to be short is told
+        assert "… 5 controls" in " ".join(narrow)  # what was left out to be short is told
 
 
 def test_the_last_lines_break_no_path_in_two(

@@ -264,3 +264,16 @@ def test_a_run_id_is_readable_and_depends_on_everything():
     assert RunSpec.model_validate_json(SPEC.model_dump_json()).id == SPEC.id
     tagged = SPEC.model_copy(update={"optimizer": "kbeta[alpha=0.9]/x"}).id
     assert Path(tagged).name == tagged
+
+
+def test_the_pace_leaves_out_first_calls_of_a_length_which_compile():
+    assert train.pace_of([(100, 5.0), (100, 1.0), (100, 1.0), (50, 2.5)]) == pytest.approx(0.01)
+    assert train.pace_of([(100, 5.0)]) == pytest.approx(0.05)
+    assert train.pace_of([]) is None
+
+
+def test_a_run_records_its_pace(tmp_path):
+    pytest.importorskip("mlx.core")
+    spec = RunSpec(testbed="rare_trigger", engine="mlx", settings={"steps": 1500})
+    result = run(spec, tmp_path)
+    assert 0 < 1500 * result.seconds_per_step < 2 * result.seconds

@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 
 from kourkoutas.lab import api
+from kourkoutas.lab.judging import endpoints
 from kourkoutas.lab.judging.analysis import analyse
-from kourkoutas.lab.judging.tuned import tried
 from kourkoutas.lab.judging.values import to_json
 from kourkoutas.lab.planning import plan as planning
-from kourkoutas.lab.planning import search
-from kourkoutas.lab.planning.search import Tried
 from kourkoutas.lab.results import store
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.specs import search_space as asking
+from kourkoutas.lab.specs.spec import Axis, RunResult, RunSpec, SearchSpace
+from kourkoutas.lab.tuning import search, trials
+from kourkoutas.lab.tuning.trials import Tried
 
 ARMS = ["kbeta", "adam95"]
 NAN = math.nan
@@ -77,9 +77,9 @@ def hurrying(task: Path) -> Iterator[None]:
 
 def question(
     *tune: str, trials: int = 5, seeds: str = "100-102", test: Sequence[int] = (0, 1), budget: int = 2
-) -> asking.SearchSpace:
-    return asking.search_space(
-        asking.parse_tune(tune or ("lr=1e-4:1e-2",)),
+) -> SearchSpace:
+    return search.search_space(
+        search.parse_tune(tune or ("lr=1e-4:1e-2",)),
         trials=trials,
         seeds=planning.parse_seeds(seeds),
         test_seeds=test,
@@ -97,12 +97,12 @@ def plan(file: Path, *tune: str, seeds: str = "0-3", options: dict[str, str] | N
     )
 
 
-def axis(low: float, high: float, **more: Any) -> asking.Axis:
-    return asking.Axis(name="lr", low=low, high=high, **more)
+def axis(low: float, high: float, **more: Any) -> Axis:
+    return Axis(name="lr", low=low, high=high, **more)
 
 
 def all_tried(
-    asked: asking.SearchSpace, objective: Callable[[str, Any], Sequence[float]], axes: Any = None, **more: Any
+    asked: SearchSpace, objective: Callable[[str, Any], Sequence[float]], axes: Any = None, **more: Any
 ) -> dict[str, list[Tried]]:
     """{arm: everything that a tuning of two arms on an objective asks for}."""
     tried: dict[str, list[Tried]] = {arm: [] for arm in ARMS}
@@ -112,11 +112,11 @@ def all_tried(
     return tried
 
 
-def tuned(objective: Callable[[str, float], Sequence[float]], asked: asking.SearchSpace, **more: Any) -> dict[str, Any]:
+def tuned(objective: Callable[[str, float], Sequence[float]], asked: SearchSpace, **more: Any) -> dict[str, Any]:
     """{arm: (chosen value, values tried)} of two arms on an objective."""
     tried = all_tried(asked, lambda arm, values: objective(arm, values["lr"]), **more)
     return {
-        arm: (search.best(own, more.get("maximize", False)).values["lr"], sorted(one.values["lr"] for one in own))
+        arm: (trials.best(own, more.get("maximize", False)).values["lr"], sorted(one.values["lr"] for one in own))
         for arm, own in tried.items()
     }
 
@@ -142,7 +142,7 @@ def test_the_values_of_a_range_are_evenly_spaced_in_ratio_or_difference() -> Non
 )
 def test_a_range_that_cannot_be_read_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        asking.parse_tune([text])
+        search.parse_tune([text])
 
 
 def test_seeds_of_tuning_and_test_must_not_overlap() -> None:
@@ -166,47 +166,49 @@ def test_an_option_is_tuned_once() -> None:
 
 def test_the_value_with_the_fewest_lost_runs_is_chosen_and_of_those_the_best_mean() -> None:
     one, two, three = Tried({"lr": 1}, (0.1, NAN, NAN)), Tried({"lr": 2}, (5, 6, NAN)), Tried({"lr": 3}, (7, 7, 1))
-    assert search.best([one, two]).values == {"lr": 2}
-    assert search.best([one, two, three]).values == {"lr": 3}
-    assert search.best([three, Tried({"lr": 4}, (6, 5, 5))]).values == {"lr": 3}
-    assert search.best([three, Tried({"lr": 4}, (6, 5, 5))], maximize=True).values == {"lr": 4}
-    assert search.best([one]).values == {"lr": 1}
+    assert trials.best([one, two]).values == {"lr": 2}
+    assert trials.best([one, two, three]).values == {"lr": 3}
+    assert trials.best([three, Tried({"lr": 4}, (6, 5, 5))]).values == {"lr": 3}
+    assert trials.best([three, Tried({"lr": 4}, (6, 5, 5))], maximize=True).values == {"lr": 4}
+    assert trials.best([one]).values == {"lr": 1}
 
 
 def test_a_value_with_a_failed_run_cannot_be_chosen_unless_failures_count() -> None:
     failed, other = Tried({"lr": 1}, (0.1, 0.1, NAN), failed=1), Tried({"lr": 2}, (5, NAN, NAN))
-    assert search.best([failed, other]).values == {"lr": 2}
-    assert search.best([Tried({"lr": 1}, (0.1, 0.1, NAN)), other]).values == {"lr": 1}
+    assert trials.best([failed, other]).values == {"lr": 2}
+    assert trials.best([Tried({"lr": 1}, (0.1, 0.1, NAN)), other]).values == {"lr": 1}
     with pytest.raises(ValueError, match="every value that was tried has a failed run"):
-        search.best([failed])
+        trials.best([failed])
 
 
 def test_an_arm_of_which_every_value_has_a_failed_run_stops_the_study() -> None:
     tried = [Tried({"lr": 1}, (0.1, NAN), failed=1), Tried({"lr": 2}, (NAN, NAN), failed=2)]
+    failed = RunResult(status="failed", error="OSError: no data")
+    runs = [store.StoredRun(RunSpec(testbed="t", optimizer="kbeta"), failed, Path())]
     with pytest.raises(
         ValueError, match=r"every value that K-β tried has a tuning run that failed \(3 of 4\).*OSError"
     ):
-        api._check_some_value("kbeta", tried, ["OSError: no data"])
-    api._check_some_value("kbeta", [*tried, Tried({"lr": 3}, (9.0, NAN))], ["OSError: no data"])
+        search._check_some_value("kbeta", tried, runs)
+    search._check_some_value("kbeta", [*tried, Tried({"lr": 3}, (9.0, NAN))], runs)
 
 
 @pytest.mark.parametrize("worse", [1e-3, 1e9])
 def test_on_a_logarithmic_endpoint_nothing_is_better_than_nought(worse: float) -> None:
     perfect, far = Tried({"lr": 1}, (0.0, 0.0, 0.0)), Tried({"lr": 2}, (worse, worse, worse))
-    assert search.best([perfect, far], log=True).values == {"lr": 1}
-    assert search.best([Tried({"lr": 1}, (0.0, 0.0, 1e-12)), far], log=True).values == {"lr": 1}
+    assert trials.best([perfect, far], log=True).values == {"lr": 1}
+    assert trials.best([Tried({"lr": 1}, (0.0, 0.0, 1e-12)), far], log=True).values == {"lr": 1}
     assert perfect.standing(maximize=False, log=False) == (0, 0.0)
 
 
 def test_a_score_without_a_logarithm_makes_the_means_of_all_arms_arithmetic() -> None:
     uneven, even = Tried({"lr": 1}, (1e-6, 1e-6, 10.0)), Tried({"lr": 2}, (1.0, 1.0, 1.0))
-    assert search.choose({"a": [uneven, even]}, log=True)["a"].values == {"lr": 1}  # geometric
-    both = search.choose({"a": [uneven, even], "b": [Tried({"lr": 1}, (0.0, 1.0, 1.0))]}, log=True)
+    assert trials.choose({"a": [uneven, even]}, log=True)["a"].values == {"lr": 1}  # geometric
+    both = trials.choose({"a": [uneven, even], "b": [Tried({"lr": 1}, (0.0, 1.0, 1.0))]}, log=True)
     assert both["a"].values == {"lr": 2}  # by the same mean as b
 
 
 def test_of_two_runs_one_that_diverged_makes_the_value_the_worse() -> None:
-    assert search.best([Tried({"lr": 1}, (0.1, NAN)), Tried({"lr": 2}, (9, 9))]).values == {"lr": 2}
+    assert trials.best([Tried({"lr": 1}, (0.1, NAN)), Tried({"lr": 2}, (9, 9))]).values == {"lr": 2}
 
 
 def test_every_arm_tries_the_same_values_also_when_only_one_of_them_is_at_the_edge() -> None:
@@ -244,7 +246,7 @@ def test_the_range_ends_where_the_option_ends() -> None:
 
 def test_a_best_value_at_the_edge_is_named() -> None:
     tried = [Tried({"lr": lr}, (lr,)) for lr in (1, 2, 3)]
-    assert [search.edge(question(), tried, {"lr": lr}) for lr in (1, 2, 3)] == ["lowest", None, "highest"]
+    assert [trials.edge(question(), tried, {"lr": lr}) for lr in (1, 2, 3)] == ["lowest", None, "highest"]
 
 
 def bowl(values: Any) -> float:
@@ -481,7 +483,11 @@ def test_several_options_are_tuned_in_processes_and_resumed(task: Path, tmp_path
     done = execute(plan(task, *tune, trials=4, seeds="0"), tmp_path / "out")
     assert set(done.record.chosen["kbeta"]) == {"lr", "kbeta.alpha"}
     assert set(done.record.chosen["adam95"]) == {"lr"}
-    assert {arm: len(own) for arm, own in tried(done).items()} == {"kbeta": 4, "adam95": 4}
+    found = trials.of_study(done, endpoints.measures(done.record)[0].score)
+    assert {arm: len(own) for arm, own in found.items()} == {
+        "kbeta": 4,
+        "adam95": 4,
+    }
     before = stamps(tmp_path / "out")
     execute(plan(task, *tune, trials=4, seeds="0"), tmp_path / "out")
     assert stamps(tmp_path / "out") == before

@@ -15,7 +15,7 @@ from rich.console import Console
 from scipy import stats as scipy_stats
 
 from kourkoutas.lab import api
-from kourkoutas.lab.judging import comparing, headline, tuned
+from kourkoutas.lab.judging import comparing, endpoints, headline
 from kourkoutas.lab.judging.analysis import analyse
 from kourkoutas.lab.judging.comparing import Question
 from kourkoutas.lab.judging.values import to_json
@@ -25,15 +25,15 @@ from kourkoutas.lab.results import export, store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import train
 from kourkoutas.lab.showing import effects, progress
-from kourkoutas.lab.specs import search_space
 from kourkoutas.lab.specs.spec import Arm, RunResult, RunSpec
+from kourkoutas.lab.tuning import search, trials
 from tests.lab import made_study
 from tests.lab.made_study import analysed, rendered
 
 SETUP: dict[str, Any] = {"testbed": "char-lm", "preset": "smoke", "engine": "torch", "settings": {}}
 RATES = (1e-4, 1e-3, 1e-2, 1e-1)
-SPACE = search_space.search_space(
-    search_space.parse_tune(["lr=1e-4:1e-1"]), trials=4, seeds=(100, 101, 102), test_seeds=range(10), budget=0
+SPACE = search.search_space(
+    search.parse_tune(["lr=1e-4:1e-1"]), trials=4, seeds=(100, 101, 102), test_seeds=range(10), budget=0
 )
 
 
@@ -199,7 +199,7 @@ def test_failed_tuning_runs_are_told_by_what_they_mean(tmp_path: Path) -> None:
     run = next(run for run in study.tuning_runs if run.spec.settings["lr"] == RATES[0])
     store.write_result(run.folder, made_study.failed())
     found = Snapshot.read(study.path)
-    assert tuned.tried(found)["kbeta"][0].failed == 1
+    assert trials.of_study(found, endpoints.measures(found.record)[0].score)["kbeta"][0].failed == 1
     assert "1 of 24 tuning runs failed: no value with a failed run can be chosen." in " ".join(analysed(found).fairness)
 
 
@@ -230,7 +230,7 @@ def test_a_value_without_a_logarithm_turns_both_the_comparison_and_the_luck_into
         study.choose({arm: {"lr": 1e-3} for arm in test})
     found = analysed(Snapshot.read(out)).primary
     assert not found.log
-    from kourkoutas.lab.judging.luck import lost_by_tuning
+    from kourkoutas.lab.tuning.luck import lost_by_tuning
 
     lost = {arm: lost_by_tuning(noisy[arm], 1) for arm in test}  # in the same unit
     values = {arm: dict(enumerate(own)) for arm, own in test.items()}

@@ -5,29 +5,32 @@ NOTE: completion and help must answer at once, so that names are looked up insid
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from kourkoutas.lab.specs.study_options import DEFAULTS, OUTPUT, PLACE, RUNS, WORDS, StudyOptions, Words
+
 # Options by the panel of `--help` that they stand in.
-of_runs = partial(typer.Option, rich_help_panel="What to run")
-of_tuning = partial(typer.Option, rich_help_panel="Tuning")
-of_place = partial(typer.Option, rich_help_panel="Where and how it runs")
-of_output = partial(typer.Option, rich_help_panel="Output")
+of_runs = partial(typer.Option, rich_help_panel=RUNS)
+of_place = partial(typer.Option, rich_help_panel=PLACE)
+of_output = partial(typer.Option, rich_help_panel=OUTPUT)
 
 
 def _names_of(what: str) -> Iterable[str]:
     from kourkoutas.lab import engines, testbeds
-    from kourkoutas.lab.specs import optimizers
+    from kourkoutas.lab.optimizers import recipes
 
     return {
         "testbed": testbeds.every(),
         "engine": engines.NAMES,
         "preset": testbeds.PRESETS,
-        "optimizer": optimizers.LABELS,
+        "optimizer": recipes.LABELS,
     }[what]
 
 
@@ -93,11 +96,42 @@ Asked = Annotated[
     list[str] | None,
     of_output(
         "--endpoint",
-        metavar="METRIC[:best|tail][:max][:log]",
-        help="Also judge by a logged metric: val_acc:max, val_loss:best. Marked as secondary.",
+        metavar="METRIC[:best|tail|until=VALUE][:max][:log]",
+        help="Also judge by a logged metric: val_acc:max, val_loss:best; or by the steps until it is reached: "
+        "val_loss:until=0.5, in seconds val_loss:seconds_until=0.5. Marked as secondary.",
     ),
 ]
-Aimed = Annotated[
-    str | None,
-    of_output("--target", metavar="METRIC<=VALUE", help="Also compare steps to a target: 'val_loss<=0.5'."),
-]
+
+
+def with_study_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command of a `StudyOptions` and options of its own, as the parser wants it: with an option for each field."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    target = inspect.Parameter("target", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Target)
+    asked = [_parameter(name, words) for name, words in WORDS.items()]
+
+    @functools.wraps(command)
+    def parsed(target: str, **given: Any) -> None:
+        values = {name: given.pop(name) for name in WORDS}
+        told = {name: value for name, value in values.items() if value is not None}
+        command(StudyOptions(target, **told), **given)
+
+    parameters = [target, *asked, *own]
+    parsed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    parsed.__annotations__ = {one.name: one.annotation for one in parameters}
+    return parsed
+
+
+def _parameter(name: str, words: Words) -> inspect.Parameter:
+    """An option of the command line, named as the argument is unless it has a flag of its own."""
+    told = typer.Option(
+        words.flag or f"--{name.replace('_', '-')}",
+        help=words.help,
+        rich_help_panel=words.panel,
+        metavar=words.metavar,
+        show_default=words.show_default or True,
+        min=words.minimum,
+        autocompletion=completing(words.completes) if words.completes else None,
+    )
+    default = None if DEFAULTS[name] == () else DEFAULTS[name]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(name, kind, default=default, annotation=Annotated[words.kind, told])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kourkoutas.cli.arguments import Aimed, AsJson, Asked, Folder
+from kourkoutas.cli.arguments import AsJson, Asked, Folder
 from kourkoutas.cli.command import answer, app, out, print_json, print_table
 
 if TYPE_CHECKING:
@@ -92,11 +92,11 @@ def export(
 
 
 @app.command()
-def report(folder: Folder, endpoint: Asked = None, target: Aimed = None) -> None:
+def report(folder: Folder, endpoint: Asked = None) -> None:
     """Write report.html of a results folder again."""
     from kourkoutas.lab.showing import report as lab
 
-    answer(str(lab.write(analyse_folder(folder, endpoint, target=target, resamples=0))))
+    answer(str(lab.write(analyse_folder(folder, endpoint, resamples=0))))
 
 
 @app.command()
@@ -117,9 +117,9 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """How far a study is: finished, diverged, failed, running and waiting runs, and the time left."""
+    from kourkoutas.lab.optimizers.looks import name_of
     from kourkoutas.lab.results.snapshot import Snapshot
     from kourkoutas.lab.showing.status import STATES, status_of
-    from kourkoutas.lab.specs.looks import label
 
     if folder is None:
         found = {
@@ -138,7 +138,7 @@ def status(
         print_json(one.to_dict())
         return
     answer(str(one))
-    print_table(["optimizer", *STATES], [(label(a), *(str(n[s]) for s in STATES)) for a, n in one.arms.items()])
+    print_table(["optimizer", *STATES], [(name_of(a), *(str(n[s]) for s in STATES)) for a, n in one.arms.items()])
     for run in one.going:
         answer(str(run))
 

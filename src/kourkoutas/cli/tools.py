@@ -20,16 +20,17 @@ def data(
     """Fetch the text of char-lm; then `--text enwik8`, or the path that is printed."""
     from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
-    from kourkoutas.lab import corpus
     from kourkoutas.lab.errors import unknown
+    from kourkoutas.lab.machine import cache_folder
+    from kourkoutas.lab.testbeds.char_lm import enwik8
 
     if name != "enwik8":
         raise unknown("data", name, ("enwik8",))
     with Progress(*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn(), console=err) as shown:
         task = shown.add_task("enwik8.zip", total=None)
-        path = corpus.fetch_enwik8(
-            to or corpus.cache_folder(),
-            (url,) if url else corpus.enwik8.URLS,
+        path = enwik8.fetch_enwik8(
+            to or cache_folder(),
+            (url,) if url else enwik8.URLS,
             on_progress=lambda got, total: shown.update(task, completed=got, total=total or None),
         )
     answer(str(path))

@@ -2,6 +2,7 @@
 
 `execute` makes the runs of a plan. `study` makes a study, `load` opens one, and both give a `Result`.
 
+from kourkoutas.lab.errors import ArgumentError, argument, in_python
 from kourkoutas.lab import study
 
 result = study(train, optimizers=["kbeta", "adam95"], seeds=range(10), tune={"lr": (1e-4, 1e-1)})
@@ -13,76 +14,33 @@ result.frame()               # one row per run
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
 import html
 import inspect
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ParamSpec
 
-from kourkoutas.lab.judging import endpoints, tuned
-from kourkoutas.lab.judging.failures import failures
-from kourkoutas.lab.planning import plan as planning
-from kourkoutas.lab.planning import search, shipping
-from kourkoutas.lab.planning.plan import Plan
-from kourkoutas.lab.planning.search import Tried, Values
+from kourkoutas.lab.errors import ArgumentError, argument, in_python
+from kourkoutas.lab.judging import endpoints
+from kourkoutas.lab.planning import shipping
+from kourkoutas.lab.planning.plan import Plan, parse_assignments, parse_seeds, plan_study, whole_seeds
 from kourkoutas.lab.results import export, store
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.running import executor as running
-from kourkoutas.lab.running import pool
+from kourkoutas.lab.running import executor, pool
 from kourkoutas.lab.running.executor import ExecutorFactory, Observer
-from kourkoutas.lab.specs import looks, search_space
-from kourkoutas.lab.specs.search_space import SearchSpace, Value
-from kourkoutas.lab.specs.spec import RunSpec
+from kourkoutas.lab.specs.spec import SearchSpace
+from kourkoutas.lab.specs.study_options import DEFAULTS, WORDS, Range, StudyOptions
+from kourkoutas.lab.tuning import search
 
 if TYPE_CHECKING:  # scipy takes a second, which the workers need not wait for
     import pandas as pd
+    from rich.console import Console
 
     from kourkoutas.lab.judging.analysis import Analysis, ArmSummary
     from kourkoutas.lab.judging.comparing import Comparison, Contrast
     from kourkoutas.lab.showing.drawing import Drawing
-
-Make = Callable[[Sequence[RunSpec]], None]
-Range = tuple[float, float] | tuple[float, float, Literal["log", "linear"]]
-
-
-def in_python(text: str) -> str:
-    """A message with the arguments of `study` in place of the command line's options.
-
-    >>> in_python("--tune-seeds and --seeds share 3; add --tune lr=1e-4:1e-1, --set steps=9 or --retry-failed")
-    "`tune_seeds` and `seeds` share 3; add tune={'lr': (1e-4, 1e-1)}, settings={'steps': 9} or `retry_failed`"
-    >>> in_python("pip install --upgrade pyarrow")
-    'pip install --upgrade pyarrow'
-    """
-
-    def argument(found: re.Match[str]) -> str:
-        option, name, value = found.groups()
-        word = "settings" if option == "set" else option.replace("-", "_")
-        if word not in {*inspect.signature(study).parameters, "target"}:
-            return found[0]
-        if name is None:
-            return f"`{word}`"
-        shown = {"tune": f"({value.replace(':', ', ')})", "grid": f"[{value.replace(',', ', ')}]"}.get(option, value)
-        return f"{word}={{{name!r}: {shown}}}"
-
-    # an option, and with it NAME=VALUE as far as the punctuation of the sentence
-    return re.sub(r"(?<![\w-])--([a-z][a-z-]+)(?: ([\w.-]+)=(\S+?)(?=[,;:.)]*(?:\s|$)))?", argument, text)
-
-
-@contextlib.contextmanager
-def _naming_arguments() -> Iterator[None]:
-    """Errors of a call from Python name its arguments."""
-    try:
-        yield
-    except (ValueError, TypeError, ImportError) as error:
-        text = in_python(str(error))
-        error.args = (text,)
-        if isinstance(error, ImportError):
-            error.msg = text
-        raise
 
 
 def results_folder(plan: Plan) -> Path:
@@ -93,90 +51,156 @@ def results_folder(plan: Plan) -> Path:
     return Path("results") / (stem if function == "train" else f"{stem}.{function}")
 
 
-@_naming_arguments()
-def study(
-    train: str | Callable[..., Any],
+def plan_of(options: StudyOptions) -> Plan:
+    """The plan of a study that was asked for, from words or values, with every one of them checked."""
+    seeds = _seeds(options.seeds, "seeds")
+    return plan_study(
+        options.train if isinstance(options.train, str) else shipping.target_of(options.train),
+        optimizers=_names(options.optimizers),
+        seeds=seeds,
+        options=_assigned(options.settings, "settings"),
+        grids=_assigned(options.grid, "grid"),
+        preset=options.preset,
+        engine=options.engine,
+        endpoint=options.endpoint,
+        log=options.log,
+        higher_is_better=options.higher_is_better,
+        tuning=_search_space(options, seeds),
+        margin=options.margin,
+        count_failed=options.count_failed,
+    )
+
+
+def _names(optimizers: str | Sequence[Any]) -> list[str]:
+    given = optimizers.split(",") if isinstance(optimizers, str) else optimizers
+    return [shipping.optimizer_of(one) for one in given]
+
+
+def _seeds(seeds: str | Iterable[int], name: str) -> list[int]:
+    return parse_seeds(seeds, name) if isinstance(seeds, str) else whole_seeds(seeds, name)
+
+
+def _assigned(values: Mapping[str, Any] | Sequence[str], name: str) -> dict[str, Any]:
+    return dict(values) if isinstance(values, Mapping) else parse_assignments(name, values)
+
+
+def _search_space(options: StudyOptions, test_seeds: Sequence[int]) -> SearchSpace | None:
+    """What is to be tuned; None for nothing, and then nothing else may be said about a tuning."""
+    if not options.tune:
+        for name in ("trials", "tune_seeds", "tune_budget"):
+            if (given := getattr(options, name)) != DEFAULTS[name]:
+                what = f"{argument(name)} {given}"
+                add = argument("tune", "lr=1e-4:1e-1")
+                raise ArgumentError(name, f"{what} needs something to tune: add {add}, for example")
+        return None
+    return search.search_space(
+        search.parse_tune(_ranges(options.tune)),
+        trials=options.trials,
+        seeds=_seeds(options.tune_seeds, "tune_seeds"),
+        test_seeds=test_seeds,
+        budget=options.tune_budget,
+    )
+
+
+def _ranges(tune: Mapping[str, Range] | Sequence[str]) -> list[str]:
+    """NAME=LOW:HIGH of each option that is tuned."""
+    if not isinstance(tune, Mapping):
+        return list(tune)
+    for name, limits in tune.items():
+        if not isinstance(limits, tuple | list):
+            raise ArgumentError("tune", f"`tune` must give {name} a range, for example (1e-4, 1e-1); got {limits!r}")
+    return [f"{name}={':'.join(map(str, limits))}" for name, limits in tune.items()]
+
+
+def conduct(
+    options: StudyOptions,
     *,
-    optimizers: str | Sequence[str] = (),
-    seeds: Iterable[int] = range(10),
-    tune: Mapping[str, Range] | None = None,
-    trials: int = 8,
-    tune_seeds: Iterable[int] = range(100, 103),
-    tune_budget: int = 2,
-    settings: Mapping[str, Any] | None = None,
-    grid: Mapping[str, Iterable[Any]] | None = None,
-    preset: str | None = None,
-    engine: str | None = None,
-    endpoint: str | None = None,
-    log: bool = False,
-    higher_is_better: bool = False,
-    margin: str | None = None,
-    count_failed: bool = False,
-    out: str | Path | None = None,
-    workers: int | None = None,
-    retry_failed: bool = False,
-    progress: bool = True,
-) -> Result:
-    """Compare optimizers over matched seeds, as `kbeta study` does; the same call again resumes after anything.
+    console: Console,
+    say: Callable[[str], None],
+    command: str | None = None,
+) -> Snapshot:
+    """Make a study; what its folder holds then.
 
     Args:
-      train: a function of a `trial`, "FILE.py:FUNC", or the name of a testbed.
-      optimizers: the first is compared with the others.
-      seeds: of the runs that are compared.
-      tune: {option: (low, high)}: tune every optimizer alike on `tune_seeds` first. Spaced by ratio; a third entry
-        "linear" spaces by difference.
-      trials, tune_seeds, tune_budget: values per optimizer, seeds of the tuning, and how often the range may widen.
-      settings: {"steps": 500} for all, {"kbeta.alpha": 0.9} for one optimizer.
-      grid: {option: values}: one arm per value.
-      preset, engine: of a testbed.
-      endpoint: the logged metric that decides, instead of what the function returns or the testbed's first endpoint.
-      log, higher_is_better: how the endpoint of a function of your own is compared.
-      margin: "1%": differences within it do not matter, and what is shown to lie within it is called equal.
-      count_failed: rank a run that fails as the worst, as one that diverges; otherwise its comparisons wait for it.
-      out: results folder; by default results/TESTBED, or results/FILE for the function `train` of FILE.py.
-      workers: processes; one per core by default.
-      retry_failed: make failed runs again.
-      progress: show it, on standard error.
+      options: what was asked for.
+      console: where progress is shown.
+      say: told what the study cannot show, before it begins.
+      command: the call, to be recorded; one from Python unless told.
+    """
+    from kourkoutas.lab.showing.progress import showing
+
+    plan = plan_of(options)
+    start, retries = executor.choose_executor(
+        ray=options.ray,
+        workers=options.workers,
+        cpus_per_run=options.cpus_per_run,
+        gpus_per_run=options.gpus_per_run,
+        storage=options.storage,
+        retries=options.retries,
+        timeout=options.timeout,
+        memory_per_run=options.memory,
+    )
+    for line in plan.doubts():
+        say(line)
+    with showing(console, plan) as observer:
+        return execute(
+            plan,
+            results_folder(plan) if options.out is None else options.out,
+            command=command or f"kourkoutas.lab.study({plan.testbed!r}, ...)",
+            start=start,
+            retries=retries,
+            retry_failed=options.retry_failed,
+            checkpoint_every=options.checkpoint_every,
+            observer=observer,
+        )
+
+
+P = ParamSpec("P")
+
+
+def _with_arguments_of(
+    describe: Callable[P, StudyOptions],
+) -> Callable[[Callable[[StudyOptions], Result]], Callable[P, Result]]:
+    """Give a function of a `StudyOptions` the arguments of its constructor, and tell of them in its documentation."""
+    signature = inspect.signature(describe)
+
+    def decorated(function: Callable[[StudyOptions], Result]) -> Callable[P, Result]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Result:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}: {error}") from None
+            return function(describe(*args, **kwargs))
+
+        arguments = [f"  {name}: {words.help} {words.in_python}".rstrip() for name, words in WORDS.items()]
+        call.__doc__ = "\n".join([inspect.getdoc(function) or "", *arguments])
+        call.__signature__ = signature.replace(return_annotation="Result")  # type: ignore[attr-defined]
+        return call
+
+    return decorated
+
+
+@_with_arguments_of(StudyOptions)
+@in_python()
+def study(options: StudyOptions) -> Result:
+    """Compare optimizers over matched seeds, as `kbeta study` does; the same call again resumes after anything.
 
     Returns:
       The study, finished.
+
+    Args:
+      train: a function of a `trial`, "FILE.py:FUNC", or the name of a testbed.
+      progress: show it, on standard error.
     """
-    chosen = planning.whole_seeds(seeds)
-    question = None
-    if tune:
-        for name, limits in tune.items():
-            if not isinstance(limits, tuple | list):
-                raise ValueError(f"`tune` must give {name} a range, for example (1e-4, 1e-1); got {limits!r}")
-        axes = search_space.parse_tune([f"{name}={':'.join(map(str, limits))}" for name, limits in tune.items()])
-        own = planning.whole_seeds(tune_seeds, "--tune-seeds")
-        question = search_space.search_space(axes, trials=trials, seeds=own, test_seeds=chosen, budget=tune_budget)
-    plan = planning.plan_study(
-        train if isinstance(train, str) else shipping.target_of(train),
-        optimizers=optimizers.split(",") if isinstance(optimizers, str) else list(optimizers),
-        seeds=chosen,
-        options=dict(settings or {}),
-        grids=dict(grid or {}),
-        preset=preset,
-        engine=engine,
-        endpoint=endpoint,
-        log=log,
-        higher_is_better=higher_is_better,
-        tuning=question,
-        margin=margin,
-        count_failed=count_failed,
-    )
-    folder = results_folder(plan) if out is None else Path(out)
-    command = f"kourkoutas.lab.study({plan.testbed!r}, ...)"
     from rich.console import Console
 
-    from kourkoutas.lab.showing.progress import showing
+    console = Console(stderr=True, quiet=not options.progress)
 
-    console = Console(stderr=True, quiet=not progress)
-    for line in plan.doubts():
-        console.print(in_python(line), markup=False, highlight=False, soft_wrap=True)
-    with showing(console, plan) as observer:
-        done = execute(plan, folder, command=command, workers=workers, retry_failed=retry_failed, observer=observer)
-    return Result(done)
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    return Result(conduct(options, console=console, say=say))
 
 
 def load(out: str | Path) -> Result:
@@ -192,7 +216,7 @@ def execute(
     workers: int | None = None,
     retry_failed: bool = False,
     checkpoint_every: int | None = None,
-    observer: Observer = running.NOBODY,
+    observer: Observer = executor.NOBODY,
     start: ExecutorFactory | None = None,
     retries: int = 0,
 ) -> Snapshot:
@@ -206,9 +230,9 @@ def execute(
       KeyboardInterrupt: on Ctrl-C, after the workers have ended; finished runs are kept.
     """
     plan = _with_tuned_arms(plan, Path(out))
-    with running.holding(plan, out, command) as study:
+    with executor.holding(plan, out, command) as study:
         make = functools.partial(
-            running.make_runs,
+            executor.make_runs,
             study,
             code=plan.code,
             start=start or pool.local(workers),
@@ -218,7 +242,8 @@ def execute(
             observer=observer,
         )
         if plan.tuning is not None:
-            chosen = tune(plan, plan.tuning, study, make)
+            primary = endpoints.measures(study.record)[0]
+            chosen = search.tune(plan, plan.tuning, study, make, score=primary.score, endpoint=primary.endpoint)
             study.choose(chosen)
             plan = plan.chosen(chosen)
         make(plan.specs())
@@ -232,53 +257,6 @@ def _with_tuned_arms(plan: Plan, out: Path) -> Plan:
     record, named = store.read_record(out), {arm.label for arm in plan.arms}
     kept = [arm for arm in record.arms if arm.label in record.chosen and arm.label not in named]
     return replace(plan, arms=[*plan.arms, *(arm.model_copy(update={"resolved": None}) for arm in kept)])
-
-
-def tune(plan: Plan, space: SearchSpace, study: store.Writer, make: Make) -> dict[str, dict[str, Value]]:
-    """{arm: its best values}; `make` makes those of the runs that are not there yet.
-
-    NOTE: nothing but runs is kept. After a kill the decisions are taken again from the runs that have finished; they
-    are the same, so that only what is missing is made.
-
-    Raises:
-      ValueError: every value that an arm tried has a failed run, and failures do not count.
-    """
-    primary = endpoints.measures(study.record)[0]
-    by = {"maximize": primary.endpoint.maximize, "log": primary.endpoint.log}
-    arms = {arm.label: arm for arm in plan.arms}
-    tried: dict[str, list[Tried]] = {label: [] for label in arms}
-    errors: dict[str, list[str]] = {label: [] for label in arms}
-
-    def takes(label: str, values: Values) -> bool:
-        try:
-            plan.valued(arms[label], values)
-        except (ValueError, TypeError):
-            return False
-        return True
-
-    while requests := search.next_requests(space, plan.axes(), tried, takes, **by):
-        valued = [plan.valued(arms[label], values) for label, values in requests]
-        make([plan.spec(arm, seed) for seed in space.seeds for arm in valued])
-        for (label, values), arm in zip(requests, valued, strict=True):
-            runs = [study.run(plan.spec(arm, seed)) for seed in space.seeds]
-            tried[label].append(tuned.of_runs(values, runs, primary, count_failed=plan.count_failed))
-            errors[label] += [failure.summary for failure in failures(runs)]
-        for label, own in tried.items():  # before more is tried, and other arms' ranges are widened for nothing
-            _check_some_value(label, own, errors[label])
-    return {label: dict(one.values) for label, one in search.choose(tried, **by).items()}
-
-
-def _check_some_value(label: str, tried: Sequence[Tried], errors: Sequence[str]) -> None:
-    """Divergence everywhere is a result; an error everywhere is not."""
-    if tried and all(one.failed for one in tried):
-        runs, failed = sum(len(one.scores) for one in tried), sum(one.failed for one in tried)
-        which = f"all {runs} tuning runs of {looks.label(label)} failed"
-        if failed < runs:
-            which = f"every value that {looks.label(label)} tried has a tuning run that failed ({failed} of {runs})"
-        raise ValueError(
-            f"{which}, so that nothing can be chosen for it; the first one: {errors[0]}. Correct that and use "
-            "--retry-failed"
-        )
 
 
 class Result:
@@ -297,7 +275,7 @@ class Result:
 
     @property
     def chosen(self) -> dict[str, dict[str, float | int]]:
-        """{arm: {option: value}} that the tuning gave; empty for a study without one."""
+        """{optimizer: {option: value}} that the tuning gave; empty for a study without one."""
         return self.snapshot.record.chosen
 
     @functools.cached_property
@@ -305,6 +283,7 @@ class Result:
         """What the study shows by its declared endpoints: the object that every view here is made from."""
         return self._analysed()
 
+    @in_python()
     def _analysed(self, **how: Any) -> Analysis:
         from kourkoutas.lab.judging.analysis import analyse
 
@@ -319,37 +298,24 @@ class Result:
         return _table(export.rows(self.snapshot, "curves", tuning=tuning))
 
     def summary(self) -> pd.DataFrame:
-        """One row per arm."""
+        """One row per optimizer."""
         return _table([_arm_row(arm) for arm in self.analysis.arms]).set_index("optimizer")
 
-    @_naming_arguments()
+    @in_python()
     def compare(self, *endpoints: str) -> pd.DataFrame:
         """One row per endpoint and contrast: the effect and p that decide, the verdict, then every other statistic.
 
-        By the declared endpoints, or by the primary one and those named: METRIC[:last|best|tail][:min|max][:log].
+        By the declared endpoints, and by those named: METRIC[:last|best|tail][:min|max][:log]. METRIC:until=VALUE is
+        the steps until it is reached, METRIC:seconds_until=VALUE the seconds.
         """
         found = (self._analysed(endpoints=endpoints) if endpoints else self.analysis).endpoints
         return _table([_contrast_row(endpoint, c) for endpoint in found for c in endpoint.contrasts])
 
     def sensitivity(self) -> pd.DataFrame:
-        """One row per arm: how much it depends on the tuned option; empty unless one option was tuned."""
+        """One row per optimizer: how much it depends on the tuned option; empty unless one option was tuned."""
         names = ("arm", "option", "best", "low", "high", "ratio", "open_below", "open_above", "sensitivity")
         rows = [[getattr(one, name) for name in names] for one in self.analysis.sensitivity]
         return _table(rows, columns=["optimizer", *names[1:]]).set_index("optimizer")
-
-    @_naming_arguments()
-    def to_target(self, target: str) -> pd.DataFrame:
-        """One row per arm: how many runs reached, for example, "val_loss<=0.5", and how soon.
-
-        The row of a baseline also says on how many seeds the treatment was there before it, and later.
-        """
-        found = self._analysed(target=target).target
-        names = ("runs", "reached", "median_steps", "median_seconds")
-        rows = {arm: {name: getattr(one, name) for name in names} for arm, one in found.arms.items()} if found else {}
-        for race in found.contrasts if found else ():
-            first = {"treatment": race.treatment, "treatment_first": race.wins, "treatment_later": race.losses}
-            rows[race.baseline] |= {**first, "p_holm": race.p_holm}
-        return _table(rows.values(), index=rows).rename_axis("optimizer")
 
     def plot(self) -> Drawing:
         """The effect plot, which a notebook shows: every contrast with its interval, right of the line where better.
@@ -360,21 +326,21 @@ class Result:
 
         return report.effect_plot(self.analysis)
 
-    @_naming_arguments()
-    def report(self, *, target: str | None = None) -> Path:
-        """Write report.html into the folder, and say where; with how soon a `target` as of `to_target` was reached."""
+    @in_python()
+    def report(self, *endpoints: str) -> Path:
+        """Write report.html into the folder, and say where; judged by `endpoints`, too, as of `compare`."""
         from kourkoutas.lab.showing import report
 
-        return report.write(self.analysis if target is None else self._analysed(target=target))
+        return report.write(self._analysed(endpoints=endpoints) if endpoints else self.analysis)
 
     def __repr__(self) -> str:
         found = self.analysis
         rows = [", ".join(f"{name} {_shown(cell)}" for name, cell in _arm_row(arm).items()) for arm in found.arms]
-        lines = [found.headline, *rows, *found.answers, *map(in_python, found.fairness)]
+        lines = [found.headline, *rows, *found.answers, *found.fairness]
         return "\n".join([f"Study of {self.snapshot.record.testbed} in {self.path}", *lines])
 
     def _repr_html_(self) -> str:
-        """For notebooks: the answer, the effect plot, one row per arm, and the numbers."""
+        """For notebooks: the answer, the effect plot, one row per optimizer, and the numbers."""
         found = self.analysis
         parts = [f"<p><b>{html.escape(found.headline)}</b></p>"]
         if any(endpoint.contrasts for endpoint in found.endpoints):
@@ -382,7 +348,7 @@ class Result:
             data = base64.b64encode(drawn.svg.encode()).decode()
             parts.append(f'<img alt="{html.escape(drawn.description)}" src="data:image/svg+xml;base64,{data}">')
         parts.append(self.summary().reset_index().map(_shown).to_html(index=False, border=0))
-        parts += [f"<p>{html.escape(line)}</p>" for line in (*found.answers, *map(in_python, found.fairness))]
+        parts += [f"<p>{html.escape(line)}</p>" for line in (*found.answers, *found.fairness)]
         return f"<div>{''.join(parts)}</div>"
 
 

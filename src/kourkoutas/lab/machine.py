@@ -1,4 +1,4 @@
-"""This machine and this process: processor, cores. Needs nothing but Python."""
+"""This machine and this process: processor, cores, and where caches are kept."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ def cores() -> int:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         count = min(count, max(1, int(quota) // int(period)))  # "max", no quota, is no number
     return count
+
+
+def cache_folder() -> Path:
+    """Where texts, data and functions that a study needs again are kept: `$KBETA_CACHE`, else `kbeta` where the system
+    keeps caches (`~/.cache/kbeta` on Linux)."""
+    import platformdirs  # which only the laboratory has
+
+    return Path(os.environ.get("KBETA_CACHE") or platformdirs.user_cache_path("kbeta", appauthor=False))
 
 
 def _processor() -> str:

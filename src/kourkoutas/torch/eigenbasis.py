@@ -7,7 +7,7 @@ way of updating serves every parameter, and the number of operations depends on 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -37,11 +37,13 @@ class EigenStep(ListStep):
         self.stacks, self.order, self.back = stacked
         self.grads: list[Tensor] = []
         self.each: list[Tensor] = []
+        # How many gradients there were before this one; a compiled step asks the tensors.
+        self.seen = [] if torch.compiler.is_compiling() else [int(stack.seen[0]) for stack in self.stacks]
         in_float64 = any(stack.m.dtype is torch.float64 for stack in self.stacks)
         self.wide = torch.float64 if in_float64 else torch.float32
 
     @classmethod
-    def gathered(cls, own: Group, collected: Collected, state: Any) -> EigenStep:
+    def gathered(cls, own: Group, collected: Collected, state: Any) -> Self:
         """The step of a group whose tensors were collected, after every check."""
         step = cls(own, collected, stacked(own, collected, state))
         step.check()
@@ -60,13 +62,13 @@ class EigenStep(ListStep):
         for stack in self.stacks:
             grads = wide(real(torch.stack([self.tensors.grads[i] for i in stack.numbers])))
             self.grads.append(-grads if self.group["maximize"] else grads)
-        self.each = [self._norms(grads) for grads in self.grads]
+        self.each = [self.norms_of(grads) for grads in self.grads]
         self.norms = self._in_order(self.each)
         if self.hyper.adaptive_tiny:
             self.mean_abs = norms(self.tensors.params, 1, self.dtype, self.device) / self.members.sizes
         self.starts = self._starts()
 
-    def _norms(self, grads: Tensor) -> Tensor:
+    def norms_of(self, grads: Tensor) -> Tensor:
         """||g|| of each of a stack, which does not overflow before it must: see the note on norms in `rule`."""
         flat = grads.flatten(1) if grads.ndim > 1 else grads.unsqueeze(1)
         if self.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -104,10 +106,9 @@ class EigenStep(ListStep):
 
     def _starts(self) -> Any:
         """Which parameters only make their basis now; None if no one does."""
-        first = [stack.seen == 0 for stack in self.stacks]
-        if not torch.compiler.is_compiling() and not any(part[0] for part in first):
+        if not torch.compiler.is_compiling() and 0 not in self.seen:
             return None
-        return self._in_order(first)
+        return self._in_order([stack.seen == 0 for stack in self.stacks])
 
     def update(self, k: Coefficients, updated: Tensor | None) -> None:
         coefficients = self._by_stack(list(k))
@@ -121,10 +122,30 @@ class EigenStep(ListStep):
             if took is not None:  # zeros for what is skipped
                 grads = torch.where(as_column(took, grads), grads, 0)
             k_stack = Coefficients(*(as_column(x, grads) for x in coefficients[number]))
-            self._descend(stack, _update(stack, grads, k_stack), k_stack.fade)
+            self.descend(stack, _update(stack, grads, k_stack), k_stack.fade)
             if stack.axes:
-                _add_to_factors(stack, grads, weights[number], took)
-                _turn(stack, self.hyper.basis_every, took)
+                keep, gain, scale = weights[number]
+                if took is not None:
+                    keep, gain = torch.where(took, keep, 1.0), torch.where(took, gain, 0.0)
+                    scale = torch.where(took, scale, stack.scale)
+                stack.scale.copy_(scale)
+                add_to_factors(stack, grads, keep, gain)
+        self.turn_all(taken)
+
+    def turn_all(self, taken: Sequence[Any] | None = None) -> None:
+        """Make or turn the bases for which it is time, and count the gradient."""
+        every = self.hyper.basis_every
+        for number, stack in enumerate(self.stacks):
+            took = None if taken is None else taken[number]
+            if not stack.axes:
+                continue
+            if torch.compiler.is_compiling():
+                _turn_in_graph(stack, every, took)
+            elif self.seen[number] == 0:
+                _replace(stack, _made(stack), took)
+            elif eigenbasis.is_time_to_turn(self.seen[number], every):
+                _replace(stack, _turned(stack), took)
+        for stack in self.stacks:
             stack.seen.add_(1)
 
     def _factor_weights(self) -> list[Sequence[Tensor]]:
@@ -137,7 +158,7 @@ class EigenStep(ListStep):
         each = weights.split([len(stack.numbers) for stack in self.stacks], 1)
         return [part.unbind() for part in each]
 
-    def _descend(self, stack: Stack, change: Tensor, fade: Any) -> None:
+    def descend(self, stack: Stack, change: Tensor, fade: Any) -> None:
         """θ ← θ - (fade·θ + Δ)."""
         params = [self.tensors.params[i] for i in stack.numbers]
         if fade is not None:
@@ -201,29 +222,21 @@ def _update(stack: Stack, grads: Tensor, k: Coefficients) -> Tensor:
     return rotation.rotated(delta, stack.axes, stack.bases, back=True)
 
 
-def _add_to_factors(stack: Stack, grads: Tensor, weights: Sequence[Tensor], took: Any) -> None:
-    """Factors are made of gradients as they are, in the coordinates of the parameter."""
-    keep, gain, scale = weights
-    if took is not None:
-        keep, gain = torch.where(took, keep, 1.0), torch.where(took, gain, 0.0)
-        scale = torch.where(took, scale, stack.scale)
-    stack.scale.copy_(scale)
-    rotation.add_moments(stack.axes, stack.factors, keep.to(grads), grads * as_column(gain, grads))
+def add_to_factors(stack: Stack, grads: Tensor, keep: Tensor, gain: Tensor) -> None:
+    """L ← keep·L + (gain·G)(gain·G)ᵀ, of gradients in the coordinates of the parameter; G is not kept."""
+    rotation.add_moments(stack.axes, stack.factors, keep.to(grads), grads.mul_(as_column(gain, grads)))
 
 
-def _turn(stack: Stack, every: int, took: Any) -> None:
-    """Make the basis or turn it, if it is time."""
-    first, due = stack.seen[0] == 0, eigenbasis.is_time_to_turn(stack.seen[0], every)
-    if torch.compiler.is_compiling():
-        new = torch.cond(first, lambda: _made(stack), lambda: _turned_if(due, stack))
-    elif first:
-        new = _made(stack)
-    elif due:
-        new = _turned(stack)
-    else:
-        return
+def _replace(stack: Stack, new: Sequence[Tensor], took: Any) -> None:
+    """Put what `turning` lists into its place; of those that `took` the gradient, if some did not."""
     for old, changed in zip(stack.turning(), new, strict=True):
         old.copy_(changed if took is None else torch.where(as_column(took, old), changed, old))
+
+
+def _turn_in_graph(stack: Stack, every: int, took: Any) -> None:
+    """Make the basis or turn it, if it is time, in a graph that serves every step."""
+    first, due = stack.seen[0] == 0, eigenbasis.is_time_to_turn(stack.seen[0], every)
+    _replace(stack, torch.cond(first, lambda: _made(stack), lambda: _turned_if(due, stack)), took)
 
 
 def _turned_if(due: Tensor, stack: Stack) -> list[Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,27 +20,53 @@ from kourkoutas.torch.lists import NO_FLOAT64
 def rotated(x: Tensor, axes: Sequence[int], bases: Sequence[Tensor], *, back: bool = False) -> Tensor:
     """Qᵀ·x·P of each matrix, and the same along the axes of other arrays; Q·x·Pᵀ on the way `back`."""
     for axis, q in zip(axes, bases, strict=True):
-        x = _product(q if back else q.transpose(1, 2), x, axis)
+        x = torch.matmul(*_operands(q if back else q.transpose(1, 2), x, axis)).view(x.shape)
     return x
 
 
-def _product(matrix: Tensor, x: Tensor, axis: int) -> Tensor:
-    """matrix·x along one axis."""
-    count, length = len(x), x.shape[axis + 1]
+class Product(NamedTuple):
+    """A product of stacks on fixed memory, which `torch.matmul` takes as it is."""
+
+    left: Tensor
+    right: Tensor
+    out: Tensor
+
+
+def planned(
+    x: Tensor, axes: Sequence[int], bases: Sequence[Tensor], into: Sequence[Tensor], *, back: bool = False
+) -> tuple[list[Product], Tensor]:
+    """The products of `rotated`, of tensors that stay where they are, and where the last one ends.
+
+    They go into the one and the other of two tensors in turn.
+    """
+    products = []
+    for number, (axis, q) in enumerate(zip(axes, bases, strict=True)):
+        left, right = _operands(q if back else q.transpose(1, 2), x, axis)
+        x = into[number % 2]
+        products.append(Product(left, right, x.view((left if axis + 2 == x.ndim else right).shape)))
+    return products, x
+
+
+def _operands(matrix: Tensor, x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """What to multiply for matrix·x along one axis: x is seen as matrices, and the product has the shape of these."""
+    count, length = x.shape[0], x.shape[axis + 1]
     before = math.prod(x.shape[1 : axis + 1])
     if axis + 2 == x.ndim:
-        product = x.reshape(count, before, length) @ matrix.transpose(1, 2)
-    elif before == 1:
-        product = matrix @ x.reshape(count, length, -1)
-    else:
-        product = matrix.unsqueeze(1) @ x.reshape(count, before, length, -1)
-    return product.view(x.shape)
+        return x.reshape(count, before, length), matrix.transpose(1, 2)
+    if before == 1:
+        return matrix, x.reshape(count, length, -1)
+    return matrix.unsqueeze(1), x.reshape(count, before, length, -1)
+
+
+def unfolded(x: Tensor, axis: int) -> Tensor:
+    """Each array as a matrix whose rows lie along one axis."""
+    return x.movedim(axis + 1, 1).reshape(x.shape[0], x.shape[axis + 1], -1)
 
 
 def add_moments(axes: Sequence[int], factors: Sequence[Tensor], keep: Tensor, x: Tensor) -> None:
     """L ← keep·L + X·Xᵀ along every axis that has a factor; `keep` has an entry per array."""
     for axis, factor in zip(axes, factors, strict=True):
-        flat = x.movedim(axis + 1, 1).reshape(len(x), x.shape[axis + 1], -1)
+        flat = unfolded(x, axis)
         factor.mul_(keep.view(-1, 1, 1))
         factor.baddbmm_(flat, flat.transpose(1, 2))
 

@@ -12,6 +12,7 @@ import torch
 from kourkoutas.rule import Hyper
 from kourkoutas.torch import kernel, private, triton_step
 from kourkoutas.torch.eigenbasis import EigenStep
+from kourkoutas.torch.eigenbasis_kernel import EigenKernelStep
 from kourkoutas.torch.group import Group
 from kourkoutas.torch.lists import FusedStep, ListStep
 from kourkoutas.torch.recorder import Row
@@ -47,6 +48,7 @@ class Route(NamedTuple):
 
 KERNEL = Route("kernel", "the C kernel takes every tensor")
 EIGEN = Route("eigenbasis", "basis='eigen' was asked for")
+EIGEN_BY_KERNEL = Route("eigenbasis", "basis='eigen' was asked for; the C kernel moves m and v")
 TRITON = Route("triton", "the Triton kernels take every tensor")
 OTHER = Route("foreach", "a tensor is not on the CPU, not plain, or laid out with gaps or unlike its parameter", True)
 OTHER_ON_GPU = Route(
@@ -57,14 +59,20 @@ OTHER_ON_GPU = Route(
 
 
 def choose(own: Group) -> Route:
-    """The route of one group as far as its options say: the first line that applies.
+    """The route of one group as far as its options say.
 
     KERNEL holds if the kernel takes every tensor of the step, else OTHER; `fused` if torch's fused Adam kernel does.
-    TRITON holds if its kernels take every tensor, else OTHER_ON_GPU.
+    TRITON holds if its kernels take every tensor, else OTHER_ON_GPU; EIGEN_BY_KERNEL if the kernel does, else EIGEN.
     """
+    route = _choose_without_basis(own)
+    if own.hyper.basis is None:
+        return route
+    return EIGEN_BY_KERNEL if route is KERNEL else EIGEN
+
+
+def _choose_without_basis(own: Group) -> Route:
+    """The first line that applies."""
     group = own.group
-    if own.hyper.basis is not None:
-        return EIGEN
     device = group["params"][0].device.type if group["params"] else "cpu"
     if device != "cpu":
         return _choose_on_accelerator(own)
@@ -120,6 +128,11 @@ def gather(own: Group, state: Any) -> tuple[Route, Step]:
         if step is not None:
             return route, step
         route = OTHER
+    if route is EIGEN_BY_KERNEL:
+        by_kernel = EigenKernelStep.gathered(own, collected, state)
+        if by_kernel.takes(state):
+            return route, by_kernel
+        route = EIGEN
     if route is EIGEN:
         return route, EigenStep.gathered(own, collected, state)
     if route is TRITON:

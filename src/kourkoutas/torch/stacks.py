@@ -201,6 +201,7 @@ class Stacks:
         self.made_for = self.key(params, limit, moment_names)
         self._latest: Stacked | None = None  # the stacks of the last step
         self._latest_of: Any = None  # the places and the device they were for
+        self.plans: Any = None  # of the last step, if it was `kourkoutas.torch.eigenbasis_kernel`'s
         kinds: dict[Any, list[int]] = {}
         for i, p in enumerate(params):
             kinds.setdefault((p.shape, p.dtype, p.device), []).append(i)
@@ -226,6 +227,7 @@ class Stacks:
         if self._latest is None or self._latest_of != (places, device):
             self._latest_of = list(places), device
             self._latest = self._stacked(places, device)
+            self.plans = None
         return self._latest
 
     def _stacked(self, places: Sequence[int], device: torch.device) -> Stacked:

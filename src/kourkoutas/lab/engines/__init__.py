@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from kourkoutas.lab.engines.taylor import Counts, taylor_silu
-from kourkoutas.lab.errors import unknown
+from kourkoutas.lab.errors import argument, unknown
 from kourkoutas.trace import Trace
 
 Array = Any
@@ -32,7 +31,8 @@ Loss = Callable[["Engine", Params, Batch], Array]
 Arrays = Mapping[str, NDArray[Any]]
 Batches = Arrays | Sequence[Arrays]
 Axis = int | tuple[int, ...] | None
-Squares = tuple[NDArray[Any], ...]
+HostArrays = Sequence[NDArray[Any]]
+HostLoss = Callable[[HostArrays, HostArrays, HostArrays | None, int], float]
 
 NAMES = ("torch", "jax", "mlx")
 
@@ -234,24 +234,19 @@ class Engine:
         scores = (q @ self.xp.swapaxes(k, -1, -2)) * (1 / math.sqrt(q.shape[-1]))
         return self.softmax(self.xp.where(allowed, scores, -math.inf)) @ v
 
-    def taylor_layer(self, x: Array, w: Array, b: Array, counts: Counts) -> Array:
-        """silu(x·w + b) for rows that hold values, slopes and Laplacians: see `kourkoutas.lab.engines.taylor`."""
-        return taylor_silu(self, x @ w, b, counts)
+    def recompute(self, f: Callable[..., Array], *arrays: Array) -> Array:
+        """f(*arrays), whose backward pass may work everything out again from the arrays instead of keeping it."""
+        return f(*arrays)
 
-    def taylor_squares(
-        self, layers: Sequence[Array], x: Array, targets: Array, squares: Callable[[int], Squares]
-    ) -> Array | None:
-        """Σ weight·(y + bias·b - target - y[partner])² over rows of a SiLU network; None without a kernel for it.
-
-        y is a row's output after `taylor_layer`s and a last linear layer, whose bias b is added only where `bias` is 1.
+    def host_loss(self, loss: HostLoss, constants: Sequence[Array], params: Sequence[Array]) -> Array | None:
+        """A scalar that `loss` computes on the host with its gradient; None where the engine's arrays are no float32
+        arrays of the host.
 
         Args:
-          layers: w, b, w, b, … of all layers.
-          x: input rows.
-          targets: the numbers that `target` points to.
-          squares: from the number of rows that the kernel takes at a time, the list of squares in blocks of that many:
-            channels of each block (5, 2 or 1); row of x, target, partner in the block (-1 for none), weight and bias of
-            each of its rows.
+          loss: function (constants, params, gradients, threads) → value of NumPy arrays; it fills the arrays
+            `gradients`, or leaves the gradient out where that is None.
+          constants: arrays that the scalar is not differentiated by.
+          params: arrays that it is differentiated by.
         """
         return None
 
@@ -274,7 +269,8 @@ def check(name: str) -> None:
     for package in ("jax", "optax") if name == "jax" else (name,):
         if importlib.util.find_spec(package) is None:
             raise ImportError(
-                f"--engine {name} needs {package}, which is not installed: pip install 'kourkoutas-beta[{name}]'"
+                f"{argument('engine')} {name} needs {package}, which is not installed: pip install "
+                f"'kourkoutas-beta[{name}]'"
             )
 
 

@@ -18,7 +18,6 @@ from jax import lax
 from numpy.typing import NDArray
 
 from kourkoutas.lab.engines import Array, Arrays, Batches, Engine, Loss, Optimizer, Params, Trainer, each_batch
-from kourkoutas.lab.engines.taylor import Counts, taylor_silu
 
 
 def _host(x: Any) -> NDArray[Any]:
@@ -125,12 +124,6 @@ def _compiled(
     return chunk, step, build(jnp.zeros((), jnp.result_type(float))).init
 
 
-# Its backward pass works everything out again from z: cheaper than to write it to memory and read it.
-@functools.partial(jax.checkpoint, static_argnums=(2,))
-def _taylor_silu(z: Array, b: Array, counts: Counts) -> Array:
-    return taylor_silu(ENGINE, z, b, counts)
-
-
 class JaxEngine(Engine):
     name = "jax"
     sigmoid = staticmethod(jax.nn.sigmoid)
@@ -147,8 +140,9 @@ class JaxEngine(Engine):
         centred = x - jnp.mean(x, -1, keepdims=True)
         return gain * centred * lax.rsqrt(jnp.mean(jnp.square(centred), -1, keepdims=True) + eps) + bias
 
-    def taylor_layer(self, x: Array, w: Array, b: Array, counts: Counts) -> Array:
-        return _taylor_silu(x @ w, b, counts)
+    def recompute(self, f: Callable[..., Array], *arrays: Array) -> Array:
+        # Cheaper than to write what f holds to memory and read it.
+        return jax.checkpoint(f)(*arrays)
 
     def cross_entropy(self, logits: Array, ids: Array) -> Array:
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, ids))

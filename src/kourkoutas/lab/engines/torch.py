@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 import shutil
@@ -15,21 +16,21 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from kourkoutas import _native
 from kourkoutas.lab.engines import (
     Array,
     Arrays,
     Axis,
     Batches,
     Engine,
+    HostLoss,
     Loss,
     Optimizer,
     Params,
-    Squares,
     Trainer,
     each_batch,
     training,
 )
+from kourkoutas.lab.errors import argument
 from kourkoutas.trace import Trace
 
 
@@ -87,36 +88,32 @@ def _compiled(loss: Loss) -> Callable[..., torch.Tensor]:
         return torch.compile(plain, dynamic=False)
     warnings.warn(
         "no C++ compiler found, so torch.compile cannot fuse the steps of this testbed: they take up to twice as long. "
-        "Install g++ or clang++, or use --engine jax",
+        f"Install g++ or clang++, or use {argument('engine')} jax",
         stacklevel=2,
     )
     return plain
 
 
-class TaylorSquares(torch.autograd.Function):
-    """(x, targets, squares, parameters) → loss, by the C kernel, which takes blocks of rows through the whole network
-    and back while they are in cache: the gradient is found with the loss."""
+class FromHost(torch.autograd.Function):
+    """(loss, constants, parameters) → value, by a function of NumPy arrays that finds the gradient with it."""
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, x: torch.Tensor, targets: torch.Tensor, squares: Squares, *params: torch.Tensor
+        ctx: Any, loss: HostLoss, constants: Sequence[torch.Tensor], *params: torch.Tensor
     ) -> torch.Tensor:
         grads = [torch.empty_like(p) for p in params] if any(ctx.needs_input_grad) else None
-        value = _native.taylor.loss(
-            x.numpy(),
-            targets.numpy(),
-            squares,
+        value = loss(
+            [x.numpy() for x in constants],
             [p.detach().numpy() for p in params],
             None if grads is None else [g.numpy() for g in grads],
             torch.get_num_threads(),
-            _native.taylor.VARIANTS[0],
         )
         ctx.grads = grads
         return torch.tensor(value, dtype=torch.float32)
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return (None, None, None, *torch._foreach_mul(ctx.grads, outer[0]))
+        return (None, None, *torch._foreach_mul(ctx.grads, outer[0]))
 
 
 class _Shifted:
@@ -132,6 +129,12 @@ class _Shifted:
         self._trace.pull(np.roll(np.asarray(ring), self._offset, axis=0), count + self._offset)
 
 
+def _asks_for_closure(optimizer: Any) -> bool:
+    """Whether `step` cannot be called without one."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
 class TorchTrainer(Trainer):
     def _begin(self, loss: Loss, params: Arrays, optimizer: Optimizer, constants: Arrays, compile: bool) -> None:
         self._loss = _compiled(loss) if compile else functools.partial(loss, ENGINE)
@@ -141,7 +144,7 @@ class TorchTrainer(Trainer):
         self._optimizer = optimizer.torch(list(self._params.items()), self._trace_every > 0)
         # Finds its own step length, for which it evaluates the loss at several points.
         self._searches = isinstance(self._optimizer, torch.optim.LBFGS)
-        self._needs_closure = self._searches or getattr(self._optimizer, "needs_closure", False)
+        self._needs_closure = getattr(self._optimizer, "needs_closure", _asks_for_closure(self._optimizer))
         self._taken = self._offset = 0
 
     def _bucket_names(self) -> Sequence[str]:
@@ -247,14 +250,10 @@ class TorchEngine(Engine):
     def attention(self, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
 
-    def taylor_squares(
-        self, layers: Sequence[Array], x: Array, targets: Array, squares: Callable[[int], Squares]
-    ) -> Array | None:
-        if _native.taylor is None or not all(
-            t.dtype is torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in (x, targets, *layers)
-        ):
-            return None
-        return TaylorSquares.apply(x, targets, squares(_native.taylor.ROWS), *layers)
+    def host_loss(self, loss: HostLoss, constants: Sequence[Array], params: Sequence[Array]) -> Array | None:
+        on_host = [t.dtype is torch.float32 and t.device.type == "cpu" for t in (*constants, *params)]
+        contiguous = [t.is_contiguous() for t in (*constants, *params)]
+        return FromHost.apply(loss, constants, *params) if all(on_host) and all(contiguous) else None
 
     def take(self, table: Array, ids: Array) -> Array:
         return F.embedding(ids if ids.dtype in (torch.int32, torch.int64) else ids.long(), table)

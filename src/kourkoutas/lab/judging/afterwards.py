@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kourkoutas.lab.judging.values import seed_ranges
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results.store import Call, StudyRecord
-from kourkoutas.lab.specs.looks import label
 
 
 def told(record: StudyRecord, *, baseline: str | None = None, margin: float | None = None) -> tuple[str, ...]:
@@ -15,13 +15,13 @@ def told(record: StudyRecord, *, baseline: str | None = None, margin: float | No
     """
     lines = []
     if baseline is not None:
-        lines.append(f"The baseline {label(baseline)} was chosen after the runs.")
+        lines.append(f"The baseline {name_of(baseline)} was chosen after the runs.")
     if margin is not None and margin != record.margin:
         lines.append(f"The margin of {margin:g} % was chosen after the runs.")
     arms = [arm for call in record.calls for arm in call.late_arms]
     seeds = [seed for call in record.calls for seed in call.late_seeds]
     if arms:
-        lines.append(f"Added when results were there: {', '.join(map(label, arms))}.")
+        lines.append(f"Added when results were there: {', '.join(map(name_of, arms))}.")
     if seeds:
         lines.append(f"Seeds added when results were there: {seed_ranges(seeds)}.")
     return (*lines, *_versions([call for call in record.calls if call.runs]))

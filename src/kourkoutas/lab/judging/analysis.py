@@ -9,24 +9,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kourkoutas.lab.errors import unknown
-from kourkoutas.lab.judging import afterwards, planned, tuned
+from kourkoutas.lab.judging import afterwards, comparable
 from kourkoutas.lab.judging import endpoints as judged_by
 from kourkoutas.lab.judging import headline as words
-from kourkoutas.lab.judging.attribution import summary
+from kourkoutas.lab.judging.attribution import Attribution, attribute, summary
 from kourkoutas.lab.judging.comparing import Comparison, Question, compare_endpoints
-from kourkoutas.lab.judging.endpoints import Measure
+from kourkoutas.lab.judging.endpoints import Measure, Until
 from kourkoutas.lab.judging.failures import failures, repeat
+from kourkoutas.lab.judging.fairness import fairness
 from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES
-from kourkoutas.lab.judging.statistics import Result
-from kourkoutas.lab.judging.targets import ToTarget, parse_target, to_target
-from kourkoutas.lab.judging.tuned import Sensitivity
+from kourkoutas.lab.judging.statistics import Finding
 from kourkoutas.lab.judging.values import Seed, of_seeds, to_json, without_logarithm
-from kourkoutas.lab.planning import search
+from kourkoutas.lab.optimizers import recipes
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.planning.contrasts import Family, contrasts
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
-from kourkoutas.lab.specs import optimizers as recipes
-from kourkoutas.lab.specs.looks import label
+from kourkoutas.lab.tuning import luck, trials
+from kourkoutas.lab.tuning.sensitivity import Sensitivity, sensitivity
+from kourkoutas.lab.tuning.trials import Tried
 
 MOST_FAILURES = 2
 ENDS = ("ok", "diverged", "failed", "unfinished")
@@ -73,10 +74,10 @@ class Analysis:
       afterwards: what came after the first results: seeds, optimizers, versions, a baseline, a margin.
       answers: one sentence per contrast of the primary endpoint, with its numbers.
       causes: what the controls say about where a difference comes from; empty without controls.
+      attribution: {endpoint: the shares of each cause} that the controls show.
       arms: in the order of the study.
       endpoints: the primary one first.
       sensitivity: of each arm to the tuned option, on the tuning seeds; empty unless one option was tuned.
-      target: None unless a target was asked for.
       failures: which runs failed, why, and how to repeat them; the most frequent errors.
       notes: about the study as a whole, missing pairs and unreadable runs among them.
       snapshot: what was analysed. Not part of its JSON.
@@ -92,10 +93,10 @@ class Analysis:
     afterwards: tuple[str, ...]
     answers: tuple[str, ...]
     causes: tuple[str, ...]
+    attribution: Mapping[str, tuple[Attribution, ...]]
     arms: tuple[ArmSummary, ...]
     endpoints: tuple[Comparison, ...]
     sensitivity: tuple[Sensitivity, ...]
-    target: ToTarget | None
     failures: tuple[str, ...]
     notes: tuple[str, ...]
     snapshot: Snapshot = field(repr=False)
@@ -111,26 +112,23 @@ def analyse(
     endpoints: Sequence[str] = (),
     baseline: str | None = None,
     margin: float | None = None,
-    target: str | None = None,
     resamples: int = RESAMPLES,
 ) -> Analysis:
     """What the runs of a study show.
 
     Args:
       snapshot: a results folder, as it was read.
-      endpoints: metrics to judge by besides the declared ones, METRIC[:last|best|tail][:min|max][:log|linear].
+      endpoints: what to judge by besides the declared ones, METRIC[:last|best|tail|until=VALUE][:min|max][:log|linear].
       baseline: compare every other arm with this one instead of the planned pairs.
       margin: percent of the baseline within which a difference does not matter, instead of the declared one.
-      target: METRIC<=VALUE or METRIC>=VALUE: adds how soon each arm reached it.
       resamples: of each bootstrap.
     """
     record = snapshot.record
     labels, seeds = [arm.label for arm in record.arms], set(record.seeds)
     own = [run for run in snapshot.runs if run.spec.optimizer in labels and run.spec.seed in seeds]
-    tried = tuned.tried(snapshot)
     every = _pairs(record, baseline)
-    pairs, suspected = planned.comparable(snapshot, own, every)
-    gone = planned.missing_seeds(record, own)
+    pairs, suspected = comparable.comparable_pairs(snapshot, own, every)
+    gone = comparable.missing_seeds(record, own)
     to_come = sum(run.result is None for run in own) + sum(map(len, gone.values()))
     waiting = [arm for arm in labels if record.tuning is not None and arm not in record.chosen]
     finished = not to_come and not waiting
@@ -139,8 +137,10 @@ def analyse(
     margin_used = record.margin if margin is None else margin
     failed = _failed(own)
     measures = judged_by.measures(record, endpoints)
+    tried = {measure.name: trials.of_study(snapshot, measure.score) for measure in measures}
+    by_primary = tried[measures[0].name]
     judged = compare_endpoints(
-        [_question(snapshot, own, measure) for measure in measures],
+        [_question(record, own, measure, tried[measure.name]) for measure in measures],
         pairs,
         planned=len(every),
         margin=margin_used,
@@ -148,24 +148,24 @@ def analyse(
         count_failed=record.count_failed,
         resamples=resamples,
     )
+    attribution = {one.name: attribute(one) for one in judged}
     late = afterwards.told(record, baseline=baseline, margin=margin)
     declared = sum(measure.declared for measure in measures)
-    whole = pairs if record.count_failed else [pair for pair in pairs if failed.keys().isdisjoint(pair)]
     return Analysis(
         testbed=record.testbed,
         confidence=CONFIDENCE,
         seeds=tuple(record.seeds),
         finished=finished,
-        rule=words.rule(Family(len(every), declared), tuned=bool(tried), margin=margin_used),
-        fairness=(*tuned.fairness(snapshot, tried), *suspected),
+        rule=words.rule(Family(len(every), declared), tuned=bool(by_primary), margin=margin_used),
+        fairness=(*fairness(snapshot, by_primary), *suspected),
         headline=" ".join([_headline(snapshot, own, judged, to_come, waiting), *late]),
         afterwards=late,
         answers=tuple(words.answer(c, margin_used) for c in judged[0].contrasts),
-        causes=tuple(summary(judged[0].attribution)),
+        causes=tuple(summary(attribution[judged[0].name])),
+        attribution=attribution,
         arms=tuple(_arms(record, own, gone, judged[0])),
         endpoints=judged,
-        sensitivity=tuned.sensitivity(record, tried),
-        target=None if target is None else to_target(own, parse_target(target), whole, len(every)),
+        sensitivity=sensitivity(record, by_primary, measures[0].endpoint),
         failures=tuple(f"{one.words}. To repeat: {repeat(record)}" for one in failures(own)[:MOST_FAILURES]),
         notes=(*snapshot.damage, *_missing(gone)),
         snapshot=snapshot,
@@ -182,13 +182,14 @@ def _pairs(record: StudyRecord, baseline: str | None) -> list[tuple[str, str]]:
     return [(label, baseline) for label in labels if label != baseline]
 
 
-def _question(snapshot: Snapshot, runs: Sequence[StoredRun], measure: Measure) -> Question:
+def _question(
+    record: StudyRecord, runs: Sequence[StoredRun], measure: Measure, tried: Mapping[str, Sequence[Tried]]
+) -> Question:
     """One endpoint with the values of all runs, and with what each tuning may have lost on the same scale."""
-    values = judged_by.values(runs, measure.endpoint, measure.reduction)
-    tried = tuned.tried(snapshot, measure)
+    values = judged_by.values(runs, measure)
     every = [one for own in tried.values() for one in own]
-    log = search.as_ratios(every, measure.endpoint.log) and not without_logarithm(values)
-    notes = judged_by.without_value(measure, values, runs)
+    log = trials.as_ratios(every, measure.endpoint.log) and not without_logarithm(values)
+    notes = judged_by.notes_on(measure, values, runs)
     if measure.endpoint.log and not log:
         notes.append("values at or below 0 have no logarithm: compared as differences instead of ratios")
     endpoint = replace(measure.endpoint, log=log)
@@ -197,10 +198,11 @@ def _question(snapshot: Snapshot, runs: Sequence[StoredRun], measure: Measure) -
         log=log,
         higher_is_better=endpoint.maximize,
         threshold=endpoint.threshold,
-        lost=tuned.lost(snapshot.record, tried, endpoint),
+        lost=luck.lost(record, tried, endpoint),
         notes=notes,
         name=measure.name,
         title=endpoint.title,
+        is_time=isinstance(measure.reduction, Until),
         primary=measure.primary,
         declared=measure.declared,
     )
@@ -239,7 +241,7 @@ def _missing(gone: Mapping[str, Sequence[int]]) -> list[str]:
     count = sum(map(len, gone.values()))
     if not count:
         return []
-    whose = "; ".join(f"{label(arm)}: {of_seeds(seeds)}" for arm, seeds in gone.items())
+    whose = "; ".join(f"{name_of(arm)}: {of_seeds(seeds)}" for arm, seeds in gone.items())
     are = "run is" if count == 1 else "runs are"
     return [f"{count} {are} not in the folder ({whose}); a study of all its optimizers and seeds makes what is missing"]
 
@@ -257,7 +259,7 @@ def _arms(
         ends = [run.result.status if run.result else "unfinished" for run in own]
         ends += ["unfinished" for _ in gone.get(arm.label, ())]
         found = primary.arms.get(arm.label, {})
-        median, mean = (found.get(name, Result(None)) for name in ("median", "mean"))
+        median, mean = (found.get(name, Finding(None)) for name in ("median", "mean"))
         done = [run.result for run in own if run.result is not None and run.result.status == "ok"]
         role = "control" if arm.optimizer in recipes.CONTROLS else "baseline"
         rows.append(

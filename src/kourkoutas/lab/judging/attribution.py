@@ -25,9 +25,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kourkoutas.lab.judging.comparing import Comparison
 from kourkoutas.lab.judging.intervals import Interval, fieller
-from kourkoutas.lab.judging.values import Array, Values
-from kourkoutas.lab.specs.looks import label
+from kourkoutas.lab.judging.values import Array, Outcomes
+from kourkoutas.lab.optimizers.looks import name_of
 
 BASELINES = ("adam95", "adam999")
 TREATMENT = "kbeta"
@@ -61,15 +62,14 @@ class Attribution:
     sentence: str
 
 
-def attribute(
-    values: Values, *, log: bool, higher_is_better: bool, verdicts: Mapping[tuple[str, str], str]
-) -> tuple[Attribution, ...]:
+def attribute(comparison: Comparison) -> tuple[Attribution, ...]:
     """One attribution per Adam that the controls lead from to kbeta; without shares where its own contrast shows no
-    difference, or one on the other side.
-
-    `verdicts` are those of the contrasts: {(treatment, baseline): "better"}.
-    """
-    sign = -1.0 if higher_is_better else 1.0
+    difference, or one on the other side; none where nothing was compared."""
+    if not comparison.contrasts and not comparison.missing:
+        return ()
+    values, log = comparison.values, comparison.log
+    verdicts: dict[tuple[str, str], str] = {(c.treatment, c.baseline): c.verdict for c in comparison.contrasts}
+    sign = -1.0 if comparison.higher_is_better else 1.0
     turned = {"better": "worse", "worse": "better"}
     found = []
     for baseline in BASELINES:
@@ -95,12 +95,12 @@ def attribute(
             told = f"{', '.join(map(_words, parts))} of the {of} (95 % intervals, {len(seeds)} seeds)"
         else:
             told = f"no clear difference on the {len(seeds)} seeds that all controls finished: nothing to explain"
-        sentence = f"{label(TREATMENT)} against {label(baseline)}: {told}."
+        sentence = f"{name_of(TREATMENT)} against {name_of(baseline)}: {told}."
         found.append(Attribution(baseline, tuple(path for path, _ in paths), parts, sentence))
     return tuple(found)
 
 
-def _paths(baseline: str, values: Values) -> list[Path]:
+def _paths(baseline: str, values: Outcomes) -> list[Path]:
     """The paths from `baseline` to kbeta over arms that were run, as many steps as can be; none without a control."""
     if baseline not in values or TREATMENT not in values:
         return []
@@ -149,5 +149,5 @@ def summary(found: Sequence[Attribution]) -> list[str]:
         return clear
     if len(found) < 2:
         return [one.sentence for one in found]
-    others = " and ".join(label(one.baseline) for one in found)
-    return [f"{label(TREATMENT)} against {others}: no clear difference, so there is nothing to explain."]
+    others = " and ".join(name_of(one.baseline) for one in found)
+    return [f"{name_of(TREATMENT)} against {others}: no clear difference, so there is nothing to explain."]

@@ -31,15 +31,34 @@ import numpy as np
 
 from kourkoutas.lab.errors import unknown
 from kourkoutas.lab.judging import sizes, verdicts
-from kourkoutas.lab.judging.attribution import Attribution, attribute
 from kourkoutas.lab.judging.hypothesis_tests import holm
 from kourkoutas.lab.judging.intervals import RESAMPLES
-from kourkoutas.lab.judging.luck import Lost, nothing_lost
-from kourkoutas.lab.judging.statistics import OF_ARMS, OF_CONTRASTS, UNDEFINED, OneArm, Paired, Result, between, show
-from kourkoutas.lab.judging.values import Array, Seed, Values, in_order, is_number, listed, of_seeds, without_logarithm
+from kourkoutas.lab.judging.statistics import (
+    DIVERGED,
+    NEVER,
+    OF_ARMS,
+    OF_CONTRASTS,
+    UNDEFINED,
+    Finding,
+    OneArm,
+    Paired,
+    between,
+    show,
+)
+from kourkoutas.lab.judging.values import (
+    Array,
+    Outcomes,
+    Seed,
+    first_few,
+    in_order,
+    is_number,
+    of_seeds,
+    without_logarithm,
+)
 from kourkoutas.lab.judging.verdicts import Ruling, Verdict
+from kourkoutas.lab.optimizers.looks import name_of, versus
 from kourkoutas.lab.planning.contrasts import Family
-from kourkoutas.lab.specs.looks import label, versus
+from kourkoutas.lab.tuning.luck import Lost, nothing_lost
 
 BOOTSTRAPPED = 200  # contrasts of one comparison; with more, bootstrap intervals would take minutes
 
@@ -76,6 +95,7 @@ class Contrast:
         baseline has no one sign.
       detectable, detectable_percent: the difference that these seeds would have found four times out of five; None
         where ranks decide.
+      is_time: as of its `Comparison`.
       statistics: {name: its value}, as `statistics.OF_CONTRASTS` lists them; they leave the luck of a tuning out.
         Empty while the contrast is unfinished.
     """
@@ -91,10 +111,11 @@ class Contrast:
     diverged: tuple[int, int]
     failed: tuple[int, int]
     family: int
-    statistics: Mapping[str, Result]
+    statistics: Mapping[str, Finding]
     notes: tuple[str, ...]
     log: bool
     higher_is_better: bool
+    is_time: bool = False
     why: str = ""
     small: bool = False
     carried_by: tuple[tuple[Seed, Verdict], ...] = ()
@@ -102,8 +123,8 @@ class Contrast:
     tuned: bool = False
     p: float | None = None
     p_holm: float | None = None
-    effect: Result | None = None
-    percent: Result | None = None
+    effect: Finding | None = None
+    percent: Finding | None = None
     detectable: float | None = None
     detectable_percent: float | None = None
     side: float = dataclasses.field(default=0.0, repr=False)
@@ -111,6 +132,11 @@ class Contrast:
     @property
     def name(self) -> str:
         return versus(self.treatment, self.baseline)
+
+    @property
+    def absent(self) -> str:
+        """What a run without a value did."""
+        return NEVER if self.is_time else DIVERGED
 
     @property
     def lost(self) -> int:
@@ -132,7 +158,7 @@ class Contrast:
         for one in OF_CONTRASTS:
             if (found := self.statistics.get(one.name)) is not None:
                 p, p_holm = ("", "") if found.p is None else (show(found.p, 3), show(found.p_holm, 3))
-                rows.append((one.title, one.show(found), p, p_holm))
+                rows.append((one.title, one.show(found).replace(DIVERGED, self.absent), p, p_holm))
         return rows
 
 
@@ -147,6 +173,7 @@ class Comparison:
       log: compared as ratios, on log10.
       confidence: of each interval; those of all statements hold together at 95 %.
       margin: percent of the baseline within which a difference does not matter; None where none was declared.
+      is_time: values are steps or seconds until something was reached; a run without one never got there.
       values: optimizer → seed → value; NaN for a lost run.
       arms: optimizer → {name: value} of `statistics.OF_ARMS`. Failed runs are left out unless they count.
       missing: planned pairs that could not be compared.
@@ -159,10 +186,9 @@ class Comparison:
     confidence: float
     margin: float | None
     seeds: tuple[Seed, ...]
-    values: Values
-    arms: Mapping[str, Mapping[str, Result]]
+    values: Outcomes
+    arms: Mapping[str, Mapping[str, Finding]]
     contrasts: tuple[Contrast, ...]
-    attribution: tuple[Attribution, ...]
     missing: tuple[tuple[str, str], ...]
     failed: Mapping[str, Sequence[Seed]]
     notes: tuple[str, ...]
@@ -170,6 +196,12 @@ class Comparison:
     title: str = "value"
     primary: bool = True
     declared: bool = True
+    is_time: bool = False
+
+    @property
+    def absent(self) -> str:
+        """What a run without a value did."""
+        return NEVER if self.is_time else DIVERGED
 
     @property
     def standing(self) -> str:
@@ -190,10 +222,10 @@ class Question:
       threshold: a run that reaches it is a success; adds success rates and McNemar's test.
       lost: {optimizer: what its tuning may have lost}, None where that is not known; untuned ones are left out.
       notes: that stand before those of the contrasts.
-      name, title, primary, declared: of the comparison.
+      name, title, primary, declared, is_time: of the comparison.
     """
 
-    values: Values
+    values: Outcomes
     log: bool = False
     higher_is_better: bool = False
     threshold: float | None = None
@@ -203,6 +235,7 @@ class Question:
     title: str = "value"
     primary: bool = True
     declared: bool = True
+    is_time: bool = False
 
     @property
     def scale(self) -> dict[str, Any]:
@@ -221,8 +254,8 @@ class Judged:
 
     question: Question
     family: Family
-    values: Values
-    counted: Values
+    values: Outcomes
+    counted: Outcomes
     paired: Mapping[tuple[str, str], Paired]
     missing: tuple[tuple[str, str], ...]
     failed: Failed
@@ -287,7 +320,7 @@ def judge(
 
 
 def compare_pairs(
-    values: Values, pairs: Sequence[tuple[str, str]], *, family: int = 0, margin: float | None = None, **how: Any
+    values: Outcomes, pairs: Sequence[tuple[str, str]], *, family: int = 0, margin: float | None = None, **how: Any
 ) -> Comparison:
     """The contrasts (treatment, baseline) of one endpoint, a family of their own.
 
@@ -300,7 +333,7 @@ def compare_pairs(
     """
     empty = [name for name, seeds in values.items() if not seeds]
     if empty:
-        raise ValueError(f"`values` holds no value for {listed([repr(name) for name in empty])}: leave it out")
+        raise ValueError(f"`values` holds no value for {first_few([repr(name) for name in empty])}: leave it out")
     attributes = {field.name for field in dataclasses.fields(Question)}
     about = {name: value for name, value in how.items() if name in attributes and value is not None}
     rest = {name: value for name, value in how.items() if name not in attributes}
@@ -308,7 +341,7 @@ def compare_pairs(
     return found
 
 
-def compare(values: Values, *, baseline: str, **how: Any) -> Comparison:
+def compare(values: Outcomes, *, baseline: str, **how: Any) -> Comparison:
     """Every other optimizer against `baseline`; arguments as in `compare_pairs`.
 
     Example:
@@ -350,7 +383,7 @@ def _side_by_side(
     common = {(a, b): in_order(values.get(a, {}).keys() & values.get(b, {}).keys()) for a, b in pairs}
     missing = tuple(pair for pair, seeds in common.items() if not seeds)
     if missing:
-        notes.append(f"no finished seed in common, so not compared: {listed([versus(*pair) for pair in missing])}")
+        notes.append(f"no finished seed in common, so not compared: {first_few([versus(*pair) for pair in missing])}")
     if len(common) - len(missing) > BOOTSTRAPPED:
         resamples = 0
         notes.append(f"{len(common) - len(missing)} contrasts: no bootstrap intervals, which are for few")
@@ -379,9 +412,9 @@ def _paired(x: Array, y: Array, unfinished: Array, *, log: bool, higher_is_bette
     return Paired(x=x, y=y, d=d, rounding=rounding, log=log, higher_is_better=higher_is_better, **more)
 
 
-def _statistics(of: Judged) -> dict[tuple[str, str], dict[str, Result]]:
+def _statistics(of: Judged) -> dict[tuple[str, str], dict[str, Finding]]:
     """Every statistic of every contrast, each one's p adjusted for the family."""
-    found: dict[tuple[str, str], dict[str, Result]] = {pair: {} for pair in of.paired}
+    found: dict[tuple[str, str], dict[str, Finding]] = {pair: {} for pair in of.paired}
     for statistic in OF_CONTRASTS:
         results = [None if one.unfinished else statistic.compute(one) for one in of.paired.values()]
         adjusted = holm([None if result is None else result.p for result in results], of.family.size)
@@ -400,9 +433,6 @@ def comparison(of: Judged, margin: float | None = None) -> Comparison:
         if own:
             one = OneArm(np.array([own[seed] for seed in in_order(own)]), **question.scale)
             arms[arm] = {each.name: found for each in OF_ARMS if (found := each.compute(one))}
-    ruled = {pair: ruling.verdict for pair, ruling in of.rulings.items()}
-    scale = {"log": question.log, "higher_is_better": question.higher_is_better}
-    shares = attribute(of.values, verdicts=ruled, **scale) if of.paired or of.missing else ()
     notes = [*of.notes, *_notes(contrasts)]
     if margin is not None and any(c.verdict in verdicts.JUDGED and c.percent is None for c in contrasts):
         notes.append(f"without percentages nothing can be called equal within {margin:g} %")
@@ -414,7 +444,6 @@ def comparison(of: Judged, margin: float | None = None) -> Comparison:
         values=of.values,
         arms=arms,
         contrasts=contrasts,
-        attribution=shares,
         missing=of.missing,
         failed={arm: in_order(seeds) for arm, seeds in of.failed.items()},
         notes=tuple(notes),
@@ -422,10 +451,11 @@ def comparison(of: Judged, margin: float | None = None) -> Comparison:
         title=question.title,
         primary=question.primary,
         declared=question.declared,
+        is_time=question.is_time,
     )
 
 
-def _contrast(of: Judged, pair: tuple[str, str], statistics: Mapping[str, Result]) -> Contrast:
+def _contrast(of: Judged, pair: tuple[str, str], statistics: Mapping[str, Finding]) -> Contrast:
     paired, ruling, family, (treatment, baseline) = of.paired[pair], of.rulings[pair], of.family, pair
     ends = (_ends(paired, paired.x, of, treatment), _ends(paired, paired.y, of, baseline))
     diverged, failed = zip(*ends, strict=True)
@@ -445,10 +475,11 @@ def _contrast(of: Judged, pair: tuple[str, str], statistics: Mapping[str, Result
         "statistics": statistics,
         "log": paired.log,
         "higher_is_better": paired.higher_is_better,
+        "is_time": of.question.is_time,
     }
     alone = unpaired(of.values, treatment, baseline)
     if paired.unfinished:
-        parts = [f"{k} of {len(paired.seeds)} of {label(arm)}" for arm, k in zip(pair, failed, strict=True) if k]
+        parts = [f"{k} of {len(paired.seeds)} of {name_of(arm)}" for arm, k in zip(pair, failed, strict=True) if k]
         return Contrast(**always, why=f"{' and '.join(parts)} failed", notes=tuple(alone))
     decision, detectable = paired.decision, sizes.detectable(paired, family.confidence)
     return Contrast(
@@ -476,10 +507,10 @@ def _ends(paired: Paired, values: Array, of: Judged, arm: str) -> tuple[int, int
     return len(lost) - failed, failed
 
 
-def unpaired(values: Values, treatment: str, baseline: str) -> list[str]:
+def unpaired(values: Outcomes, treatment: str, baseline: str) -> list[str]:
     """Which seeds of one arm have no partner in the other."""
     return [
-        f"{label(name)} has no partner in {label(other)} for {of_seeds(lone)}: not part of this contrast"
+        f"{name_of(name)} has no partner in {name_of(other)} for {of_seeds(lone)}: not part of this contrast"
         for name, other in ((treatment, baseline), (baseline, treatment))
         if (lone := in_order(seed for seed in values[name] if seed not in values[other]))
     ]
@@ -508,4 +539,4 @@ def _notes(contrasts: Sequence[Contrast]) -> list[str]:
         for note in c.notes:
             about.setdefault(note, []).append(c.name)
     every = len(contrasts)
-    return [f"{'every contrast' if 1 < every == len(who) else listed(who)}: {note}" for note, who in about.items()]
+    return [f"{'every contrast' if 1 < every == len(who) else first_few(who)}: {note}" for note, who in about.items()]

@@ -3,7 +3,7 @@
 d are the paired differences of the test seeds, positive for the treatment. Where every run gave a number, the paired t
 test decides; where one diverged, its d is infinite and Wilcoxon's signed ranks decide.
 
-An optimizer that was tuned may have lost r by the luck of its choice (`kourkoutas.lab.judging.luck`), and the one
+An optimizer that was tuned may have lost r by the luck of its choice (`kourkoutas.lab.tuning.luck`), and the one
 behind gets the benefit of the doubt. With n pairs and s* a draw of what the standard deviation of d may be:
 
     p = 2·E[P(d - r has no advantage)]   r of the optimizer behind
@@ -27,8 +27,8 @@ from scipy import special
 
 from kourkoutas.lab.judging.hypothesis_tests import EXACT_UP_TO, PairedT, Wilcoxon, signed_rank_chances
 from kourkoutas.lab.judging.intervals import Interval, bisect, t_interval
-from kourkoutas.lab.judging.luck import Lost, draws_of_s, nothing_lost
 from kourkoutas.lab.judging.values import Array
+from kourkoutas.lab.tuning.luck import Lost, draws_of_s, nothing_lost
 
 T, RANKS = "paired t", "Wilcoxon"
 

@@ -3,6 +3,8 @@
     val_acc:max          the last value of the logged metric `val_acc`; more is better
     val_loss:best        its best value during the run
     loss:tail:log        the mean of the last tenth of what was logged, compared as ratios
+    val_loss:until=0.5   the first logged step at which it is 0.5 or less; `val_acc:until=0.9:max`, 0.9 or more
+    val_loss:seconds_until=0.5
 
 One endpoint is primary: the testbed's first or the one that the study named, or what a user's function returns. It
 alone decides a study. All others are secondary.
@@ -18,11 +20,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kourkoutas.lab import testbeds
-from kourkoutas.lab.errors import unknown
+from kourkoutas.lab.errors import ArgumentError, argument, unknown
 from kourkoutas.lab.judging.values import in_order, is_number, of_seeds
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results import store
-from kourkoutas.lab.specs.looks import label
-from kourkoutas.lab.specs.spec import Endpoint
+from kourkoutas.lab.specs.spec import Endpoint, RunResult
 
 PRIMARY = "endpoint"  # the metric's name of what a run's `endpoint` holds
 TAIL = 0.1
@@ -30,7 +32,50 @@ TAIL = 0.1
 Reduction = Literal["last", "best", "tail"]
 Numbers = dict[str, dict[int | str, float]]
 
-_WORDS = ("last", "best", "tail", "min", "max", "log", "linear")
+_REDUCTIONS, _UNTIL = ("last", "best", "tail"), ("until", "seconds_until")
+_SIDES, _SCALES = ("min", "max"), ("log", "linear")
+_WORDS = (*_REDUCTIONS, *(f"{name}=VALUE" for name in _UNTIL), *_SIDES, *_SCALES)
+
+STEPS = (
+    "steps are those that were logged; a run that never got there ranks behind all that did, and two of one seed tie"
+)
+SECONDS = (
+    "seconds are steps times the run's own median seconds per step: training alone, without set-up, compiling and "
+    "evaluation"
+)
+
+
+@dataclass(frozen=True)
+class Until:
+    """When a logged metric first is as good as asked for.
+
+    Attributes:
+      value: at most this, or at least where `above`.
+      seconds: counted in seconds of training, not in steps.
+    """
+
+    value: float
+    above: bool = False
+    seconds: bool = False
+
+    def of(self, run: store.StoredRun, result: RunResult, metric: str) -> float | None:
+        """Steps or seconds; NaN where a run never got there, None without the metric, or the pace, in its log.
+
+        A run that got there and diverged later has got there.
+        """
+        course = logged(run, metric)
+        if not course and result.status == "ok":
+            return None
+        step = next((step for step, value in course if self._meets(value)), math.nan)
+        if math.isnan(step) or not self.seconds:
+            return step
+        return None if result.seconds_per_step is None else step * result.seconds_per_step
+
+    def _meets(self, value: float) -> bool:
+        return math.isfinite(value) and (value >= self.value if self.above else value <= self.value)
+
+    def title(self, metric: str) -> str:
+        return f"{'seconds' if self.seconds else 'steps'} until {metric} {'≥' if self.above else '≤'} {self.value:g}"
 
 
 @dataclass(frozen=True)
@@ -40,16 +85,35 @@ class Measure:
     Attributes:
       name: as it is asked for on a command line.
       endpoint: metric, title, scale and direction.
-      reduction: which number of the metric's course: its last, its best, or the mean of its last tenth.
+      reduction: which number of the metric's course: its last, its best, the mean of its last tenth, or when it was as
+        good as asked for.
       primary: whether it decides the study.
       declared: whether it was named before the runs were made.
     """
 
     name: str
     endpoint: Endpoint
-    reduction: Reduction = "last"
+    reduction: Reduction | Until = "last"
     primary: bool = False
     declared: bool = False
+
+    def value(self, run: store.StoredRun) -> float | None:
+        """The number of a run that has ended: NaN where it diverged, failed or never got there, None where it has
+        none."""
+        result = run.result
+        if result is None or result.status == "failed":
+            return math.nan
+        if isinstance(self.reduction, Until):
+            return self.reduction.of(run, result, self.endpoint.metric)
+        if result.status == "diverged":
+            return math.nan
+        value = _reduced(run, result, self.endpoint, self.reduction)
+        return value if value is None or is_number(value) else math.nan
+
+    def score(self, run: store.StoredRun) -> float:
+        """The same for a tuning: NaN where there is no number."""
+        value = self.value(run)
+        return math.nan if value is None else value
 
 
 def declared(record: store.StudyRecord) -> list[Endpoint]:
@@ -73,64 +137,78 @@ def measures(record: store.StudyRecord, asked: Sequence[str] = ()) -> list[Measu
 
 
 def parse(text: str, known: Sequence[Endpoint] = ()) -> Measure:
-    """A measure from METRIC[:last|best|tail][:min|max][:log|linear]; scale and direction of a known endpoint stay.
+    """A measure from METRIC[:last|best|tail|until=VALUE|seconds_until=VALUE][:min|max][:log|linear].
+
+    Scale and direction of a known endpoint stay. Steps and seconds are compared as ratios, unless `linear`; with `max`
+    the metric is to be at least the value.
 
     >>> parse("val_acc:best:max").endpoint
     Endpoint(metric='val_acc', title='best val_acc', log=False, threshold=None, maximize=True)
+    >>> parse("val_acc:until=0.9:max").endpoint
+    Endpoint(metric='val_acc', title='steps until val_acc ≥ 0.9', log=True, threshold=None, maximize=False)
     """
-    metric, *words = (part.strip() for part in text.split(":"))
+    metric, *parts = (part.strip() for part in text.split(":"))
     if not metric:
-        raise ValueError(f"--endpoint must look like METRIC, METRIC:max or METRIC:best:max; got {text!r}")
-    for word in words:
-        if word not in _WORDS:
-            raise unknown(f"word in --endpoint {text}", word, _WORDS)
-    for group in (("last", "best", "tail"), ("min", "max"), ("log", "linear")):
-        if len([word for word in words if word in group]) > 1:
-            raise ValueError(f"--endpoint {text}: give one of {', '.join(group)}")
-    reduction: Reduction = "best" if "best" in words else "tail" if "tail" in words else "last"
+        raise ArgumentError(
+            "endpoint", f"{argument('endpoint')} must look like METRIC, METRIC:max or METRIC:best:max; got {text!r}"
+        )
+    words: dict[str, str] = {}
+    for part in parts:
+        word, equals, value = part.partition("=")
+        if not (word in _UNTIL if equals else word in _WORDS):
+            raise unknown(f"word in {argument('endpoint')} {text}", part, _WORDS)
+        words[word] = value
+    for group in ((*_REDUCTIONS, *_UNTIL), _SIDES, _SCALES):
+        if len([part for part in parts if part.partition("=")[0] in group]) > 1:
+            raise ArgumentError("endpoint", f"{argument('endpoint')} {text}: give one of {', '.join(group)}")
     base = next((endpoint for endpoint in known if endpoint.metric == metric), Endpoint(metric, metric))
-    title = {"last": base.title, "best": f"best {base.title}", "tail": f"{base.title}, mean of the last tenth"}
-    endpoint = dataclasses.replace(
-        base,
-        title=title[reduction],
-        log=("log" in words) or (base.log and "linear" not in words),
-        maximize=("max" in words) or (base.maximize and "min" not in words),
-    )
+    maximize = "max" in words or (base.maximize and "min" not in words)
+    for word in _UNTIL:
+        if word in words:
+            until = Until(_number(text, words[word]), above=maximize, seconds=word == "seconds_until")
+            endpoint = Endpoint(metric, until.title(base.title), log="linear" not in words)
+            return Measure(text, endpoint, until)
     if not words and base in known:
-        return Measure(metric, endpoint, declared=True, primary=base is known[0])
+        return Measure(metric, base, declared=True, primary=base is known[0])
+    reduction: Reduction = "best" if "best" in words else "tail" if "tail" in words else "last"
+    title = {"last": base.title, "best": f"best {base.title}", "tail": f"{base.title}, mean of the last tenth"}
+    log = "log" in words or (base.log and "linear" not in words)
+    endpoint = dataclasses.replace(base, title=title[reduction], log=log, maximize=maximize)
     return Measure(text, endpoint, reduction)
 
 
-def values(runs: Iterable[store.StoredRun], endpoint: Endpoint, reduction: Reduction = "last") -> Numbers:
-    """{arm: {seed: value}} of the runs that have ended: NaN for one that diverged or failed."""
+def _number(text: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ArgumentError(
+            "endpoint",
+            f"{argument('endpoint')} {text}: until= needs a finite number, for example val_loss:until=0.5; "
+            f"got {value!r}",
+        )
+    return number
+
+
+def values(runs: Iterable[store.StoredRun], measure: Measure) -> Numbers:
+    """{arm: {seed: value}} of the runs that have ended, without those that have none."""
     found: Numbers = {}
     for run in runs:
-        if run.result is None:
-            continue
-        value = value_of(run, endpoint, reduction) if run.result.status == "ok" else math.nan
+        value = None if run.result is None else measure.value(run)
         if value is not None:
-            found.setdefault(run.spec.optimizer, {})[run.spec.seed] = value if is_number(value) else math.nan
+            found.setdefault(run.spec.optimizer, {})[run.spec.seed] = value
     return found
 
 
-def as_loss(value: float, endpoint: Endpoint) -> float:
-    """A value on the scale on which the endpoint is compared, less being better; NaN where it has none there."""
-    if not is_number(value) or (endpoint.log and value <= 0):
-        return math.nan
-    y = math.log10(value) if endpoint.log else value
-    return -y if endpoint.maximize else y
-
-
-def value_of(run: store.StoredRun, endpoint: Endpoint, reduction: Reduction = "last") -> float | None:
+def _reduced(run: store.StoredRun, result: RunResult, endpoint: Endpoint, reduction: Reduction) -> float | None:
     """The number of one run that ended well; None where it has none."""
-    if run.result is None:
-        return None
     metric = endpoint.metric
     if reduction == "last":
         if metric == PRIMARY:
-            return run.result.endpoint
-        if metric in run.result.metrics:
-            return run.result.metrics[metric]
+            return result.endpoint
+        if metric in result.metrics:
+            return result.metrics[metric]
     course = [value for _, value in logged(run, metric)]
     if not course:
         return None
@@ -141,14 +219,6 @@ def value_of(run: store.StoredRun, endpoint: Endpoint, reduction: Reduction = "l
         return max(finite) if endpoint.maximize else min(finite)
     last = course[-max(1, math.ceil(TAIL * len(course))) :]
     return sum(x / len(last) for x in last)
-
-
-def score(run: store.StoredRun, endpoint: Endpoint, reduction: Reduction = "last") -> float:
-    """What a tuning run counts for, NaN when it diverged, failed or has not ended."""
-    if run.result is None or run.result.status != "ok":
-        return math.nan
-    value = value_of(run, endpoint, reduction)
-    return value if value is not None and is_number(value) else math.nan
 
 
 def logged(run: store.StoredRun, metric: str) -> list[tuple[float, float]]:
@@ -163,9 +233,9 @@ def logged(run: store.StoredRun, metric: str) -> list[tuple[float, float]]:
     return [(step, value) for step, value in points if not math.isnan(value)]
 
 
-def without_value(measure: Measure, numbers: Numbers, runs: Sequence[store.StoredRun]) -> list[str]:
-    """Notes on finished runs that never logged the metric; an error where it was asked for and none has a value."""
-    metric = measure.endpoint.metric
+def notes_on(measure: Measure, numbers: Numbers, runs: Sequence[store.StoredRun]) -> list[str]:
+    """What a time is, and which finished runs have no value; an error where one was asked for and none has it."""
+    until = measure.reduction if isinstance(measure.reduction, Until) else None
     fine = [(run.spec, run.result) for run in runs if run.result is not None and run.result.status == "ok"]
     lone: dict[str, list[int | str]] = {}
     for spec, _ in fine:
@@ -173,8 +243,26 @@ def without_value(measure: Measure, numbers: Numbers, runs: Sequence[store.Store
             lone.setdefault(spec.optimizer, []).append(spec.seed)
     if fine and not measure.declared:
         if sum(map(len, lone.values())) == len(fine):
-            names = dict.fromkeys(name for _, result in fine for name in (*result.metrics, *result.curve))
-            raise unknown("metric in --endpoint", metric, [name for name in names if name != "step"])
-        if all(math.isnan(x) for by_seed in numbers.values() for x in by_seed.values()):
-            raise ValueError(f"--endpoint {measure.name}: every value of {metric} is NaN")
-    return [f"{label(arm)} has no {metric} for {of_seeds(in_order(seeds))}" for arm, seeds in lone.items()]
+            raise _no_value(measure, [result for _, result in fine])
+        if until is None and all(math.isnan(x) for by_seed in numbers.values() for x in by_seed.values()):
+            asked = f"{argument('endpoint')} {measure.name}"
+            raise ArgumentError("endpoint", f"{asked}: every value of {measure.endpoint.metric} is NaN")
+    what, notes = measure.endpoint.metric, []
+    if until is not None:
+        what = measure.endpoint.title
+        notes.append(STEPS)
+        if until.seconds:
+            notes.append(SECONDS)
+    return [*notes, *(f"{name_of(arm)} has no {what} for {of_seeds(in_order(seeds))}" for arm, seeds in lone.items())]
+
+
+def _no_value(measure: Measure, results: Sequence[RunResult]) -> ValueError:
+    """That no run has what was asked for, and what to ask for instead."""
+    metric, timed = measure.endpoint.metric, isinstance(measure.reduction, Until)
+    names: dict[str, None] = {}
+    for result in results:
+        names |= dict.fromkeys(result.curve if timed else (*result.metrics, *result.curve))
+    if timed and metric in names:
+        asked = f"{argument('endpoint')} {measure.name}"
+        return ArgumentError("endpoint", f"{asked}: no run has recorded its seconds per step; ask for until= in steps")
+    return unknown(f"metric in {argument('endpoint')}", metric, [name for name in names if name != "step"])

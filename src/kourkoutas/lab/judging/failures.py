@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kourkoutas.lab.judging.values import of_seeds
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
-from kourkoutas.lab.specs.looks import label
+from kourkoutas.lab.specs.spec import last_line
 
 MOST_CHARACTERS = 120  # of an error
 
@@ -17,12 +18,6 @@ def repeat(record: StudyRecord) -> str:
     """The command that makes the failed runs of a study again."""
     asked = "--retry-failed" in record.command
     return record.command if asked else f"{record.command} --retry-failed"
-
-
-def last_line(error: str | None) -> str:
-    """The line of an error that says most: the last of a traceback, the first of anything else."""
-    lines = [line.strip() for line in (error or "no error was recorded").splitlines() if line.strip()]
-    return lines[-1 if lines[0].startswith("Traceback") else 0]
 
 
 @dataclass(frozen=True)
@@ -46,7 +41,7 @@ class Failure:
         """The runs in a few words: "Lion, seeds 4, 5; Adam 0.95, seed 2"."""
         by_arm: dict[str, list[int]] = {}
         for run in self.runs:
-            by_arm.setdefault(label(run.spec.optimizer), []).append(run.spec.seed)
+            by_arm.setdefault(name_of(run.spec.optimizer), []).append(run.spec.seed)
         return "; ".join(f"{arm}, {of_seeds(seeds)}" for arm, seeds in by_arm.items())
 
 

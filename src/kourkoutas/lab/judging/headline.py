@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from kourkoutas.lab.judging.comparing import Comparison, Contrast
 from kourkoutas.lab.judging.statistics import between
 from kourkoutas.lab.judging.values import Seed
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.planning.contrasts import LEVEL, Family
-from kourkoutas.lab.specs.looks import label
 
 MOST_TREATMENTS = 2  # with more, as in a grid, the headline counts
 MOST_SECONDARY = 3
@@ -68,7 +68,7 @@ def headline(endpoints: Sequence[Comparison]) -> str:
 
 
 def _about(treatment: str, contrasts: Sequence[Contrast], margin: float | None) -> str:
-    who, groups = label(treatment), dict[str, list[Contrast]]()
+    who, groups = name_of(treatment), dict[str, list[Contrast]]()
     for c in contrasts:
         groups.setdefault(c.verdict, []).append(c)
     lines = []
@@ -76,16 +76,16 @@ def _about(treatment: str, contrasts: Sequence[Contrast], margin: float | None) 
         sizes = [f"{size(c)}{f' (clear, and smaller than {margin:g} %)' if c.small else ''}" for c in clear]
         lines.append(f"{who} is {listed(sizes)} on the deciding endpoint.")
     if equal := groups.get("equal"):
-        lines.append(f"{who} is equal to {listed([label(c.baseline) for c in equal])} within {margin:g} %.")
+        lines.append(f"{who} is equal to {listed([name_of(c.baseline) for c in equal])} within {margin:g} %.")
     if unclear := groups.get("unclear"):
         lines.append(_unclear(who, unclear, len(contrasts)))
     if same := groups.get("identical"):
-        lines.append(f"{who} ends exactly like {listed([label(c.baseline) for c in same])}.")
+        lines.append(f"{who} ends exactly like {listed([name_of(c.baseline) for c in same])}.")
     if untested := groups.get("untested"):
-        others = listed([label(c.baseline) for c in untested])
+        others = listed([name_of(c.baseline) for c in untested])
         lines.append(f"{who} cannot be compared with {others}: {listed(list(dict.fromkeys(c.why for c in untested)))}.")
     if unfinished := groups.get("unfinished"):
-        others = listed([f"{label(c.baseline)} ({c.why})" for c in unfinished])
+        others = listed([f"{name_of(c.baseline)} ({c.why})" for c in unfinished])
         lines.append(f"No verdict yet on {who} against {others}.")
     return " ".join([*lines, *(line for c in contrasts if (line := carried_words(c)))])
 
@@ -104,7 +104,7 @@ def carried_words(c: Contrast) -> str:
     by_verdict: dict[str, list[Seed]] = {}
     for seed, verdict in c.carried_by:
         by_verdict.setdefault(verdict, []).append(seed)
-    who, other = label(c.treatment), label(c.baseline)
+    who, other = name_of(c.treatment), name_of(c.baseline)
     would = {
         "better": f"{who} would be clearly ahead of {other}",
         "worse": f"{who} would be clearly behind {other}",
@@ -125,7 +125,7 @@ def carried_words(c: Contrast) -> str:
 
 
 def _lacking(missing: Sequence[tuple[str, str]]) -> list[str]:
-    names = list(dict.fromkeys(label(b) for _, b in missing))
+    names = list(dict.fromkeys(name_of(b) for _, b in missing))
     return [f"{listed(names)} {'has' if len(names) == 1 else 'have'} no finished seed to compare."] if names else []
 
 
@@ -143,7 +143,7 @@ def _secondary(first: Comparison, others: Sequence[Comparison]) -> list[str]:
             alike = len({won(c) for c in own}) == 1
             sizes = listed([size(c) if alike else f"{size(c)} {won(c)}" for c in own])
             on = f"On {endpoint.title} (secondary)"
-            lines.append(f"{on} {label(treatment)} is {sizes}{f', {won(own[0])}' if alike else ''}.")
+            lines.append(f"{on} {name_of(treatment)} is {sizes}{f', {won(own[0])}' if alike else ''}.")
     rest = len(lines) - MOST_SECONDARY
     return [*lines[:MOST_SECONDARY], f"{rest} more secondary results are clear."] if rest > 0 else lines
 
@@ -194,7 +194,7 @@ def digits(value: float) -> str:
 def size(c: Contrast) -> str:
     """How far the treatment is ahead or behind, and of whom: "3.1 % behind Adam 0.999"."""
     ahead = c.verdict == "better" if c.verdict in ("better", "worse") else c.side > 0
-    of = f"{'ahead of' if ahead else 'behind'} {label(c.baseline)}"
+    of = f"{'ahead of' if ahead else 'behind'} {name_of(c.baseline)}"
     percent = c.percent.value if c.percent is not None else None
     text = ""
     if percent is not None and math.isfinite(percent) and (percent > 0) == ahead:
@@ -210,11 +210,11 @@ def won(c: Contrast) -> str:
 
 
 def lost_words(c: Contrast) -> str:
-    """How many runs of whom diverged or failed."""
+    """How many runs of whom diverged, or never got there, or failed."""
     parts = [
-        f"{count} of {c.n} of {label(arm)} {how}"
+        f"{count} of {c.n} of {name_of(arm)} {how}"
         for arm, counts in ((c.baseline, (c.diverged[1], c.failed[1])), (c.treatment, (c.diverged[0], c.failed[0])))
-        for count, how in zip(counts, ("diverged", "failed"), strict=True)
+        for count, how in zip(counts, (c.absent, "failed"), strict=True)
         if count
     ]
     return ", ".join(parts)
@@ -222,7 +222,7 @@ def lost_words(c: Contrast) -> str:
 
 def _with_lost(c: Contrast) -> str:
     lost = lost_words(c)
-    return f"{label(c.baseline)} ({lost})" if lost else label(c.baseline)
+    return f"{name_of(c.baseline)} ({lost})" if lost else name_of(c.baseline)
 
 
 def _counts(contrasts: Sequence[Contrast]) -> str:
@@ -241,7 +241,7 @@ def _counts(contrasts: Sequence[Contrast]) -> str:
 
 def answer(c: Contrast, margin: float | None = None) -> str:
     """One contrast in full: what is clear, with the numbers that decide."""
-    who, other = label(c.treatment), label(c.baseline)
+    who, other = name_of(c.treatment), name_of(c.baseline)
     record = f"better on {c.wins} of {c.n} seeds" + (f", equal on {c.ties}" if c.ties else "")
     if c.verdict == "identical":
         return f"{who} and {other} end with the same value on all {c.n} seeds."

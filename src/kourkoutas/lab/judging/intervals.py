@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -84,29 +85,26 @@ def fieller(part: Array, whole: Array, confidence: float = CONFIDENCE) -> Interv
 def bootstrap_mean(values: Array, confidence: float = CONFIDENCE, resamples: int = RESAMPLES) -> Interval | None:
     """BCa bootstrap interval of the mean (seeded), a percentile one where BCa is undefined.
 
-    None where resamples cannot differ, for more than `BOOTSTRAP_UP_TO` values, and with `resamples=0`. With means m_b
-    of the resamples, z₀ = Φ⁻¹(share of m_b below the mean) and the jackknife's acceleration a, the ends are the
-    quantiles of m_b at Φ(z₀ + (z₀ ± z)/(1 - a·(z₀ ± z))).
-
-    NOTE: equal to scipy.stats.bootstrap to the last digits, and here because importing scipy.stats takes longer than
-    all else that a report does.
+    None where resamples cannot differ, for more than `BOOTSTRAP_UP_TO` values, and with `resamples=0`.
     """
-    n = len(values)
-    if resamples == 0 or not 2 <= n <= BOOTSTRAP_UP_TO or np.ptp(values) == 0:
+    if resamples == 0 or not 2 <= len(values) <= BOOTSTRAP_UP_TO or np.ptp(values) == 0:
         return None
-    means = values[np.random.default_rng(0).integers(0, n, (resamples, n))].mean(axis=-1)
-    mean = values.mean(axis=-1)
-    z0 = special.ndtri((np.sum(means < mean) + np.sum(means <= mean)) / (2 * resamples))
-    influence = values - mean  # of the jackknife: (n - 1)·(its mean - the mean without one value)
-    a = float(np.sum(influence**3) / n**3 / np.sum((influence**2) / n**2) ** 1.5) / 6
-    z = z0 + special.ndtri((1 - confidence) / 2) * np.array([1, -1])
-    with np.errstate(all="ignore"):
-        at = special.ndtr(z0 + z / (1 - a * z))
-    name = "BCa bootstrap"
-    if not np.isfinite(at).all():
-        at, name = np.array([(1 - confidence) / 2, (1 + confidence) / 2]), "percentile bootstrap"
-    low, high = np.percentile(means, 100 * at).tolist()
-    return Interval(low, high, name)
+    from scipy import stats  # takes as long to import as a whole report, which has no bootstrap
+
+    for method in ("BCa", "percentile"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of values that BCa has no interval for
+            found = stats.bootstrap(
+                (values,),
+                np.mean,
+                confidence_level=confidence,
+                n_resamples=resamples,
+                method=method,
+                rng=np.random.default_rng(0),
+            ).confidence_interval
+        if np.isfinite([found.low, found.high]).all():
+            return Interval(float(found.low), float(found.high), f"{method} bootstrap")
+    return None
 
 
 def bisect(rising: Callable[[float], float], level: float, low: float, high: float) -> float:

@@ -10,10 +10,10 @@ import numpy as np
 from kourkoutas.lab.judging.deciding import T
 from kourkoutas.lab.judging.hypothesis_tests import detectable_ratio
 from kourkoutas.lab.judging.intervals import Interval, antilog, fieller, t_interval
-from kourkoutas.lab.judging.statistics import Paired, Result, scaled
+from kourkoutas.lab.judging.statistics import Finding, Paired, scaled
 
 
-def effect(paired: Paired, confidence: float) -> Result | None:
+def effect(paired: Paired, confidence: float) -> Finding | None:
     """The estimate that decides with its interval; on logarithms as a ratio."""
     decision = paired.decision
     if decision.estimate is None:
@@ -21,7 +21,7 @@ def effect(paired: Paired, confidence: float) -> Result | None:
     return scaled(decision.estimate, decision.interval(confidence), paired.log)
 
 
-def percent(paired: Paired, confidence: float) -> Result | None:
+def percent(paired: Paired, confidence: float) -> Finding | None:
     """How much better the treatment is in percent of the baseline; None where the baseline has no one sign.
 
     A ratio of two means has Fieller's interval; what the luck of a tuning adds to the interval of the difference is
@@ -30,10 +30,10 @@ def percent(paired: Paired, confidence: float) -> Result | None:
     d, interval = paired.decision.estimate, paired.decision.interval(confidence)
     value = None if d is None or not math.isfinite(d) else percent_of(d, paired)
     if value is None or interval is None:
-        return None if value is None else Result(value)
+        return None if value is None else Finding(value)
     low, high = percent_of(interval.low, paired), percent_of(interval.high, paired)
     if low is None or high is None:
-        return Result(value)
+        return Finding(value)
     size = baseline_size(paired)
     if size is not None and paired.decision.test == T:
         ratio, plain = fieller(paired.both, np.abs(paired.y), confidence), t_interval(paired.both, confidence)
@@ -43,7 +43,7 @@ def percent(paired: Paired, confidence: float) -> Result | None:
         high += 100 * (ratio.high - plain.high / size)
         if interval.holds(0.0):
             low, high = min(low, 0.0), max(high, 0.0)
-    return Result(value, Interval(low, high, interval.method))
+    return Finding(value, Interval(low, high, interval.method))
 
 
 def percent_of(d: float, paired: Paired) -> float | None:

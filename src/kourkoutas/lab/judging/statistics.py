@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from kourkoutas.lab.judging import hypothesis_tests as tests
 from kourkoutas.lab.judging.deciding import Decision, decide
 from kourkoutas.lab.judging.intervals import Interval, antilog, bootstrap_mean, clopper_pearson, quantile, t_interval
-from kourkoutas.lab.judging.luck import Lost, nothing_lost
 from kourkoutas.lab.judging.values import Array, Seed
+from kourkoutas.lab.tuning.luck import Lost, nothing_lost
 
+DIVERGED, NEVER = "diverged", "never got there"  # what a run without a value did; the second where values are times
 UNDEFINED = "t, its p-value, d_z, r and intervals are undefined"
 
 
@@ -113,7 +114,7 @@ class OneArm:
 
 
 @dataclass(frozen=True)
-class Result:
+class Finding:
     """The value of a statistic.
 
     Attributes:
@@ -141,18 +142,18 @@ class Statistic(Generic[Of]):
 
     name: str
     title: str
-    compute: Callable[[Of], Result | None]
-    show: Callable[[Result], str]
+    compute: Callable[[Of], Finding | None]
+    show: Callable[[Finding], str]
 
 
 def show(value: float | None, digits: int = 4) -> str:
     """A number for people: `digits` significant figures, "–" for None, "diverged" for what is not finite."""
     if value is None:
         return "–"
-    return f"{value:.{digits}g}" if math.isfinite(value) else "diverged"
+    return f"{value:.{digits}g}" if math.isfinite(value) else DIVERGED
 
 
-def with_interval(result: Result, digits: int = 4) -> str:
+def with_interval(result: Finding, digits: int = 4) -> str:
     """value [low, high]."""
     if result.interval is None:
         return show(result.value, digits)
@@ -170,88 +171,88 @@ def between(low: float, high: float, text: Callable[[float], str]) -> str:
     return f"at most {text(high)}" if math.isfinite(high) else "no bounds"
 
 
-def _detail(result: Result) -> str:
+def _detail(result: Finding) -> str:
     return result.detail
 
 
-def scaled(value: float, interval: Interval | None, log: bool) -> Result:
+def scaled(value: float, interval: Interval | None, log: bool) -> Finding:
     """A difference d with its interval; on logarithms as a ratio."""
     if not log:
-        return Result(value, interval)
+        return Finding(value, interval)
     if interval is not None:
         interval = Interval(antilog(interval.low), antilog(interval.high), interval.method)
-    return Result(antilog(value), interval)
+    return Finding(antilog(value), interval)
 
 
-def _mean(pairs: Paired) -> Result | None:
+def _mean(pairs: Paired) -> Finding | None:
     if not len(pairs.both):
         return None
     interval = t_interval(pairs.both) if pairs.t.t is not None else None
     return scaled(float(pairs.both.mean()), interval, pairs.log)
 
 
-def _bootstrap(pairs: Paired) -> Result | None:
+def _bootstrap(pairs: Paired) -> Finding | None:
     interval = bootstrap_mean(pairs.both, resamples=pairs.resamples) if pairs.t.t is not None else None
     return None if interval is None else scaled(float(pairs.both.mean()), interval, pairs.log)
 
 
-def _median(pairs: Paired) -> Result:
+def _median(pairs: Paired) -> Finding:
     """Of ratios on logarithms, else of differences; a lost run stands at the end of its side."""
     with np.errstate(over="ignore"):
         spread = np.power(10.0, pairs.d) if pairs.log else pairs.d
     q1, median, q3 = (quantile(spread, q) for q in (0.25, 0.5, 0.75))
-    return Result(median, Interval(q1, q3, "quartiles"))
+    return Finding(median, Interval(q1, q3, "quartiles"))
 
 
-def _show_median(result: Result) -> str:
+def _show_median(result: Finding) -> str:
     def one(value: float) -> str:
         if math.isfinite(value):
             return show(value)
-        return "baseline diverged" if value > 0 else "treatment diverged"
+        return f"baseline {DIVERGED}" if value > 0 else f"treatment {DIVERGED}"
 
     ends = result.interval
     middle = "–" if result.value is None else one(result.value)
     return middle if ends is None else f"{middle} [{one(ends.low)}, {one(ends.high)}]"
 
 
-def _better(pairs: Paired) -> Result | None:
+def _better(pairs: Paired) -> Finding | None:
     """The share of seeds on which the treatment is better, of those that differ."""
     n = pairs.wins + pairs.losses
     if not n:
         return None
     ties = len(pairs.d) - n
     told = f"{pairs.wins} of {n}" + (f", {ties} equal" if ties else "")
-    return Result(pairs.wins / n, clopper_pearson(pairs.wins, n), detail=told)
+    return Finding(pairs.wins / n, clopper_pearson(pairs.wins, n), detail=told)
 
 
-def _if_any(value: float | None) -> Result | None:
-    return None if value is None else Result(value)
+def _if_any(value: float | None) -> Finding | None:
+    return None if value is None else Finding(value)
 
 
-def _paired_t(pairs: Paired) -> Result:
+def _paired_t(pairs: Paired) -> Finding:
     t = pairs.t
     told = "undefined" if t.t is None else f"t({t.df}) = {t.t:.3f}"
     without = len(pairs.d) - len(pairs.both)
     left_out = f", without {without} pairs" if without and t.t is not None else ""
-    return Result(t.t, p=t.p, detail=told + left_out)
+    return Finding(t.t, p=t.p, detail=told + left_out)
 
 
-def _wilcoxon(pairs: Paired) -> Result:
+def _wilcoxon(pairs: Paired) -> Finding:
     w = pairs.wilcoxon
     told = "undefined" if w.statistic is None else f"W = {w.statistic:g}, n = {w.n}, {w.method}"
-    return Result(w.statistic, p=w.p, detail=told)
+    return Finding(w.statistic, p=w.p, detail=told)
 
 
-def _sign(pairs: Paired) -> Result:
-    return Result(pairs.wins, p=tests.sign_test(pairs.wins, pairs.losses), detail=f"{pairs.wins} to {pairs.losses}")
+def _sign(pairs: Paired) -> Finding:
+    return Finding(pairs.wins, p=tests.sign_test(pairs.wins, pairs.losses), detail=f"{pairs.wins} to {pairs.losses}")
 
 
-def _mcnemar(pairs: Paired) -> Result | None:
+def _mcnemar(pairs: Paired) -> Finding | None:
     if pairs.threshold is None:
         return None
     m = tests.mcnemar(pairs.x, pairs.y, pairs.threshold, pairs.higher_is_better)
     told = f"only first {m.only_treatment}, only other {m.only_baseline}"
-    return Result(m.rate_difference, p=m.p, detail=told)
+    return Finding(m.rate_difference, p=m.p, detail=told)
 
 
 OF_CONTRASTS: Sequence[Statistic[Paired]] = (
@@ -269,31 +270,31 @@ OF_CONTRASTS: Sequence[Statistic[Paired]] = (
 )
 
 
-def _runs(arm: OneArm) -> Result:
-    return Result(float(len(arm.x)), detail=f"{len(arm.x)}, {len(arm.x) - len(arm.finite)} lost")
+def _runs(arm: OneArm) -> Finding:
+    return Finding(float(len(arm.x)), detail=f"{len(arm.x)}, {len(arm.x) - len(arm.finite)} lost")
 
 
-def _middle(arm: OneArm) -> Result:
-    return Result(arm.quantile(0.5), Interval(arm.quantile(0.25), arm.quantile(0.75), "quartiles"))
+def _middle(arm: OneArm) -> Finding:
+    return Finding(arm.quantile(0.5), Interval(arm.quantile(0.25), arm.quantile(0.75), "quartiles"))
 
 
-def _arithmetic(arm: OneArm) -> Result | None:
+def _arithmetic(arm: OneArm) -> Finding | None:
     if not len(arm.finite):
         return None
     sd = f" ± {show(float(arm.finite.std(ddof=1)), 2)}" if len(arm.finite) > 1 else ""
     mean = float(arm.finite.mean())
-    return Result(mean, detail=show(mean) + sd)
+    return Finding(mean, detail=show(mean) + sd)
 
 
-def _geometric(arm: OneArm) -> Result | None:
-    return Result(antilog(float(np.log10(arm.finite).mean()))) if arm.log and len(arm.finite) else None
+def _geometric(arm: OneArm) -> Finding | None:
+    return Finding(antilog(float(np.log10(arm.finite).mean()))) if arm.log and len(arm.finite) else None
 
 
-def _success(arm: OneArm) -> Result | None:
+def _success(arm: OneArm) -> Finding | None:
     if arm.threshold is None:
         return None
     k, n = int(np.sum(tests.succeeds(arm.x, arm.threshold, arm.higher_is_better))), len(arm.x)
-    return Result(k / n, clopper_pearson(k, n), detail=f"{k} of {n}")
+    return Finding(k / n, clopper_pearson(k, n), detail=f"{k} of {n}")
 
 
 OF_ARMS: Sequence[Statistic[OneArm]] = (

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kourkoutas.lab.specs.spec import LARGEST
 
 Seed = int | str
-Values = Mapping[str, Mapping[Seed, float]]
+Outcomes = Mapping[str, Mapping[Seed, float]]
 Array = NDArray[np.float64]
 
 
@@ -22,7 +22,7 @@ def in_order(seeds: Iterable[Seed]) -> list[Seed]:
     return sorted(seeds, key=lambda seed: (isinstance(seed, str), seed))
 
 
-def listed(items: Sequence[Any], most: int = 20) -> str:
+def first_few(items: Sequence[Any], most: int = 20) -> str:
     """Items for a sentence; of very many the first few and how many there are."""
     shown = ", ".join(map(str, items[:most]))
     return shown if len(items) <= most else f"{shown}, … ({len(items)} in all)"
@@ -30,7 +30,7 @@ def listed(items: Sequence[Any], most: int = 20) -> str:
 
 def of_seeds(seeds: Sequence[Any]) -> str:
     """ "seed 3", or "seeds 3, 4"."""
-    return f"seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}"
+    return f"seed{'s' if len(seeds) > 1 else ''} {first_few(seeds)}"
 
 
 def is_number(value: float) -> bool:
@@ -38,7 +38,7 @@ def is_number(value: float) -> bool:
     return abs(value) <= LARGEST
 
 
-def without_logarithm(values: Values) -> tuple[str, Seed] | None:
+def without_logarithm(values: Outcomes) -> tuple[str, Seed] | None:
     """The first run, by optimizer and seed, that ended well at a value without a logarithm."""
     runs = ((name, seed, x) for name, by_seed in values.items() for seed, x in by_seed.items())
     return next(((name, seed) for name, seed, x in runs if is_number(x) and x <= 0), None)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kourkoutas.lab.specs import optimizers as recipes
+from kourkoutas.lab.optimizers import recipes
 from kourkoutas.lab.specs.spec import Arm
 
 LEVEL = 0.05  # the most that all statements of a study together may be wrong, of equal optimizers

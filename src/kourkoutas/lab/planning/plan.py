@@ -18,12 +18,10 @@ from typing import Any
 import numpy as np
 
 from kourkoutas.lab import engines, testbeds
-from kourkoutas.lab.errors import unknown
+from kourkoutas.lab.errors import ArgumentError, argument, unknown
+from kourkoutas.lab.optimizers import own, recipes
 from kourkoutas.lab.planning.contrasts import Family, contrasts
-from kourkoutas.lab.specs import optimizers as recipes
-from kourkoutas.lab.specs.search_space import Axis, SearchSpace, Value, check_distinct
-from kourkoutas.lab.specs.spec import OWN_SETTINGS, Arm, Code, RunSpec, digest_of, guess
-from kourkoutas.rule import Hyper
+from kourkoutas.lab.specs.spec import OWN_SETTINGS, Arm, Axis, Code, RunSpec, SearchSpace, Value, digest_of, guess
 
 MOST_RUNS = 1_000_000
 OWN = "own"  # engine and preset of a study of a user's function, which brings both
@@ -55,10 +53,10 @@ class Plan:
         """All settings of an arm, and its recipe."""
         settings = {**self.settings, **arm.settings}
         if self.code is not None:
-            return settings, recipes.recipe(arm.label, {}, arm.options)
+            return settings, recipes.recipe(arm.label, {}, arm.options, arm.origin)
         testbed = testbeds.get(self.testbed)
         resolved = testbeds.settings_of(testbed, self.preset, settings)
-        return dataclasses.asdict(resolved), recipes.recipe(arm.label, testbed.kbeta, arm.options)
+        return dataclasses.asdict(resolved), recipes.recipe(arm.label, testbed.kbeta, arm.options, arm.origin)
 
     def resolved(self, arm: Arm) -> dict[str, Any]:
         """Everything that an arm comes down to: the testbed's version, its settings, and the optimizer's options."""
@@ -73,6 +71,8 @@ class Plan:
         settings, recipe = self._understood(arm)
         if self.code is None:
             recipes.check(recipe, self.engine)
+        else:
+            recipes.check_anywhere(recipe)
         known = {**recipe.options, "lr_scale": recipe.lr_scale}
         options = {name: known.get(name, value) for name, value in arm.options.items()}
         own = {name: settings[name] for name in arm.settings}
@@ -92,6 +92,7 @@ class Plan:
             settings=settings,
             options=arm.options,
             resolved=digest_of(self.resolved(arm))[:16],
+            origin=arm.origin,
         )
 
     def specs(self) -> list[RunSpec]:
@@ -113,7 +114,8 @@ class Plan:
         seeds = "1 seed is" if pairs == 1 else f"{pairs} seeds are"
         return [
             f"{seeds} too few for a verdict on {family.words()}: all on one side would give "
-            f"p = {family.smallest_p(pairs):.2g}. {family.least_pairs} seeds can: --seeds 0-{family.least_pairs - 1}"
+            f"p = {family.smallest_p(pairs):.2g}. {family.least_pairs} seeds can: "
+            f"{argument('seeds', f'0-{family.least_pairs - 1}')}"
         ]
 
     def axes(self) -> dict[str, list[Axis]]:
@@ -141,14 +143,15 @@ class Plan:
 def check_size(arms: int, seeds: int) -> None:
     """Refuse a plan that nobody can mean, before anything of it is built."""
     if arms * seeds > MOST_RUNS:
-        many = f"{arms:,} arm{'s' if arms > 1 else ''} × {seeds:,} seed{'s' if seeds > 1 else ''}"
+        many = f"{arms:,} optimizer{'s' if arms > 1 else ''} × {seeds:,} seed{'s' if seeds > 1 else ''}"
         raise ValueError(
-            f"{many} are {arms * seeds:,} runs, more than the {MOST_RUNS:,} that one study may hold: shorten --seeds "
-            "or --grid"
+            f"{many} are {arms * seeds:,} runs, more than the {MOST_RUNS:,} that one study may hold: shorten "
+            f"{argument('seeds')} "
+            f"or {argument('grid')}"
         )
 
 
-def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
+def parse_seeds(text: str, name: str = "seeds") -> list[int]:
     """Seeds from numbers and ranges.
 
     >>> parse_seeds("0-3,7")
@@ -160,15 +163,19 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
         try:
             low, high = int(first), int(last if dash else first)
         except ValueError:
-            raise ValueError(f"{option} must be numbers and ranges like 0-9 or 0,3,7; got {text!r}") from None
+            raise ArgumentError(
+                name, f"{argument(name)} must be numbers and ranges like 0-9 or 0,3,7; got {text!r}"
+            ) from None
         if high < low:
-            raise ValueError(f"{option}: the range {part.strip()!r} runs backwards; write {high}-{low}")
+            raise ArgumentError(
+                name, f"{argument(name)}: the range {part.strip()!r} runs backwards; write {high}-{low}"
+            )
         ranges.append(range(low, high + 1))
     check_size(1, sum(1 + part[-1] - part[0] for part in ranges))  # len() of a range has a limit of its own
     return list(dict.fromkeys(itertools.chain.from_iterable(ranges)))
 
 
-def whole_seeds(seeds: Iterable[Any], option: str = "--seeds") -> list[int]:
+def whole_seeds(seeds: Iterable[Any], name: str = "seeds") -> list[int]:
     """Seeds given as numbers: whole, not negative, each once.
 
     >>> whole_seeds([0, 2, 2])
@@ -182,9 +189,11 @@ def whole_seeds(seeds: Iterable[Any], option: str = "--seeds") -> list[int]:
                 raise ValueError
             found[int(seed)] = None
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{option} must be whole numbers >= 0, for example range(10); got {seed!r}") from None
+        raise ArgumentError(
+            name, f"{argument(name)} must be whole numbers >= 0, for example range(10); got {seed!r}"
+        ) from None
     if not found:
-        raise ValueError(f"{option} names no seed; give at least one, for example range(10)")
+        raise ArgumentError(name, f"{argument(name)} names no seed; give at least one, for example range(10)")
     return list(found)
 
 
@@ -200,21 +209,24 @@ def parse_margin(text: str) -> float:
     except ValueError:
         margin = math.nan
     if not percent or rest.strip() or not 0 < margin < 100:
-        raise ValueError(f"--margin must be a percentage between 0% and 100%, for example 1%; got {text!r}")
+        raise ArgumentError(
+            "margin", f"{argument('margin')} must be a percentage between 0% and 100%, for example 1%; got {text!r}"
+        )
     return margin
 
 
-def parse_assignments(option: str, texts: Sequence[str]) -> dict[str, str]:
-    """`NAME=VALUE` strings as a mapping; the last one of a name counts.
+def parse_assignments(argument_name: str, texts: Sequence[str]) -> dict[str, str]:
+    """`NAME=VALUE` strings of an argument as a mapping; the last one of a name counts.
 
-    >>> parse_assignments("--set", ["steps=100", "kbeta.alpha=0.9"])
+    >>> parse_assignments("settings", ["steps=100", "kbeta.alpha=0.9"])
     {'steps': '100', 'kbeta.alpha': '0.9'}
     """
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not (equals and name.strip() and value.strip()):
-            raise ValueError(f"{option} must look like NAME=VALUE, for example {option} kbeta.alpha=0.9; got {text!r}")
+            told, example = argument(argument_name), argument(argument_name, "kbeta.alpha=0.9")
+            raise ArgumentError(argument_name, f"{told} must look like NAME=VALUE, for example {example}; got {text!r}")
         found[name.strip()] = value.strip()
     return found
 
@@ -224,28 +236,35 @@ def arms_of(
 ) -> tuple[dict[str, Any], list[Arm]]:
     """(settings of the testbed, arms) from `--optimizers`, `--set` and `--grid`.
 
-    `NAME=VALUE` sets the testbed for every arm, `OPTIMIZER.NAME=VALUE` one optimizer. A grid splits the
-    optimizer's arm, or every arm, into one per value:
+    `NAME=VALUE` sets the testbed for every arm, `OPTIMIZER.NAME=VALUE` one optimizer. A user's own optimizer,
+    MODULE:NAME or FILE.py:NAME, is called NAME from here on. A grid splits the optimizer's arm, or every arm, into one
+    per value:
 
     >>> settings, arms = arms_of(["kbeta", "adam95"], {"steps": "50"}, {"kbeta.alpha": "0.85,0.9"})
     >>> settings, [arm.label for arm in arms]
     ({'steps': 50}, ['kbeta[alpha=0.85]', 'kbeta[alpha=0.9]', 'adam95'])
     """
-    names = list(dict.fromkeys(name.strip() for name in optimizers if name.strip()))
+    names, origins = own.named(optimizers, recipes.LABELS)
     if not names:
-        raise ValueError("--optimizers must name at least one optimizer, for example kbeta,adam95")
-    given = {name: _settled("--set", name, value) for name, value in options.items()}
+        raise ArgumentError(
+            "optimizers", f"{argument('optimizers')} must name at least one optimizer, for example kbeta,adam95"
+        )
+    given = {name: _settled("settings", name, value) for name, value in options.items()}
     settings = {name: value for name, value in given.items() if "." not in name}
-    own: dict[str, dict[str, Any]] = {name: {} for name in names}
+    options_of: dict[str, dict[str, Any]] = {name: {} for name in names}
     for name, value in given.items():
         if "." in name:
             optimizer, option = _split(name, names)
-            own[optimizer][option] = value
+            options_of[optimizer][option] = value
     for name in grids:
         if "." in name:
             _split(name, names)
         if name in given:
-            raise ValueError(f"--grid {name}: --set gives it the value {given[name]}, too; leave out one")
+            raise ArgumentError(
+                "grid",
+                f"{argument('grid')} {name}: {argument('settings')} gives it the value {given[name]}, too; leave out "
+                "one",
+            )
     points = {name: _points(name, values) for name, values in grids.items()}
 
     arms: list[Arm] = []
@@ -259,26 +278,33 @@ def arms_of(
                 Arm(
                     label=f"{optimizer}[{label}]" if label else optimizer,
                     optimizer=optimizer,
-                    options=own[optimizer] | {_split(k, names)[1]: v for k, v in values.items() if "." in k},
+                    options=options_of[optimizer] | {_split(k, names)[1]: v for k, v in values.items() if "." in k},
                     settings={k: v for k, v in values.items() if "." not in k},
+                    origin=origins.get(optimizer),
                 )
             )
     return settings, arms
 
 
-def _settled(option: str, name: str, value: Any) -> Any:
-    """A value of `--set` or `--grid` as it comes back from the files of a study."""
+def _settled(where: str, name: str, value: Any) -> Any:
+    """A value of the argument `where` as it comes back from the files of a study."""
     value = guess(value)
     try:
         return json.loads(json.dumps(value, allow_nan=False, default=_without_numpy))
     except ValueError:
-        raise ValueError(
-            f"{option} {name}={value}: a number must be finite; leave {name} out, or use a word instead, as none"
+        raise ArgumentError(
+            where,
+            f"{argument(where, f'{name}={value}')}: a number must be finite; leave {name} out, or use a word "
+            "instead, as "
+            "none",
         ) from None
     except TypeError:
-        raise ValueError(
-            f"{option} {name}={value!r}: a value must be a number, text, a truth value, None, or a list or dict of "
-            f"these; got {type(value).__name__}"
+        raise ArgumentError(
+            where,
+            f"{argument(where, f'{name}={value!r}')}: a value must be a number, text, a truth value, None, or a list "
+            "or "
+            "dict of "
+            f"these; got {type(value).__name__}",
         ) from None
 
 
@@ -293,10 +319,16 @@ def _points(name: str, values: str | Iterable[Any]) -> list[Any]:
     try:
         words = [word for word in values.split(",") if word.strip()] if isinstance(values, str) else list(values)
     except TypeError:
-        raise ValueError(f"--grid {name} must be a list of values, for example [0.1, 0.01]; got {values!r}") from None
-    points = [_settled("--grid", name, word.strip() if isinstance(word, str) else word) for word in words]
+        raise ArgumentError(
+            "grid", f"{argument('grid')} {name} must be a list of values, for example [0.1, 0.01]; got {values!r}"
+        ) from None
+    points = [_settled("grid", name, word.strip() if isinstance(word, str) else word) for word in words]
     if not points:
-        raise ValueError(f"--grid {name} names no value; got {values!r}: write some, for example --grid lr=0.1,0.01")
+        raise ArgumentError(
+            "grid",
+            f"{argument('grid')} {name} names no value; got {values!r}: write some, for example "
+            f"{argument('grid', 'lr=0.1,0.01')}",
+        )
     return list({repr(one) if isinstance(one, bool | list | dict) else one: one for one in points}.values())
 
 
@@ -337,20 +369,27 @@ def plan_study(
         "count_failed": count_failed,
     }
     if ".py" in target:
-        for name, value in (("--engine", engine), ("--preset", preset)):
+        for name, value in (("engine", engine), ("preset", preset)):
             if value is not None:
-                raise ValueError(f"{name} {value} is for testbeds; {target} brings its own: leave it out")
+                raise ArgumentError(
+                    name, f"{argument(name)} {value} is for testbeds; {target} brings its own: leave it out"
+                )
         code = code_of(target, endpoint, log=log, higher_is_better=higher_is_better)
         settings, arms = arms_of(optimizers or ("kbeta", "adam95", "adam999"), options or {}, grids or {})
         names = [*settings, *(name for arm in arms for name in arm.settings)]
         if taken := set(OWN_SETTINGS) & {*names, *(axis.name for axis in (tuning.axes if tuning else ()))}:
-            raise ValueError(f"--set, --grid or --tune {min(taken)}: kbeta itself uses that name; take another")
+            raise ValueError(
+                f"{argument('settings')}, {argument('grid')} or {argument('tune')} {min(taken)}: kbeta itself uses "
+                "that name; take another"
+            )
         plan = Plan(f"{Path(code.file).stem}.{code.function}", OWN, OWN, settings, arms, seeds, code, **judged)
         plan = replace(plan, arms=_distinct([plan.checked(arm) for arm in arms]))
         return plan if tuning is None else _tuned(plan, tuning)
-    for name, given in (("--log", log), ("--higher-is-better", higher_is_better)):
+    for name, given in (("log", log), ("higher_is_better", higher_is_better)):
         if given:
-            raise ValueError(f"{name} is for functions of your own; a testbed says how it is judged: leave it out")
+            raise ArgumentError(
+                name, f"{argument(name)} is for functions of your own; a testbed says how it is judged: leave it out"
+            )
     testbed, preset, engine = testbeds.get(target), preset or "smoke", engine or "torch"
     engines.check(engine)
     if endpoint is not None and endpoint not in (metrics := [one.metric for one in testbed.endpoints]):
@@ -373,7 +412,10 @@ def _distinct(arms: list[Arm]) -> list[Arm]:
     for arm in arms:
         content = json.dumps([arm.optimizer, arm.options, arm.settings], sort_keys=True)
         if content in seen:
-            raise ValueError(f"--grid: {seen[content]} and {arm.label} are the same arm; leave out one of the values")
+            raise ValueError(
+                f"{argument('grid')}: {seen[content]} and {arm.label} are the same optimizer; leave out one of the "
+                "values"
+            )
         seen[content] = arm.label
     return arms
 
@@ -383,21 +425,39 @@ def _tuned(plan: Plan, tuning: SearchSpace) -> Plan:
     for axis in tuning.axes:
         holders = {**plan.settings, **{k: v for arm in plan.arms for k, v in _named(arm).items()}}
         if axis.name in holders:
-            raise ValueError(f"--tune {axis.name}: it is also given the value {holders[axis.name]}; leave out one")
+            raise ArgumentError(
+                "tune",
+                f"{argument('tune')} {axis.name}: it is also given the value {holders[axis.name]}; leave out one",
+            )
     tuning = tuning.model_copy(update={"axes": tuple(_typed(plan, axis) for axis in tuning.axes)})
-    check_distinct(tuning)
+    _check_distinct(tuning)
     plan = replace(plan, tuning=tuning)
     for label, axes in plan.axes().items():
         if not axes:
-            raise ValueError(
-                f"--tune {', '.join(axis.name for axis in tuning.axes)} leaves nothing to tune for {label}: a fair "
-                "comparison tunes every arm; add --tune lr=LOW:HIGH, or leave the arm out"
+            raise ArgumentError(
+                "tune",
+                f"{argument('tune')} {', '.join(axis.name for axis in tuning.axes)} leaves nothing to tune for "
+                f"{label}: a fair "
+                f"comparison tunes every optimizer; add {argument('tune', 'lr=LOW:HIGH')}, or leave that one out",
             )
     for arm in plan.arms:
         for axis in plan.axes()[arm.label]:
             for index in range(tuning.trials):
                 plan.valued(arm, {axis.name: axis.value(index, tuning.trials)})
     return plan
+
+
+def _check_distinct(space: SearchSpace) -> None:
+    """Refuse a grid that would try a value twice; several options are not taken from a grid."""
+    axis, *others = space.axes
+    if not others and len({axis.value(index, space.trials) for index in range(space.trials)}) < space.trials:
+        raise ArgumentError(
+            "tune",
+            f"{argument('tune', f'{axis.name}={axis.low!r}:{axis.high!r}')} has fewer than {argument('trials')} "
+            f"{space.trials} different "
+            f"{'whole ' if axis.whole else ''}numbers, {axis.scale}-spaced: widen the range or lower "
+            f"{argument('trials')}",
+        )
 
 
 def _named(arm: Arm) -> dict[str, Any]:
@@ -411,8 +471,8 @@ def _typed(plan: Plan, axis: Axis) -> Axis:
     if "." in axis.name:
         optimizer, option = _split(axis.name, [arm.optimizer for arm in plan.arms])
         kbeta = testbeds.get(plan.testbed).kbeta if plan.code is None else {}
-        known = {**dataclasses.asdict(Hyper()), **recipes.recipe(optimizer, kbeta).options}
-        like = known.get(option)
+        origin = next(arm.origin for arm in plan.arms if arm.optimizer == optimizer)
+        like = recipes.known_options(recipes.recipe(optimizer, kbeta, origin=origin)).get(option)
     elif plan.code is None:
         settings = testbeds.settings_of(testbeds.get(plan.testbed), plan.preset, plan.settings)
         names = [field.name for field in dataclasses.fields(settings)]
@@ -420,7 +480,11 @@ def _typed(plan: Plan, axis: Axis) -> Axis:
             raise unknown(f"setting of {plan.testbed}", axis.name, names)
         like = getattr(settings, axis.name)
     if isinstance(like, bool | str | tuple | list):
-        raise ValueError(f"--tune {axis.name}: its values are not numbers, as {like!r} is; use --grid for those")
+        raise ArgumentError(
+            "tune",
+            f"{argument('tune')} {axis.name}: its values are not numbers, as {like!r} is; use {argument('grid')} for "
+            "those",
+        )
     return axis.model_copy(update={"whole": isinstance(like, int)})
 
 

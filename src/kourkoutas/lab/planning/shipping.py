@@ -1,4 +1,4 @@
-"""A training function given as an object: how worker processes get it.
+"""A training function or an optimizer given as an object: how worker processes get it.
 
 A function of a module that has a file is named by that file, FILE.py:FUNC. One of a notebook, of the running script or
 of another function is pickled by value with what it refers to (cloudpickle), and loaded by a small file in the cache
@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import hashlib
+import importlib.metadata
 import inspect
 import os
 import sys
@@ -29,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from kourkoutas.lab import corpus
+from kourkoutas.lab.machine import cache_folder
 
 FILE = '''"""Written by kourkoutas.lab.study for a function that has no file of its own; its source is below."""
 import pathlib
@@ -56,6 +57,23 @@ def target_of(train: Callable[..., Any]) -> str:
     return _written(train, name if name.isidentifier() else "train", Path(file or "notebook").stem)
 
 
+def optimizer_of(given: Any) -> str:
+    """The name of an optimizer that was given by name, or as a class or function: MODULE:NAME of what is installed,
+    else FILE.py:NAME, written for it where it has no file."""
+    if isinstance(given, str):
+        return given
+    if not callable(given):
+        raise TypeError(
+            "`optimizers` must be names, classes or functions, for example ['kbeta', Mine]; got "
+            f"{type(given).__name__} {given!r}"
+        )
+    module, name = str(getattr(given, "__module__", "")), getattr(given, "__qualname__", "")
+    installed = module.partition(".")[0] in importlib.metadata.packages_distributions()
+    if installed and name and "<" not in name:
+        return f"{module}:{name}"
+    return target_of(given)
+
+
 def _written(train: Callable[..., Any], name: str, stem: str) -> str:
     import cloudpickle
 
@@ -64,9 +82,9 @@ def _written(train: Callable[..., Any], name: str, stem: str) -> str:
         source = textwrap.dedent(inspect.getsource(train))
     except (OSError, TypeError):  # typed into a plain interpreter
         source = f"pickle {hashlib.sha256(pickled).hexdigest()}\n"
-    source += _lines(_used(train), {id(train)})
+    source += _told(train, set()) if isinstance(train, type) else _lines(_used(train), {id(train)})
     text = FILE.format(name=name) + textwrap.indent(source, "# ", lambda line: True)
-    folder = corpus.cache_folder() / "tasks" / hashlib.sha256(text.encode() + pickled).hexdigest()[:16]
+    folder = cache_folder() / "tasks" / hashlib.sha256(text.encode() + pickled).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     for path, content in ((folder / f"{stem}.pickle", pickled), (folder / f"{stem}.py", text.encode())):
         temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from kourkoutas import atomic
+from kourkoutas.lab.errors import argument
 from kourkoutas.lab.locks import try_lock
 from kourkoutas.lab.specs.spec import digest_of
 
@@ -280,7 +281,7 @@ def locked(folder: Path, holder: str) -> Iterator[None]:
         if not try_lock(file):
             file.seek(0)
             other = file.read().strip() or "another process"
-            raise StoreError(f"{folder} is being written by {other}; wait for it, or name another --out")
+            raise StoreError(f"{folder} is being written by {other}; wait for it, or name another {argument('out')}")
         file.truncate(0)
         with contextlib.suppress(OSError):  # a full disk is told when something that matters is written
             os.write(file.fileno(), holder.encode())

@@ -71,8 +71,9 @@ def unpack_run(files: Mapping[str, bytes], folder: Path) -> None:
 
 
 def of_code(file: Path) -> Files:
-    """The user's file with the modules it can import from its folder: the .py files there, and packages with theirs."""
-    paths = {file, *file.parent.glob("*.py")}
+    """The user's file with the modules it can import from its folder: the .py files there, and packages with theirs;
+    and the pickle of a function that has no file of its own."""
+    paths = {file, *file.parent.glob("*.py"), *file.parent.glob(f"{file.stem}.pickle")}
     for package in file.parent.glob("*/__init__.py"):
         paths |= {path for path in package.parent.rglob("*.py") if path.is_file()}
     return {path.relative_to(file.parent).as_posix(): path.read_bytes() for path in sorted(paths)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class Snapshot:
       damage: what could not be read, and why. A damaged result makes its run a failed one, which `--retry-failed` makes
         again; a folder without a readable spec.json is left out of the runs.
       holder: the process that was writing there.
+      under_way: the runs that it was making.
     """
 
     path: Path
@@ -41,6 +43,7 @@ class Snapshot:
     other_runs: tuple[StoredRun, ...] = ()
     damage: tuple[str, ...] = ()
     holder: Holder | None = None
+    under_way: tuple[StoredRun, ...] = ()
 
     @classmethod
     def read(cls, path: str | Path) -> Snapshot:
@@ -52,6 +55,7 @@ class Snapshot:
         path = Path(path)
         record, holder = read_record(path), holder_of(path)
         found, damage = read_runs(path, record.arms)
+        going = [] if holder is None else [run for run in found if _has_written(run, holder.since)]
         return cls(
             path=path,
             record=record,
@@ -60,7 +64,20 @@ class Snapshot:
             other_runs=tuple(run for run in found if not record.compares(run.spec) and not record.tunes(run.spec)),
             damage=tuple(damage),
             holder=holder,
+            under_way=tuple(going),
         )
+
+
+def _has_written(run: StoredRun, since: float) -> bool:
+    """Whether an unfinished run has written something since the present process took the folder."""
+    if run.result is not None:
+        return False
+    for name in ("metrics.jsonl", "output.txt", "checkpoint"):
+        with contextlib.suppress(OSError):
+            # a file system may keep times by the second or two
+            if (run.folder / name).stat().st_mtime >= since - 2:
+                return True
+    return False
 
 
 def holder_of(path: Path) -> Holder | None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import functools
 import importlib.metadata
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,11 +31,11 @@ from typing import Any
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from kourkoutas.lab.errors import argument
 from kourkoutas.lab.machine import environment
 from kourkoutas.lab.results import files
 from kourkoutas.lab.results.files import StoreError as StoreError
-from kourkoutas.lab.specs.search_space import SearchSpace, Value
-from kourkoutas.lab.specs.spec import Arm, Code, RunResult, RunSpec
+from kourkoutas.lab.specs.spec import Arm, Code, RunResult, RunSpec, SearchSpace, Value
 
 VERSIONED = ("kourkoutas-beta", "numpy", "torch", "jax", "jaxlib", "optax", "mlx", "scipy")
 
@@ -119,7 +120,11 @@ class StudyRecord(BaseModel):
 
 @dataclass(frozen=True)
 class StoredRun:
-    """One run of a study on disk; `result` is None until it has finished."""
+    """One run of a study on disk; `result` is None until it has finished.
+
+    NOTE: whoever asks for the metrics gets those of the first question, so that all views of a run that goes on agree.
+    Trace and parameters are large, and only one view needs each: they are read when asked for, of a finished run only.
+    """
 
     spec: RunSpec
     result: RunResult | None
@@ -131,18 +136,26 @@ class StoredRun:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl; a last line cut short by a kill is left out while the run is unfinished."""
+        return self._rows
+
+    @functools.cached_property
+    def _rows(self) -> list[dict[str, Any]]:
         file, finished = self.folder / "metrics.jsonl", self.result is not None
         return files.read_lines(file, finished=finished, remedy=_redo(self.folder))
 
     def trace(self) -> dict[str, NDArray[Any]] | None:
         """The arrays `names`, `steps`, `sun`, `beta2` and `norm` of the trace, or None when the run recorded none."""
-        path = self.folder / "trace.npz"
-        return files.read_arrays(path, _redo(self.folder), "trace") if path.exists() else None
+        return self._arrays("trace.npz", "trace")
 
     def params(self) -> dict[str, NDArray[Any]] | None:
         """The final parameters, or None when the run kept none."""
-        path = self.folder / "params.npz"
-        return files.read_arrays(path, _redo(self.folder)) if path.exists() else None
+        return self._arrays("params.npz", "file of arrays")
+
+    def _arrays(self, name: str, what: str) -> dict[str, NDArray[Any]] | None:
+        path = self.folder / name
+        if self.result is None or not path.exists():
+            return None
+        return files.read_arrays(path, _redo(self.folder), what)
 
 
 def read_record(path: str | Path) -> StudyRecord:
@@ -281,7 +294,7 @@ def _read_result(folder: Path) -> RunResult | None:
     if not file.exists():
         return None
     try:
-        return files.read_json(file, RunResult, f"use --retry-failed, or {_redo(folder)}")
+        return files.read_json(file, RunResult, f"use {argument('retry_failed')}, or {_redo(folder)}")
     except StoreError as error:
         return RunResult(status="failed", error=str(error))
 
@@ -313,12 +326,12 @@ def _kept(folder: Path) -> Iterator[Path]:
 def _check_free(path: Path) -> None:
     """Refuse a folder that holds something else, before a lock file is left in it."""
     if path.exists() and not path.is_dir():
-        raise StoreError(f"--out {path} is a file; name a folder")
+        raise StoreError(f"{argument('out')} {path} is a file; name a folder")
     if path.is_dir() and not (path / "study.json").exists():
         others = sorted(p.name for p in _kept(path))
         if others:
             raise StoreError(
-                f"--out {path} is not a results folder and not empty (it holds {', '.join(others[:3])}); "
+                f"{argument('out')} {path} is not a results folder and not empty (it holds {', '.join(others[:3])}); "
                 "name a new folder"
             )
 
@@ -332,7 +345,9 @@ def _locked(path: Path, command: str) -> Iterator[None]:
     except OSError as error:
         if is_full(error):
             raise DiskFull.of(error) from None
-        raise StoreError(f"--out {path} cannot be made ({error.strerror}); name a folder that you may write") from None
+        raise StoreError(
+            f"{argument('out')} {path} cannot be made ({error.strerror}); name a folder that you may write"
+        ) from None
     with files.locked(path, f"process {os.getpid()} ({command})"):
         try:
             yield
@@ -348,8 +363,9 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
         differs.append(f"{new.code.file}:{new.code.function} or a value that it uses has changed since")
     if differs:
         raise StoreError(
-            f"--out {path} holds results of another configuration: {'; '.join(differs)}. Nothing was written: "
-            "name another --out, or repeat the command recorded in its study.json"
+            f"{argument('out')} {path} holds results of another configuration: {'; '.join(differs)}. Nothing was "
+            "written: "
+            f"name another {argument('out')}, or repeat the command recorded in its study.json"
         )
     known = {arm.label for arm in old.arms}
     added_arms = [arm for arm in new.arms if arm.label not in known]
@@ -373,7 +389,7 @@ def _configuration(record: StudyRecord, other: StudyRecord) -> dict[str, Any]:
     own = {name for arm in (*record.arms, *other.arms) for name in arm.settings}
     both = {arm.label for arm in other.arms}
     arms = {
-        f"arm {arm.label}": {
+        f"optimizer {arm.label}": {
             "options": arm.options,
             "settings": arm.settings,
             "optimizer": (arm.resolved or {}).get("optimizer"),

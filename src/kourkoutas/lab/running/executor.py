@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from kourkoutas.lab.errors import ArgumentError, argument
 from kourkoutas.lab.planning.plan import Plan
 from kourkoutas.lab.results import store
 from kourkoutas.lab.running.trial import MISTAKE
@@ -46,7 +47,9 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value, unit in (("timeout", self.timeout, "seconds"), ("memory", self.memory, "GiB")):
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"--{name} must be a number of {unit} above 0, or left out for no limit; got {value}")
+                raise ArgumentError(
+                    name, f"{argument(name)} must be a number of {unit} above 0, or left out for no limit; got {value}"
+                )
 
 
 @dataclass(frozen=True)
@@ -138,19 +141,24 @@ def choose_executor(
     """(what starts the executor, how often a lost run is made again), from the words of a command line."""
     limits = Limits(timeout, memory_per_run)
     if retries is not None and retries < 0:
-        raise ValueError(f"--retries must be 0 or above; got {retries}")
+        raise ArgumentError("retries", f"{argument('retries')} must be 0 or above; got {retries}")
     if ray is None:
-        given = {"--cpus-per-run": cpus_per_run, "--gpus-per-run": gpus_per_run, "--storage": storage}
+        given = {"cpus_per_run": cpus_per_run, "gpus_per_run": gpus_per_run, "storage": storage}
         for name, value in given.items():
             if value is not None:
-                raise ValueError(f"{name} {value} is for runs on a Ray cluster: add --ray, or leave it out")
+                raise ArgumentError(
+                    name,
+                    f"{argument(name)} {value} is for runs on a Ray cluster: add {argument('ray')}, or leave it out",
+                )
         from kourkoutas.lab.running import pool
 
         return pool.local(workers, limits), retries or 0
     if workers is not None:
-        raise ValueError(
-            f"--workers {workers} is for processes of this machine; with --ray the nodes and --cpus-per-run say how "
-            "many runs are made at once: leave it out"
+        raise ArgumentError(
+            "workers",
+            f"{argument('workers')} {workers} is for processes of this machine; with {argument('ray')} the nodes and "
+            f"{argument('cpus_per_run')} say how "
+            "many runs are made at once: leave it out",
         )
     from kourkoutas.lab.running import ray as cluster
 

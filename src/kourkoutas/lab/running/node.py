@@ -22,6 +22,7 @@ from multiprocessing import connection
 from pathlib import Path
 
 from kourkoutas.lab import locks
+from kourkoutas.lab.errors import argument
 from kourkoutas.lab.results import parcel, store
 from kourkoutas.lab.results.parcel import Backups
 from kourkoutas.lab.running.executor import Ended, Limits, Progress, Started
@@ -64,8 +65,8 @@ class NodeError(RuntimeError):
     """This node cannot make runs of this study; another attempt would not help."""
 
 
-def make(order: Order, code: parcel.Files | None) -> Iterator[Started | Progress | Home]:
-    """Make the run of `order`, with the user's `code`."""
+def make(order: Order, code: dict[str, parcel.Files]) -> Iterator[Started | Progress | Home]:
+    """Make the run of `order`, with the user's `code` by its path on the driver."""
     run = order.task.spec.id
     backups = _checked(order)
     scratch = _scratch()
@@ -74,10 +75,8 @@ def make(order: Order, code: parcel.Files | None) -> Iterator[Started | Progress
     try:
         yield Started(run)
         parcel.unpack_run((backups.newest(run) if backups is not None else None) or order.files, folder)
-        task = order.task.model_copy(update={"folder": folder})
-        if task.code is not None and code is not None:
-            file = _unpacked_code(scratch, code) / Path(task.code.file).name
-            task = task.model_copy(update={"code": task.code.model_copy(update={"file": str(file)})})
+        here = {file: str(_unpacked_code(scratch, files) / Path(file).name) for file, files in code.items()}
+        task = order.task.model_copy(update={"folder": folder}).with_files(here)
         process = _worker(order, code)
         process.give(task)
         yield from _watch(process, folder, backups)
@@ -121,7 +120,9 @@ def _checked(order: Order) -> Backups | None:
         return None
     backups = Backups(*order.storage)
     if not backups.seen():
-        raise NodeError(f"--storage {backups.address} is not shared with node {node}: name a place that every node has")
+        raise NodeError(
+            f"{argument('storage')} {backups.address} is not shared with node {node}: name a place that every node has"
+        )
     return backups
 
 
@@ -132,11 +133,11 @@ _kept: tuple[object, Process] | None = None
 _folder: Path | None = None
 
 
-def _worker(order: Order, code: parcel.Files | None) -> Process:
+def _worker(order: Order, code: dict[str, parcel.Files]) -> Process:
     """The worker process of this Ray worker: the one of the last run if it fits this one."""
     global _kept
     env = worker_environment(order.threads, shared=True)
-    fits = (env, order.limits, None if code is None else parcel.digest(code))
+    fits = (env, order.limits, [parcel.digest(files) for files in code.values()])
     if _kept is not None and _kept[0] == fits:
         _kept[1].happened()  # notices when it has ended meanwhile
         if _kept[1].alive:

@@ -31,6 +31,7 @@ import psutil
 
 import kourkoutas
 from kourkoutas.lab import machine
+from kourkoutas.lab.errors import ArgumentError, argument
 from kourkoutas.lab.results import store
 from kourkoutas.lab.running.executor import GIB, Ended, Event, Executor, ExecutorFactory, Limits, Progress, Started
 from kourkoutas.lab.running.worker import Task
@@ -98,7 +99,7 @@ class Pool:
 def local(workers: int | None = None, limits: Limits | None = None) -> ExecutorFactory:
     """A pool of `workers` processes that share the cores; by default one per core."""
     if workers is not None and workers < 1:
-        raise ValueError(f"--workers must be at least 1; got {workers}")
+        raise ArgumentError("workers", f"{argument('workers')} must be at least 1; got {workers}")
 
     def start(study: store.Writer, tasks: Sequence[Task]) -> Executor:
         cores = machine.cores()
@@ -225,11 +226,11 @@ class Process:
     def _hold_to_limits(self) -> None:
         timeout, gib = self._limits.timeout, self._limits.memory
         if timeout is not None and self._begun and self._seconds() > timeout:
-            self._killed = f"the run was ended after {timeout:g} s: --timeout {timeout:g}"
+            self._killed = f"the run was ended after {timeout:g} s: {argument('timeout')} {timeout:g}"
         elif gib is not None and time.monotonic() - self._looked >= SECONDS_BETWEEN_LOOKS:
             self._looked = time.monotonic()
             if (held := rss_above(self._process.pid, int(gib * GIB))) is not None:
-                self._killed = f"the run was ended when it held {held / GIB:.2f} GiB: --memory {gib:g}"
+                self._killed = f"the run was ended when it held {held / GIB:.2f} GiB: {argument('memory')} {gib:g}"
         if self._killed is not None:
             self._kill()
 

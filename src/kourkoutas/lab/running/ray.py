@@ -4,7 +4,8 @@ The driver, which is the process that the user started, owns the results folder:
 run's files, and only the driver writes them. So a run that was given up as lost, or whose driver was killed, leaves
 nothing in the results folder, and every run is recorded exactly once.
 
-The user's code goes with the tasks by content: the file and the Python modules of its folder.
+The user's code, which is the training function and optimizers of files, goes with the tasks by content: each file with
+the Python modules of its folder.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from kourkoutas.lab import machine
+from kourkoutas.lab.errors import ArgumentError, argument
 from kourkoutas.lab.results import parcel, store
 from kourkoutas.lab.results.parcel import Backups, resolved
 from kourkoutas.lab.running import node
@@ -38,7 +40,7 @@ class RayExecutor:
 
     Args:
       cpus, gpus: that Ray sets aside for each run.
-      code: the user's files.
+      code: the user's files, by the path that they have here.
       storage: address and study of the backups from which runs of lost nodes go on.
     """
 
@@ -48,7 +50,7 @@ class RayExecutor:
         cpus: float,
         gpus: float,
         limits: Limits,
-        code: parcel.Files | None,
+        code: dict[str, parcel.Files],
         storage: tuple[str, str] | None,
     ) -> None:
         import ray
@@ -64,8 +66,8 @@ class RayExecutor:
             connection.enter_context(_connected(address))
             self.size = sum(_fitting(each["Resources"], wanted) for each in ray.nodes() if each["Alive"])
             if self.size == 0:
-                asked = {"--cpus-per-run": cpus, "--gpus-per-run": gpus, "--memory": limits.memory}
-                given = ", ".join(f"{name} {amount:g}" for name, amount in asked.items() if amount)
+                asked = {"cpus_per_run": cpus, "gpus_per_run": gpus, "memory": limits.memory}
+                given = ", ".join(f"{argument(name)} {amount:g}" for name, amount in asked.items() if amount)
                 raise ValueError(
                     f"no node of the Ray cluster has room for a run with {given}: ask for less, or add nodes"
                 )
@@ -101,7 +103,9 @@ class RayExecutor:
             told = self._ray.get(next(stream))
         except self._ray.exceptions.RayTaskError as error:
             if not isinstance(error.cause, OSError):
-                raise ValueError(f"--ray: a node cannot make runs of this study: {error.cause}") from None
+                raise ArgumentError(
+                    "ray", f"{argument('ray')}: a node cannot make runs of this study: {error.cause}"
+                ) from None
             lost = f"a node could not make the run: {error.cause}"
         except (self._ray.exceptions.RayError, StopIteration) as error:
             first = (str(error).strip().splitlines() or ["it ended without a word"])[0]
@@ -141,20 +145,23 @@ def on_cluster(
       storage: a shared folder or fsspec address, for runs to go on when their node is lost.
     """
     if importlib.util.find_spec("ray") is None:
-        raise ValueError("--ray needs ray, which is not installed: pip install 'kourkoutas-beta[ray]'")
+        raise ArgumentError(
+            "ray", f"{argument('ray')} needs ray, which is not installed: pip install 'kourkoutas-beta[ray]'"
+        )
     if address.startswith("ray://"):
-        raise ValueError(
-            f"--ray {address}: a study is started on a node of its cluster, not through the Ray client; log in there, "
-            "and give the address as HOST:PORT or auto"
+        raise ArgumentError(
+            "ray",
+            f"{argument('ray')} {address}: a study is started on a node of its cluster, not through the Ray client; "
+            "log in there, "
+            "and give the address as HOST:PORT or auto",
         )
     if not (math.isfinite(cpus) and cpus > 0):
-        raise ValueError(f"--cpus-per-run must be above 0; got {cpus}")
+        raise ArgumentError("cpus_per_run", f"{argument('cpus_per_run')} must be above 0; got {cpus}")
     if not (math.isfinite(gpus) and gpus >= 0):
-        raise ValueError(f"--gpus-per-run must be 0 or above; got {gpus}")
+        raise ArgumentError("gpus_per_run", f"{argument('gpus_per_run')} must be 0 or above; got {gpus}")
 
     def start(study: store.Writer, tasks: Sequence[Task]) -> Executor:
-        code = tasks[0].code
-        files = None if code is None else parcel.of_code(Path(code.file))
+        files = {file: parcel.of_code(Path(file)) for task in tasks for file in task.files}
         place = None if storage is None else _prepared(storage, study)
         chosen = address or os.environ.get("RAY_ADDRESS") or LOCAL
         return RayExecutor(chosen, cpus, gpus, limits or Limits(), files, place)
@@ -175,9 +182,11 @@ def _connected(address: str) -> Iterator[None]:
         try:
             socket.create_connection((host, int(port)), timeout=SECONDS_TO_CONNECT).close()
         except (OSError, ValueError, OverflowError) as error:
-            raise ValueError(
-                f"--ray {address}: no Ray cluster answers there ({error}): give the HOST:PORT that `ray start --head` "
-                "printed, or auto"
+            raise ArgumentError(
+                "ray",
+                f"{argument('ray')} {address}: no Ray cluster answers there ({error}): give the HOST:PORT that `ray "
+                "start --head` "
+                "printed, or auto",
             ) from None
     own: dict[str, Any] = {"num_cpus": machine.cores(), "include_dashboard": False} if address == LOCAL else {}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -185,7 +194,9 @@ def _connected(address: str) -> Iterator[None]:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, ValueError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0]
-        raise ValueError(f"--ray {address}: no Ray cluster could be reached or started: {first}") from None
+        raise ArgumentError(
+            "ray", f"{argument('ray')} {address}: no Ray cluster could be reached or started: {first}"
+        ) from None
     try:
         yield
     finally:
@@ -202,7 +213,9 @@ def _prepared(address: str, study: store.Writer) -> tuple[str, str]:
     try:
         Backups(*found).prepare()
     except Exception as error:  # every file system of fsspec has errors of its own
-        raise ValueError(f"--storage {address} cannot be written: {type(error).__name__}: {error}") from None
+        raise ArgumentError(
+            "storage", f"{argument('storage')} {address} cannot be written: {type(error).__name__}: {error}"
+        ) from None
     return found
 
 

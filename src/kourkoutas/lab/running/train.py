@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from kourkoutas.lab import engines, testbeds
 from kourkoutas.lab.engines import Engine, Trainer
+from kourkoutas.lab.optimizers import recipes
 from kourkoutas.lab.results.files import Arrays, Checkpoints, Lines, write_arrays
-from kourkoutas.lab.specs import optimizers
 from kourkoutas.lab.specs.spec import LARGEST, Report, RunResult, RunSpec
 from kourkoutas.lab.testbeds import Problem
 from kourkoutas.trace import KEYS, WINDOW
@@ -66,9 +66,9 @@ def run(
         raise ValueError(f"`checkpoint_every` must be a number of steps >= 0 (0: never); got {checkpoint_every!r}")
     testbed = testbeds.get(spec.testbed)
     settings = testbeds.settings_of(testbed, spec.preset, spec.settings)
-    recipe = optimizers.recipe(spec.optimizer, testbed.kbeta, spec.options)
+    recipe = recipes.recipe(spec.optimizer, testbed.kbeta, spec.options, spec.origin)
     engine = engines.get(spec.engine)
-    optimizers.check(recipe, spec.engine)
+    recipes.check(recipe, spec.engine)
     problem = testbed.problem(settings, spec.seed)
     if recipe.full_batch and problem.batches(0, 1):
         raise ValueError(
@@ -114,7 +114,7 @@ class _Run:
         spec: RunSpec,
         problem: Problem,
         engine: Engine,
-        recipe: optimizers.Recipe,
+        recipe: recipes.Recipe,
         folder: Path,
         checkpoint_every: int | None,
     ) -> None:

@@ -17,7 +17,6 @@ NOTE: a run is started anew after a kill; `trial.folder` is the place for checkp
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import itertools
 import math
 import statistics
@@ -26,14 +25,14 @@ import time
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from kourkoutas.lab.errors import argument
+from kourkoutas.lab.optimizers import own, recipes
+from kourkoutas.lab.optimizers.recipes import Recipe
 from kourkoutas.lab.results import files
-from kourkoutas.lab.specs import optimizers
-from kourkoutas.lab.specs.optimizers import Recipe
 from kourkoutas.lab.specs.spec import LARGEST, OWN_SETTINGS, Code, Report, RunResult, RunSpec
 from kourkoutas.trace import KEYS, WINDOW, Trace
 
@@ -72,7 +71,7 @@ class Trial:
 
     Attributes:
       seed: of this run; use it for data, init and order alike.
-      arm: the label of the optimizer's arm, e.g. "kbeta" or "kbeta[alpha=0.9]".
+      arm: the optimizer's label, e.g. "kbeta" or "kbeta[alpha=0.9]".
       settings: what was given with `--set`, `--grid` and `--tune`.
       folder: the run's folder, for files of your own.
     """
@@ -85,7 +84,7 @@ class Trial:
         self.folder = folder
         self.rows: list[dict[str, float]] = []
         self.described: dict[str, Any] = {}
-        self._options = spec.options
+        self._options, self._origin = spec.options, spec.origin
         self._on_progress = on_progress
         self._traced: Any = None
         self._trace: Trace | None = None
@@ -114,8 +113,8 @@ class Trial:
         in_groups = framework == "torch" and all(isinstance(item, Mapping) and "lr" in item for item in target)
         lr = self._own_lr(lr, in_groups)
         self.used.add("optimizer")
-        recipe = optimizers.recipe(self._arm, {}, self._options)
-        optimizers.check(recipe, framework)
+        recipe = recipes.recipe(self._arm, {}, self._options, self._origin)
+        recipes.check(recipe, framework)
         self.described = {"framework": framework, "optimizer": recipe.described}
         if not callable(lr):
             self.described["lr"] = float(lr)
@@ -222,47 +221,29 @@ def _check_read(code: Code, trial: Trial) -> None:
         also = " or passes it to trial.optimizer" if name == "lr" else ""
         raise StudyError(
             f"nothing in {code.function} reads {', '.join(unread)}{also}, so that it changes nothing: read "
-            f"trial.settings[{name!r}], or leave {name} out of --set, --grid and --tune"
+            f"trial.settings[{name!r}], or leave {name} out of {argument('settings')}, {argument('grid')} and "
+            f"{argument('tune')}"
         )
 
 
 def load(code: Code) -> Callable[[Trial], Any]:
     """The function from its file, which must still be the one that was planned.
 
-    NOTE: the module is loaded once per worker process, as a module of its own that imports its neighbours, like a
-    script.
+    NOTE: the module is loaded once per worker process.
     """
     path = Path(code.file)
     if hashlib.sha256(path.read_bytes()).hexdigest() != code.sha256:
         raise RuntimeError(
             f"{path} changed while the study was running; this run was not made: its result would belong to other "
-            "code. Use a new --out for the new code, or restore the file and use --retry-failed"
+            f"code. Use a new {argument('out')} for the new code, or restore the file and use "
+            f"{argument('retry_failed')}"
         )
-    module = _load(path)
+    module = own.load_file(path)
     function = getattr(module, code.function, None)
     if not callable(function):
         names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
         raise StudyError(f"{path} has no function {code.function!r}; it has {', '.join(names) or 'none'}")
     return function  # type: ignore[no-any-return]
-
-
-def _load(path: Path) -> ModuleType:
-    name = f"kbeta_user_{path.stem}"
-    if name in sys.modules and sys.modules[name].__file__ == str(path):
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{path} is not a Python file")
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def framework_of(params_or_model: Any) -> tuple[str, Any]:
@@ -323,7 +304,7 @@ def _endpoint(code: Code, returned: Any, rows: list[dict[str, float]]) -> float:
         if code.endpoint in last:
             return last[code.endpoint]
         raise ValueError(
-            f"--endpoint {code.endpoint} was never logged; logged were: {', '.join(last) or 'nothing'}: "
+            f"{argument('endpoint')} {code.endpoint} was never logged; logged were: {', '.join(last) or 'nothing'}: "
             f"call trial.log(step, {code.endpoint}=...)"
         )
     if returned is not None:
@@ -335,7 +316,7 @@ def _endpoint(code: Code, returned: Any, rows: list[dict[str, float]]) -> float:
         return last["loss"]
     raise ValueError(
         f"{code.function} returned nothing and logged no `loss`: return the endpoint, log a loss, or name a logged "
-        "metric with --endpoint"
+        f"metric with {argument('endpoint')}"
     )
 
 

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,6 +42,22 @@ class Task(BaseModel):
     code: Code | None = None
     endpoint: str | None = None
     checkpoint_every: int | None = None
+
+    @property
+    def files(self) -> list[str]:
+        """The user's files that the run needs."""
+        own = [] if self.code is None else [self.code.file]
+        origin = self.spec.origin
+        return [*own, origin.place] if origin is not None and origin.in_file else own
+
+    def with_files(self, places: Mapping[str, str]) -> Task:
+        """The same task on another machine, where these files are elsewhere."""
+        code, origin = self.code, self.spec.origin
+        if code is not None:
+            code = code.model_copy(update={"file": places[code.file]})
+        if origin is not None and origin.in_file:
+            origin = origin.model_copy(update={"place": places[origin.place]})
+        return self.model_copy(update={"code": code, "spec": self.spec.model_copy(update={"origin": origin})})
 
 
 def make(task: Task, report: Report) -> RunResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,14 +12,13 @@ from rich.text import Text
 from kourkoutas.lab.judging import headline
 from kourkoutas.lab.judging.analysis import Analysis
 from kourkoutas.lab.judging.comparing import Comparison
-from kourkoutas.lab.judging.statistics import OF_ARMS, show
-from kourkoutas.lab.judging.targets import Reached, until
+from kourkoutas.lab.judging.statistics import DIVERGED, OF_ARMS, Finding, OneArm, Statistic, show
 from kourkoutas.lab.judging.values import Seed
-from kourkoutas.lab.showing import sensitivity
+from kourkoutas.lab.optimizers.looks import name_of
+from kourkoutas.lab.showing import tuning
 from kourkoutas.lab.showing.drawing import shorten
 from kourkoutas.lab.showing.effects import limits, rows_of
 from kourkoutas.lab.showing.fitting import Fitting
-from kourkoutas.lab.specs.looks import label
 
 MOST_ROWS = 200
 MOST_COLUMNS = 30
@@ -54,7 +54,6 @@ class Answer:
         if plots[endpoints:]:
             parts.append(Text(f"{headline.listed([one.title for one in plots[endpoints:]])}: kbeta stats {where}"))
         parts.append(optimizers(analysis, most=rows))
-        parts.extend(target(analysis, most=rows))
         parts.extend(Text(line) for line in (*analysis.failures, *analysis.fairness, *analysis.notes))
         more = [*([] if self.report is None else [f"Report: {self.report}"]), f"tables: kbeta stats {where}"]
         line = " · ".join(more)
@@ -73,13 +72,13 @@ def effects(endpoint: Comparison, *, heading: bool = True, most: int = 8) -> Tex
     treatments = {c.treatment for c in endpoint.contrasts}
     one = len(treatments) == 1
     if heading:
-        who = f"{label(next(iter(treatments)))} against" if one else "against"
+        who = f"{name_of(next(iter(treatments)))} against" if one else "against"
         lines.insert(0, f"\n{who:<{NAME + 2}} {'worse ◂──0──▸ better':^{PLOT}} {'':<24}seeds won")
     rows = rows_of(endpoint)
     widest = max(map(abs, limits(rows))) or 1.0
     for row in rows[:most]:
         c = row.contrast
-        name = shorten(label(c.baseline) if one else c.name, NAME)
+        name = shorten(name_of(c.baseline) if one else c.name, NAME)
         lines.append(f"  {name:<{NAME}} {_bar(row.ends, widest)} {row.words:<26} {f'{c.wins}/{c.n}':>6}")
     if len(rows) > most:
         lines.append(f"  … and {len(rows) - most} more")
@@ -115,7 +114,7 @@ def optimizers(analysis: Analysis, most: int = MOST_ROWS) -> RenderableType:
         pace = None if arm.seconds_per_step is None else 1e6 * arm.seconds_per_step
         chosen = [show(arm.chosen.get(name)) for name in tuned]
         counts = [str(getattr(arm, end)) for end in ends]
-        rows.add_row(label(arm.label), *chosen, show(arm.median), *counts, "–" if pace is None else f"{pace:.0f}")
+        rows.add_row(name_of(arm.label), *chosen, show(arm.median), *counts, "–" if pace is None else f"{pace:.0f}")
     if rest := len(analysis.arms) - len(shown[:most]):
         controls = "control" if len(shown) <= most else "optimizer"
         rows.add_row(f"… {rest} {controls}{'' if rest == 1 else 's'}", *["" for _ in rows.head[1:]])
@@ -131,29 +130,9 @@ def statistics(analysis: Analysis) -> RenderableType:
     parts.extend(comparison(one) for one in analysis.endpoints)
     if analysis.sensitivity:
         title = f"Sensitivity to {analysis.sensitivity[0].option}, on the tuning seeds"
-        parts.append(Fitting(title, *sensitivity.table(analysis.sensitivity)))
-    parts.extend(target(analysis))
+        parts.append(Fitting(title, *tuning.table(analysis.sensitivity)))
     parts.extend(Text(f"Note: {note}") for note in (*analysis.failures, *analysis.notes))
     return Group(*parts)
-
-
-def target(analysis: Analysis, most: int = MOST_ROWS) -> list[RenderableType]:
-    """How soon each optimizer reached the target; nothing where none was asked for, no table where room is short."""
-    if analysis.target is None:
-        return []
-    races: list[RenderableType] = [Text(race.sentence) for race in analysis.target.contrasts[:most]]
-    if most < len(analysis.target.arms):
-        return races
-    return [Fitting(f"Until {analysis.target.target}", *reached(analysis.target.arms)), *races]
-
-
-def reached(found: Mapping[str, Reached]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """(head, rows): how many runs reached the target, and how soon."""
-    head = ("optimizer", "reached", "median steps", "median seconds")
-    return head, [
-        (label(arm), f"{one.reached} of {one.runs}", until(one.median_steps), until(one.median_seconds))
-        for arm, one in found.items()
-    ]
 
 
 def of_table(found: Comparison) -> RenderableType:
@@ -193,10 +172,13 @@ def of_arms(found: Comparison, most: int | None = None) -> tuple[list[str], list
     """(head, rows): the statistics of each optimizer."""
     shown = [one for one in OF_ARMS if any(one.name in own for own in found.arms.values())]
     rows = [
-        [label(arm), *(one.show(own[one.name]) if one.name in own else "–" for one in shown)]
-        for arm, own in list(found.arms.items())[:most]
+        [name_of(arm), *(_statistic(found, one, own) for one in shown)] for arm, own in list(found.arms.items())[:most]
     ]
     return ["optimizer", *(one.title for one in shown)], rows
+
+
+def _statistic(found: Comparison, one: Statistic[OneArm], own: Mapping[str, Finding]) -> str:
+    return one.show(own[one.name]).replace(DIVERGED, found.absent) if one.name in own else "–"
 
 
 def statistics_title(found: Comparison) -> str:
@@ -211,7 +193,7 @@ def statistics_title(found: Comparison) -> str:
 def _every_seed(found: Comparison) -> RenderableType:
     """One row per seed; of many seeds as plain lines, since a console table takes long to lay out."""
     arms = list(found.values)[:MOST_COLUMNS]
-    head = [label(arm) for arm in arms]
+    head = [name_of(arm) for arm in arms]
     rows = [[str(seed), *(_cell(found, arm, seed) for arm in arms)] for seed in found.seeds]
     if len(rows) > MOST_ROWS:
         return Text("\n".join("  ".join(row) for row in [["Every seed:", *head], *rows]))
@@ -221,4 +203,5 @@ def _every_seed(found: Comparison) -> RenderableType:
 def _cell(found: Comparison, arm: str, seed: Seed) -> str:
     if seed in found.failed.get(arm, ()):
         return "failed"
-    return show(found.values[arm][seed], 6) if seed in found.values[arm] else "missing"
+    value = found.values[arm].get(seed)
+    return "missing" if value is None else show(value, 6) if math.isfinite(value) else found.absent

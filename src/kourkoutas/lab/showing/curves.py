@@ -1,4 +1,4 @@
-"""Learning curves: all optimizers in one panel, its end enlarged, and one panel for each with every seed.
+"""Learning curves: all optimizers in one panel, and one panel for each with every seed.
 
 A line is the median over the seeds and the band their middle half, a diverged run counting as the worst from where it
 diverged. A run that has not finished is drawn as far as it has come, and is no part of the median while others have
@@ -18,14 +18,13 @@ from markupsafe import Markup
 from kourkoutas.lab.judging.endpoints import logged
 from kourkoutas.lab.judging.intervals import quantile
 from kourkoutas.lab.judging.values import Seed
+from kourkoutas.lab.optimizers.looks import Look
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.showing.drawing import Anchor, Array, Drawing, Panel, cross, element, log_suits, series
-from kourkoutas.lab.specs.looks import Look
 
 MOST_POINTS = 160  # per drawn curve; longer ones are averaged in blocks
 MOST_PANELS = 24  # optimizers with a panel of their own
 MOST_GAPS = 6  # pairs in the picture of the paired gap
-END = 0.8  # where the enlarged part begins
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,6 @@ class Summary:
     median: Array
     low: Array
     high: Array
-
-    def after(self, step: float) -> Summary:
-        keep = self.steps >= step
-        return Summary(self.steps[keep], self.median[keep], self.low[keep], self.high[keep])
 
 
 Courses = Mapping[str, Mapping[Seed, Course]]
@@ -140,9 +135,6 @@ def panels(
     summaries = {arm: found for arm, by_seed in thin.items() if (found := summarise(list(by_seed.values())))}
     scale = f"training loss{', log scale' if log else ''}"
     drawn = [_medians(summaries, looks, log, f"All optimizers: {scale}")]
-    last = max((s.steps[-1] for s in summaries.values()), default=0.0)
-    ends = {arm: s.after(END * last) for arm, s in summaries.items()}
-    drawn.append(_medians(ends, looks, log, "The last fifth, enlarged: training loss", own_scale=True))
     for arm in list(thin)[:MOST_PANELS]:
         panel = Panel.over(steps, losses, log_y=log)
         panel.parts += [panel.path(s.steps, s.median, class_="curve other") for o, s in summaries.items() if o != arm]
@@ -166,18 +158,14 @@ def above_dips(values: Array, lasts: Sequence[float]) -> Array:
     return np.maximum(values, min([least, *(x for x in lasts if x > 0)]))
 
 
-def _medians(
-    summaries: Mapping[str, Summary], looks: Mapping[str, Look], log: bool, title: str, *, own_scale: bool = False
-) -> Drawing | None:
+def _medians(summaries: Mapping[str, Summary], looks: Mapping[str, Look], log: bool, title: str) -> Drawing | None:
     """The medians and bands of all optimizers in one panel; None where there is nothing to see."""
-    shown = {arm: s for arm, s in summaries.items() if len(s.steps) > 1 or not own_scale}
-    losses = np.concatenate([np.zeros(0), *(y for s in shown.values() for y in (s.low, s.median, s.high))])
+    losses = np.concatenate([np.zeros(0), *(y for s in summaries.values() for y in (s.low, s.median, s.high))])
     if not np.isfinite(losses).any():
         return None
-    log = log and (log_suits(losses) or not own_scale)
-    losses = above_dips(losses, [s.median[-1] for s in shown.values()]) if log else losses
-    panel = Panel.over(np.concatenate([s.steps for s in shown.values()]), losses, log_y=log)
-    for arm, s in shown.items():
+    losses = above_dips(losses, [s.median[-1] for s in summaries.values()]) if log else losses
+    panel = Panel.over(np.concatenate([s.steps for s in summaries.values()]), losses, log_y=log)
+    for arm, s in summaries.items():
         panel.line(looks[arm], s.steps, s.median, band=(s.low, s.high))
         panel.tell(looks[arm], s.steps, s.median)
     return panel.drawing(title, f"{title} against step: median over the seeds and their middle half")

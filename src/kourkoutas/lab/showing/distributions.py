@@ -1,5 +1,5 @@
 """Where runs end: one row per optimizer with every seed on it, one panel per contrast with every seed's pair, and
-the share of runs that end below every threshold, or have reached a target by every step.
+the share of runs that end below every threshold, or have got there by every step.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from markupsafe import Markup
 from kourkoutas.lab.judging.comparing import Comparison, Contrast
 from kourkoutas.lab.judging.intervals import quantile
 from kourkoutas.lab.judging.statistics import show
-from kourkoutas.lab.judging.targets import Reached
 from kourkoutas.lab.judging.values import Seed
+from kourkoutas.lab.optimizers.looks import Look, name_of
 from kourkoutas.lab.showing.drawing import (
     CHARACTER,
     WIDTH,
@@ -31,8 +31,6 @@ from kourkoutas.lab.showing.drawing import (
     series,
     x_axis,
 )
-from kourkoutas.lab.specs.looks import Look
-from kourkoutas.lab.specs.looks import label as name_of
 
 ROW = 46.0
 MOST_PAIRS = 24  # contrasts with a panel of their own
@@ -65,7 +63,7 @@ def _axis(scale: Scale, lost: float, top: float, bottom: float) -> list[Markup]:
 def _value(value: float, judged: Comparison, arm: str, seed: Seed) -> str:
     if math.isfinite(value):
         return f"{value:.4g}"
-    return "failed" if seed in judged.failed.get(arm, ()) else "diverged"
+    return "failed" if seed in judged.failed.get(arm, ()) else judged.absent
 
 
 def rows(judged: Comparison, looks: Mapping[str, Look], anchor: Anchor) -> Drawing | None:
@@ -85,7 +83,8 @@ def rows(judged: Comparison, looks: Mapping[str, Look], anchor: Anchor) -> Drawi
         median = quantile(np.where(np.isfinite(values), values, worst), 0.5)
         x = scale.at(median) if math.isfinite(median) else lost
         bar = element("line", x1=x, x2=x, y1=middle - 15, y2=middle + 15, class_="median")
-        marks = [element("g", element("title", f"{name}: median {show(median)}"), bar)]
+        told = show(median) if math.isfinite(median) else judged.absent
+        marks = [element("g", element("title", f"{name}: median {told}"), bar)]
         # spread over the seeds in order instead of at random: the picture is the same each time
         offsets = np.linspace(-9, 9, len(values)) if len(values) > 1 else np.zeros(1)
         for (seed, value), offset in zip(judged.values[arm].items(), offsets, strict=True):
@@ -150,7 +149,8 @@ def stairs(steps: Sequence[tuple[float, float]], first: float, last: float) -> t
 
 
 def profile(judged: Comparison, looks: Mapping[str, Look]) -> Drawing | None:
-    """The share of each optimizer's runs that end at least as good as every threshold; lost runs never do."""
+    """The share of each optimizer's runs that end at least as good as every threshold, or have got there by every step;
+    lost runs never do."""
     ends = {
         arm: sorted((x for x in by_seed.values() if math.isfinite(x)), reverse=judged.higher_is_better)
         for arm in looks
@@ -160,30 +160,17 @@ def profile(judged: Comparison, looks: Mapping[str, Look]) -> Drawing | None:
     if len(set(every)) < 2:
         return None
     log = _is_log(judged)
-    panel = Panel.over(every, [0.0, 100.0], log_x=log, x_label=f"threshold{', log scale' if log else ''}", edge=0.03)
+    across = f"{judged.title if judged.is_time else 'threshold'}{', log scale' if log else ''}"
+    panel = Panel.over(every, [0.0, 100.0], log_x=log, x_label=across, edge=0.03)
     first, last = panel.x.low, panel.x.high
     for arm, own in ends.items():
         n = len(judged.values[arm])
         steps = [(x, (k + 1) / n) for k, x in enumerate(own)]
         xs, ys = stairs(steps, *((last, first) if judged.higher_is_better else (first, last)))
         panel.line(looks[arm], xs, ys, hint=f"{looks[arm].name}: {len(own)} of {n} runs have a value")
+    if judged.is_time:
+        title = "Percent of the runs that have got there"
+        return panel.drawing(title, f"{title}, against {judged.title}")
     side = "above" if judged.higher_is_better else "below"
     title = f"Percent of the runs that end {side} a threshold"
     return panel.drawing(title, f"{title} of {judged.title}, for every threshold")
-
-
-def reaching(found: Mapping[str, Reached], last_step: float, looks: Mapping[str, Look], target: str) -> Drawing:
-    """The share of each optimizer's runs that have reached a target, against step.
-
-    A run that never got there keeps its line below 100 %; a diverged one counts by what it logged before.
-    """
-    panel = Panel.over([0.0, last_step], [0.0, 100.0])
-    told = []
-    for arm, one in found.items():
-        xs, ys = stairs(one.share, 0.0, last_step)
-        ended = f"{looks[arm].name} {one.reached} of {one.runs}"
-        panel.line(looks[arm], xs, ys, hint=f"{ended} runs reached {target}")
-        panel.tell(looks[arm], xs, ys, unit=" %")
-        told.append(ended)
-    title = f"Percent of the runs that have reached {target}"
-    return panel.drawing(title, f"{title}, against step; in the end {'; '.join(told)}")

@@ -22,7 +22,7 @@ from markupsafe import Markup, escape
 from numpy.typing import ArrayLike, NDArray
 
 from kourkoutas.lab.judging.values import Seed
-from kourkoutas.lab.specs.looks import Look
+from kourkoutas.lab.optimizers.looks import Look
 
 Array = NDArray[np.float64]
 Anchor = Callable[[str, Seed], str]  # where the page tells about a run

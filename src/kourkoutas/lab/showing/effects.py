@@ -17,6 +17,7 @@ from markupsafe import Markup
 from kourkoutas.lab.judging.comparing import Comparison, Contrast
 from kourkoutas.lab.judging.deciding import RANKS
 from kourkoutas.lab.judging.headline import effect_words, ends_of, intervals_words
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.showing.drawing import (
     CHARACTER,
     TYPICAL,
@@ -29,7 +30,6 @@ from kourkoutas.lab.showing.drawing import (
     tick_text,
     x_axis,
 )
-from kourkoutas.lab.specs.looks import label as name_of
 
 MOST_ROWS = 9  # of a first screen; beyond, it shows the deciding endpoint only
 FURTHEST = 150.0  # percent; an interval that ends beyond it and beyond every estimate is cut with an arrow

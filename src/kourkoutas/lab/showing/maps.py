@@ -1,4 +1,4 @@
-"""sun and β2 over training: bucket by step, so that one sees which layer spikes, and all buckets together.
+"""sun and β2 over training: bucket by step, so that one sees which layer spikes.
 
 A cell of a bucket's map is the largest sun, or the smallest β2, of its stretch of steps, averaged over the runs: a
 spike of one step is not averaged away.
@@ -18,21 +18,19 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import ArrayLike, NDArray
 
+from kourkoutas.lab.optimizers.looks import Look
 from kourkoutas.lab.results.store import StoredRun, StoreError
 from kourkoutas.lab.showing.drawing import (
     CHARACTER,
     WIDTH,
     Array,
     Drawing,
-    Panel,
     Scale,
     element,
     label,
     picture,
-    series,
     x_axis,
 )
-from kourkoutas.lab.specs.looks import Look
 
 COLUMNS = 80
 MOST_BUCKETS = 40
@@ -75,10 +73,8 @@ def _limits(run: StoredRun) -> tuple[float, float] | None:
 
 
 def drawings(traces: Sequence[TraceData], look: Look) -> list[Drawing]:
-    """Of sun and of β2 of one optimizer, a map and what all buckets do together; none where nothing was recorded."""
-    drawn = []
-    for key, title in QUANTITIES:
-        drawn += [buckets(traces, key, title, look.name), pooled(traces, key, title, look)]
+    """A map of sun and one of β2 of one optimizer; none where nothing was recorded."""
+    drawn = [buckets(traces, key, title, look.name) for key, title in QUANTITIES]
     return [one for one in drawn if one is not None]
 
 
@@ -111,8 +107,8 @@ def cells(traces: Sequence[TraceData], key: str) -> tuple[list[str], Array, Arra
 
 
 def buckets(traces: Sequence[TraceData], key: str, title: str, arm: str) -> Drawing | None:
-    """A row per bucket, a column per stretch of steps; None for one bucket, which the lines show as well."""
-    if not traces or len(traces[0].names) < 2:
+    """A row per bucket, a column per stretch of steps; None where nothing was recorded."""
+    if not traces or not traces[0].names:
         return None
     names, edges, grid = cells(traces, key)
     if not np.isfinite(grid).any():
@@ -146,33 +142,6 @@ def _range(key: str, traces: Sequence[TraceData], values: Array) -> tuple[float,
     known = [trace.limits for trace in traces if trace.limits is not None and trace.limits[0] < trace.limits[1]]
     low, high = known[0] if known else (float(np.nanmin(values)), float(np.nanmax(values)))
     return (low, high) if high > low else (low - 0.005, high + 0.005)
-
-
-def spread(traces: Sequence[TraceData], key: str) -> tuple[Array, Array] | None:
-    """(middles of the stretches, five quantiles of each over all buckets and runs); None where nothing was recorded."""
-    edges = _edges(traces)
-    steps = np.concatenate([np.repeat(np.asarray(t.steps, float), len(t.names)) for t in traces])
-    values = np.concatenate([np.asarray(getattr(t, key), float).ravel() for t in traces])
-    fine = np.isfinite(values)
-    at = np.searchsorted(edges, steps[fine]) - 1
-    stretches = np.unique(at)
-    if not len(stretches):
-        return None
-    found = [np.quantile(values[fine][at == k], (0, 0.25, 0.5, 0.75, 1)) for k in stretches]
-    return (edges[stretches] + edges[stretches + 1]) / 2, np.array(found).T
-
-
-def pooled(traces: Sequence[TraceData], key: str, title: str, look: Look) -> Drawing | None:
-    """All buckets and runs together: median, middle half, and the extreme that a spike reaches."""
-    found = spread(traces, key)
-    if found is None:
-        return None
-    steps, (least, low, median, high, most) = found
-    panel = Panel.over(steps, [*_range(key, traces, found[1]), *least, *most])
-    panel.line(look, steps, median, band=(low, high))
-    panel.parts.append(series(look, panel.path(steps, most if key == "sun" else least, class_="seed")))
-    told = f"{title} of all buckets: median, middle half and {'largest' if key == 'sun' else 'smallest'}"
-    return panel.drawing(f"{look.name}: {told}", f"{look.name}: {told}, over all runs, against step")
 
 
 def _foot(x: Scale, bottom: float, low: float, high: float, word: str) -> list[Markup]:

@@ -12,8 +12,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from kourkoutas.lab import testbeds
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.specs.looks import label
 
 if TYPE_CHECKING:  # matplotlib takes a second to import, and most reports need none of it
     from matplotlib.figure import Figure
@@ -41,7 +41,7 @@ def own(snapshot: Snapshot) -> list[tuple[Figure, str]]:
     params = {}
     for run in chosen:
         if run.spec.settings == shared:
-            params[label(run.spec.optimizer)] = run.params() or {}
+            params[name_of(run.spec.optimizer)] = run.params() or {}
     settings = testbeds.settings_of(testbeds.get(record.testbed), record.preset, shared)
     title = f"seed {chosen[0].spec.seed}"
     return [(figure, f"{description} ({title})") for figure, description in draw(settings, params)]

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from kourkoutas.lab.judging.values import seed_ranges
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.planning.plan import Plan
 from kourkoutas.lab.running.executor import Observer
 from kourkoutas.lab.showing.drawing import shorten
 from kourkoutas.lab.showing.status import outcome
-from kourkoutas.lab.specs.looks import label
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
-
-if TYPE_CHECKING:
-    from kourkoutas.lab.judging.targets import Target
 
 ENGINES = {"jax": "JAX", "torch": "PyTorch", "mlx": "MLX"}
 NAME = 30  # characters of a bar's name at 80 columns
 
 
 @contextlib.contextmanager
-def showing(console: Console, plan: Plan, aim: Target | None = None) -> Iterator[Observer]:
-    """An observer that writes to `console`: what is studied, each phase by its name, and every run.
-
-    It stops the study if the first good run has not the metric of --target, which is its `aim`.
-    """
-    shown = (Bars if console.is_terminal else Lines)(console, plan, aim)
+def showing(console: Console, plan: Plan) -> Iterator[Observer]:
+    """An observer that writes to `console`: what is studied, each phase by its name, and every run."""
+    shown = (Bars if console.is_terminal else Lines)(console, plan)
     with shown.bars if isinstance(shown, Bars) else contextlib.nullcontext():
         yield shown
     shown.done()
@@ -39,8 +32,8 @@ def showing(console: Console, plan: Plan, aim: Target | None = None) -> Iterator
 class Lines(Observer):
     """Tells what is studied, names each phase with runs to make when its first run starts, and then every run."""
 
-    def __init__(self, console: Console, plan: Plan, aim: Target | None = None) -> None:
-        self.console, self.tuning, self._aim = console, plan.tuning, aim
+    def __init__(self, console: Console, plan: Plan) -> None:
+        self.console, self.tuning = console, plan.tuning
         self._title = title_of(plan)
         self._rounds = 0
         self._planned: tuple[int, int, int, int] | None = None  # of a phase that has not begun
@@ -69,14 +62,6 @@ class Lines(Observer):
         self._title = ""
 
     def finished(self, spec: RunSpec, result: RunResult) -> None:
-        self.tell(spec, result)
-        if self._aim is not None and result.status == "ok":
-            from kourkoutas.lab.judging.targets import check_logged
-
-            check_logged(self._aim, [result])
-            self._aim = None
-
-    def tell(self, spec: RunSpec, result: RunResult) -> None:
         self._done += 1
         self.say(f"[{self._done}/{self._total}] {self.name(spec)}: {outcome(result)} ({result.seconds:.1f} s)")
 
@@ -92,14 +77,14 @@ class Lines(Observer):
         """A run in a few words: "K-β lr=0.001 seed 100"."""
         values = {} if self.tuning is None else self.tuning.values(spec)
         options = (f"{name}={value:.3g}" for name, value in values.items())
-        return " ".join([label(spec.optimizer), *options, f"seed {spec.seed}"])
+        return " ".join([name_of(spec.optimizer), *options, f"seed {spec.seed}"])
 
 
 class Bars(Lines):
     """A bar for each phase and one for each run under way."""
 
-    def __init__(self, console: Console, plan: Plan, aim: Target | None = None) -> None:
-        super().__init__(console, plan, aim)
+    def __init__(self, console: Console, plan: Plan) -> None:
+        super().__init__(console, plan)
         self.bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
@@ -125,7 +110,7 @@ class Bars(Lines):
         text = "" if loss is None else f"loss {loss:.4g}"
         self.bars.update(self._runs[spec.id], completed=step, total=steps, loss=text)
 
-    def tell(self, spec: RunSpec, result: RunResult) -> None:
+    def finished(self, spec: RunSpec, result: RunResult) -> None:
         self.bars.remove_task(self._runs.pop(spec.id))
         if result.status != "ok":
             self.say(f"{self.name(spec)}: {outcome(result)}")

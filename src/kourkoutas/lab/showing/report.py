@@ -16,6 +16,7 @@ import contextlib
 import csv
 import hashlib
 import io
+import math
 import re
 import time
 from collections import Counter
@@ -36,13 +37,13 @@ from kourkoutas.lab.judging.deciding import RANKS
 from kourkoutas.lab.judging.failures import failures, repeat
 from kourkoutas.lab.judging.statistics import show
 from kourkoutas.lab.judging.values import Seed, seed_ranges
+from kourkoutas.lab.optimizers import looks
 from kourkoutas.lab.results import export, files
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StoreError
-from kourkoutas.lab.showing import console, curves, distributions, effects, maps, pictures, sensitivity
+from kourkoutas.lab.showing import console, curves, distributions, effects, maps, pictures, tuning
 from kourkoutas.lab.showing.drawing import Anchor, Drawing, element
 from kourkoutas.lab.showing.status import duration, status_of
-from kourkoutas.lab.specs import looks
 
 CURVES = (
     "Line: median over the seeds; band: their middle half. In an optimizer's own panel thin lines are its seeds, grey "
@@ -55,18 +56,13 @@ CONTROLS = (
 )
 TUNING = (
     "Each optimizer on the tuning seeds, against {}; a ring marks the chosen value. Sensitivity is what a value loses "
-    "against the best one, as a mean over the values tried. Beside it: the best value that so many trials find, as a "
-    "mean over all orders of the values."
-)
-TARGET = (
-    "Steps are those that were logged. A run that never got there counts behind all that did, and two that never did "
-    "are equal. Seconds are training alone, without set-up, compiling and evaluation."
+    "against the best one, as a mean over the values tried."
 )
 TRACES = (
     "A bucket is a group of parameters with one β2 of its own, such as a layer. Its sun, from 0 to 1, tells how large "
     "its gradient is beside its moving average: ½ when both are equal, near 1 in a spike. The larger the sun, the "
     "smaller β2, down to β2_min. Each column of a map is a stretch of steps; a cell shows the largest sun, or the "
-    "smallest β2, of its bucket there, averaged over the runs. The lines are all buckets and runs together."
+    "smallest β2, of its bucket there, averaged over the runs."
 )
 SECONDS_BETWEEN_PAGES = 4.0  # of a study that is followed
 NOT_ON_THE_PAGE = "mean [BCa]"  # `kbeta stats` has the bootstrap
@@ -122,7 +118,7 @@ def render(analysis: Analysis, *, live: bool = False) -> str:
         live=live,
         facts=_facts(snapshot),
         effects=effects.plot(analysis.endpoints),
-        by_ranks=any(c.test == RANKS for one in analysis.endpoints for c in one.contrasts),
+        by_ranks=_by_ranks(analysis.endpoints),
         intervals=headline.intervals_words(max((c.family for c in analysis.primary.contrasts), default=1)),
         ranked=_ranked(analysis),
         looks=arms,
@@ -132,6 +128,14 @@ def render(analysis: Analysis, *, live: bool = False) -> str:
         sections=_sections(analysis, arms),
         status=status_of(snapshot),
     )
+
+
+def _by_ranks(endpoints: Sequence[Comparison]) -> str:
+    """What the runs did that made ranks decide: "diverged", "never got there", or both; empty where none do."""
+    did: dict[str, None] = {}
+    for one in endpoints:
+        did |= dict.fromkeys(c.absent for c in one.contrasts if c.test == RANKS)
+    return " or ".join(did)
 
 
 def effect_plot(analysis: Analysis) -> Drawing:
@@ -191,7 +195,7 @@ def _sections(analysis: Analysis, arms: Looks) -> list[Section]:
 
     found = [_curves(analysis, arms, anchor), _ends(analysis, arms, anchor)]
     found += [_endpoint(k, one, analysis, arms, anchor) for k, one in enumerate(analysis.endpoints)]
-    found += [_causes(analysis), _sensitivity(analysis, arms), _target(analysis, arms)]
+    found += [_causes(analysis), _sensitivity(analysis, arms)]
     found += [_traces(runs, arms), _learnt(snapshot), _runs(analysis), _failures(runs), _settings(snapshot)]
     return [section for section in found if section.content]
 
@@ -207,7 +211,7 @@ def _curves(analysis: Analysis, arms: Looks, anchor: Anchor) -> Section:
 
 def _ends(analysis: Analysis, arms: Looks, anchor: Anchor) -> Section:
     drawn = [distributions.rows(one, arms, anchor) for one in analysis.endpoints]
-    drawn.append(distributions.profile(analysis.primary, arms))
+    drawn += [distributions.profile(one, arms) for one in analysis.endpoints if one.primary or one.is_time]
     said = note("Every dot is a run and leads to it; the bar is the median.")
     shown = [said, legend(arms), panels(drawn)] if any(drawn) else []
     return Section("ends", "Where the runs end", shown, open=True)
@@ -250,15 +254,17 @@ def _seed(run: StoredRun | None, one: Comparison, anchor: Anchor) -> Markup:
         return element("span", "no run", class_="missing")
     arm, seed, value = run.spec.optimizer, run.spec.seed, one.values.get(run.spec.optimizer, {}).get(run.spec.seed)
     end = run.result.status if run.result else "unfinished"
-    shown = end if end != "ok" else "no value" if value is None else show(value, 6)
+    shown: str = end
+    if end in ("ok", "diverged"):
+        shown = "no value" if value is None else show(value, 6) if math.isfinite(value) else one.absent
     return element("a", shown, href=f"#{anchor(arm, seed)}", class_=None if end == "ok" else "bad")
 
 
 def _causes(analysis: Analysis) -> Section:
     shown = []
     for one in analysis.endpoints:
-        if one.attribution:
-            shown += [heading(one.title), *(text(cause.sentence) for cause in one.attribution)]
+        if shares := analysis.attribution[one.name]:
+            shown += [heading(one.title), *(text(each.sentence) for each in shares)]
     title = "What does the work? Dynamics, mean β2 or hidden warmup"
     return Section("causes", title, [*shown, note(CONTROLS)] if shown else [], short="What does the work?")
 
@@ -268,28 +274,10 @@ def _sensitivity(analysis: Analysis, arms: Looks) -> Section:
     found, first = analysis.sensitivity, analysis.primary
     if not found:
         return Section("sensitivity", "", [])
-    drawn = [
-        draw(found, arms, first.title, maximize=first.higher_is_better)
-        for draw in (sensitivity.draw, sensitivity.best_so_far)
-    ]
+    drawn = [tuning.draw(found, arms, first.title, maximize=first.higher_is_better)]
     title = f"Sensitivity to {found[0].option}"
-    shown = [note(TUNING.format(found[0].option)), legend(arms), panels(drawn), table(title, *sensitivity.table(found))]
+    shown = [note(TUNING.format(found[0].option)), legend(arms), panels(drawn), table(title, *tuning.table(found))]
     return Section("sensitivity", title, shown, open=True)
-
-
-def _target(analysis: Analysis, arms: Looks) -> Section:
-    """How soon each optimizer reached a target."""
-    found = analysis.target
-    if found is None:
-        return Section("target", "", [])
-    steps = [max(run.result.curve.get("step", ()), default=0.0) for run in analysis.snapshot.runs if run.result]
-    title = f"Time to {found.target}"
-    shown = [*(text(race.sentence) for race in found.contrasts), note(TARGET)]
-    if found.arms:
-        last = max(steps, default=0.0)
-        shown += [legend(arms), panels([distributions.reaching(found.arms, last, arms, found.target)])]
-    shown.append(table(title, *console.reached(found.arms)))
-    return Section("target", title, shown, short="Time to target")
 
 
 def _traces(runs: Sequence[StoredRun], arms: Looks) -> Section:
@@ -316,13 +304,21 @@ def _runs(analysis: Analysis) -> Section:
     for run in runs:
         end = run.result.status if run.result else "unfinished"
         arm, seed = run.spec.optimizer, run.spec.seed
-        values = (one.values.get(arm, {}).get(seed) if end == "ok" else None for one in analysis.endpoints)
+        values = [_value(run, one) for one in analysis.endpoints]
         ended: str | Markup = end if end == "ok" else element("span", end, class_="bad")
         seconds = show(run.result.seconds if run.result else None, 3)
-        rows.append([looks.label(arm), str(seed), ended, *(show(x, 6) for x in values), seconds, f"runs/{run.id}"])
+        rows.append([looks.name_of(arm), str(seed), ended, *values, seconds, f"runs/{run.id}"])
     head = ["optimizer", "seed", "end", *(one.title for one in analysis.endpoints), "seconds", "folder"]
     shown = table("Every run", head, rows, words=(len(head) - 1,), ids="run")
     return Section("runs", f"Every run ({len(runs)})", [shown])
+
+
+def _value(run: StoredRun, one: Comparison) -> str:
+    """The value of a run; where it has none because it diverged or failed, that stands beside it."""
+    value = one.values.get(run.spec.optimizer, {}).get(run.spec.seed)
+    if value is None or math.isfinite(value):
+        return show(value, 6)
+    return one.absent if run.result is not None and run.result.status == "ok" else "–"
 
 
 def _failures(runs: Sequence[StoredRun]) -> Section:
@@ -345,7 +341,7 @@ def _settings(snapshot: Snapshot) -> Section:
     resolved = next(iter(finished.values()), record.settings)
     commands = list(dict.fromkeys(call.command for call in record.calls))
     options = {
-        f"{looks.label(arm)} ({arm})": ", ".join(f"{name} = {value}" for name, value in own["optimizer"].items())
+        f"{looks.name_of(arm)} ({arm})": ", ".join(f"{name} = {value}" for name, value in own["optimizer"].items())
         for arm in (one.label for one in record.arms)
         if (own := finished.get(arm, {})).get("optimizer")
     }

@@ -14,13 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kourkoutas.lab.judging import planned
-from kourkoutas.lab.judging.failures import last_line
+from kourkoutas.lab.judging import comparable
 from kourkoutas.lab.judging.values import to_json
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
-from kourkoutas.lab.specs.looks import label
-from kourkoutas.lab.specs.spec import RunResult
+from kourkoutas.lab.specs.spec import RunResult, last_line
 
 ENDED = {"ok": "finished", "diverged": "diverged", "failed": "failed"}
 STATES = (*ENDED.values(), "running", "waiting")
@@ -44,7 +43,7 @@ class Going:
     def __str__(self) -> str:
         """In a few words: "K-β, lr 0.001, seed 100: step 20, loss 0.31"."""
         values = [f"{name} {value:g}" for name, value in self.values.items()]
-        text = ", ".join([label(self.optimizer), *values, f"seed {self.seed}"])
+        text = ", ".join([name_of(self.optimizer), *values, f"seed {self.seed}"])
         text += "" if self.step is None else f": step {self.step}"
         return text if self.loss is None else f"{text}, loss {self.loss:.4g}"
 
@@ -102,7 +101,7 @@ def status_of(snapshot: Snapshot) -> Status:
     """What the folder of a study showed when it was read, the runs of a tuning among them."""
     record, holder = snapshot.record, snapshot.holder
     every = [*snapshot.tuning_runs, *snapshot.runs]
-    going = [] if holder is None else [_going(record, run) for run in every if _under_way(run, holder.since)]
+    going = [_going(record, run) for run in snapshot.under_way]
     under_way = {run.id for run in going}
     missing_tuning = _missing_tuning_runs(record, snapshot.tuning_runs)
     to_come = missing_tuning + _missing_runs(record, snapshot.runs)
@@ -126,7 +125,7 @@ def status_of(snapshot: Snapshot) -> Status:
 def _missing_runs(record: StudyRecord, compared: Sequence[StoredRun]) -> Counter[str]:
     """Runs to be compared that are not in the folder: lost ones, and those that a tuning study plans only when the
     arm's values have been chosen."""
-    found = Counter({arm: len(seeds) for arm, seeds in planned.missing_seeds(record, compared).items()})
+    found = Counter({arm: len(seeds) for arm, seeds in comparable.missing_seeds(record, compared).items()})
     unchosen = [arm.label for arm in record.arms if record.tuning is not None and arm.label not in record.chosen]
     found.update(dict.fromkeys(unchosen, len(record.seeds)))
     return found
@@ -140,20 +139,6 @@ def _missing_tuning_runs(record: StudyRecord, tuning: Sequence[StoredRun]) -> Co
         for (arm, _), there in tried.items():
             found[arm] += len(record.tuning.seeds) - there
     return found
-
-
-def _under_way(run: StoredRun, since: float) -> bool:
-    """Whether an unfinished run has written since the present process took the folder."""
-    if run.result is not None:
-        return False
-    for name in ("metrics.jsonl", "output.txt", "checkpoint"):
-        try:
-            # a file system may keep times by the second or two
-            if (run.folder / name).stat().st_mtime >= since - 2:
-                return True
-        except OSError:
-            continue
-    return False
 
 
 def _going(record: StudyRecord, run: StoredRun) -> Going:

@@ -6,7 +6,7 @@ r"""Darcy flow in the unit square: permeabilities and pressures, by a finite-vol
 g is a Gaussian field of covariance (-Δ + 9)⁻² with zero slope at the boundary and mean zero, as in Li et al. (arXiv
 2010.08895). a and u are given at the centres of `grid` × `grid` cells; u is solved for on cells `REFINE` times smaller.
 
-NOTE: the pairs are cached as one file per content hash in the folder of `kourkoutas.lab.corpus.cache_folder`.
+NOTE: the pairs are cached as one file per content hash in the folder of `kourkoutas.lab.machine.cache_folder`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.linalg import spsolve
 
-from kourkoutas.lab.corpus import cache_folder
 from kourkoutas.lab.locks import wait_for_lock
+from kourkoutas.lab.machine import cache_folder
 
 Floats = NDArray[np.float64]
 

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kourkoutas.lab.locks import wait_for_lock
+from kourkoutas.lab.machine import cache_folder
 from kourkoutas.lab.testbeds.heat2d.settings import STABLE, Settings
 
 SLOWEST, FASTEST = 0.01, 0.1
@@ -106,13 +107,6 @@ def plates(settings: Settings, walls: NDArray[np.float64], initial: NDArray[np.f
     u[:, :, 0], u[:, :, -1] = walls[:, LEFT, None], walls[:, RIGHT, None]
     u[:, 0, :], u[:, -1, :] = walls[:, TOP, None], walls[:, BOTTOM, None]
     return u
-
-
-def cache_folder() -> Path:
-    own = os.environ.get("KBETA_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kbeta"
 
 
 def cache_file(settings: Settings) -> Path:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from kourkoutas.lab.engines import Array, Params
 from kourkoutas.lab.engines.numpy import ENGINE
-from kourkoutas.lab.specs.looks import looks
+from kourkoutas.lab.optimizers.looks import looks
 from kourkoutas.lab.testbeds.heat2d import evaluate
 from kourkoutas.lab.testbeds.heat2d.data import cases
 from kourkoutas.lab.testbeds.heat2d.settings import Settings

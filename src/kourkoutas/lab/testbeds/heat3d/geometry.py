@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kourkoutas.lab.engines.taylor import Counts
 from kourkoutas.lab.errors import unknown
+from kourkoutas.lab.testbeds.heat3d.taylor import Counts
 
 Array = NDArray[np.float64]
 

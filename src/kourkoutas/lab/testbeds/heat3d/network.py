@@ -5,14 +5,13 @@ r"""The network of Testbed B, its loss, and derivatives by forward Taylor propag
     + 25\,⟨(∂_z T - g)^2⟩ + 50\,⟨(∂_n T - g)^2⟩
     + 50\,(⟨(T|_{θ=0} - T|_{θ=2π})^2⟩ + ⟨(∂_θ T|_{θ=0} - ∂_θ T|_{θ=2π})^2⟩)\big)
 
-Each point set carries only the channels that its term needs, see `kourkoutas.lab.engines.taylor`: five inside, two
-where a derivative is given or compared, one where T is given. All of them pass through a layer as one matrix product,
-and one reverse pass gives the gradient.
+Each point set carries only the channels that its term needs, see `kourkoutas.lab.testbeds.heat3d.taylor`: five
+inside, two where a derivative is given or compared, one where T is given. All of them pass through a layer as one
+matrix product, and one reverse pass gives the gradient.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kourkoutas.lab.engines import Array, Batch, Engine, Params
-from kourkoutas.lab.engines.taylor import rows
 from kourkoutas.lab.testbeds.heat3d.geometry import Points
-from kourkoutas.lab.testbeds.heat3d.squares import plan
+from kourkoutas.lab.testbeds.heat3d.squares import native_loss
+from kourkoutas.lab.testbeds.heat3d.taylor import rows, taylor_layer
 
 WEIGHTS = {
     "residual": 1.0,
@@ -58,7 +57,7 @@ def channels(E: Engine, params: Params, x: Array, points: Points) -> Array:
     h = x
     for k in range(last):
         w, b = params[f"layer{k:02d}.w"], params[f"layer{k:02d}.b"]
-        h = E.taylor_layer(h, w, b, points.counts)
+        h = taylor_layer(E, h, w, b, points.counts)
     return (h @ params[f"layer{last:02d}.w"])[:, 0]
 
 
@@ -100,7 +99,7 @@ class Composite:
     """The loss for point sets of these sizes.
 
     Attributes:
-      native: use the engine's kernel for the whole loss, if it has one.
+      native: use the C kernel for the whole loss where it was built and the engine's arrays are those of the host.
     """
 
     points: Points
@@ -110,8 +109,7 @@ class Composite:
         if self.native:
             # Parameters stand in the order of `init`.
             targets = E.concat([batch["value"], batch["outlet"], batch["outer"]])
-            squares = functools.partial(plan, self.points, tuple(WEIGHTS.items()))
-            loss = E.taylor_squares(list(params.values()), batch["x"], targets, squares)
+            loss = native_loss(E, list(params.values()), batch["x"], targets, self.points, tuple(WEIGHTS.items()))
             if loss is not None:
                 return loss
         parts = terms(E, params, batch, self.points)

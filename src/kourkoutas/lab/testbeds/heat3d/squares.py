@@ -1,17 +1,28 @@
-"""The loss of Testbed B as a list of squares, for `Engine.taylor_squares`."""
+"""The loss of Testbed B as a list of squares, and the C kernel that sums them.
+
+    Σ weight·(y + bias·b - target - y[partner])²
+
+over rows of a SiLU network: y is a row's output after the layers of `kourkoutas.lab.testbeds.heat3d.taylor` and a last
+linear layer, whose bias b is added only where `bias` is 1. The kernel takes blocks of rows through the whole network
+and back while they are in cache, so the gradient is found with the loss.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kourkoutas.lab.engines import Squares
-from kourkoutas.lab.engines.taylor import rows
+from kourkoutas import _native
+from kourkoutas.lab.engines import Array, Engine, HostArrays
 from kourkoutas.lab.testbeds.heat3d.geometry import Points
+from kourkoutas.lab.testbeds.heat3d.taylor import rows
+
+Squares = tuple[NDArray[Any], ...]
+Weights = tuple[tuple[str, float], ...]
 
 # What a row has if nothing is said of it, as the kernel reads it.
 COLUMNS: Mapping[str, Any] = {
@@ -37,7 +48,7 @@ def _blocks(height: int, channels: int, columns: Mapping[str, NDArray[Any]]) -> 
 
 
 @functools.lru_cache(maxsize=16)
-def plan(points: Points, weights: tuple[tuple[str, float], ...], height: int) -> Squares:
+def plan(points: Points, weights: Weights, height: int) -> Squares:
     """(channels of each block; row, target, partner, weight and bias of each of its rows), -1 for none.
 
     Targets are counted through inner wall, inlet, outlet and outer wall.
@@ -71,3 +82,25 @@ def plan(points: Points, weights: tuple[tuple[str, float], ...], height: int) ->
     }
     one = _blocks(height, 1, given)
     return tuple(np.concatenate(parts) for parts in zip(five, two, one, strict=True))
+
+
+def native_loss(
+    E: Engine, layers: Sequence[Array], x: Array, targets: Array, points: Points, weights: Weights
+) -> Array | None:
+    """The loss by the C kernel; None where it was not built, or where the arrays are not those of the host.
+
+    Args:
+      layers: w, b, w, b, … of all layers.
+      x: input rows.
+      targets: the numbers that `target` points to.
+    """
+    kernel = _native.taylor
+    if kernel is None:
+        return None
+
+    def loss(constants: HostArrays, params: HostArrays, gradients: HostArrays | None, threads: int) -> float:
+        squares = plan(points, weights, kernel.ROWS)
+        value: float = kernel.loss(*constants, squares, params, gradients, threads, kernel.VARIANTS[0])
+        return value
+
+    return E.host_loss(loss, [x, targets], layers)

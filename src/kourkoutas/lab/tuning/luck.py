@@ -40,14 +40,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kourkoutas.lab.judging.values import Array
+from kourkoutas.lab.results.store import StudyRecord
+from kourkoutas.lab.specs.spec import Endpoint
+from kourkoutas.lab.tuning.trials import Tried
 
 DRAWS = 4_000
 
+Array = NDArray[np.float64]
 Lost = Callable[[Array], Array]  # draws of s* → as many draws of r
 
 
@@ -102,3 +106,31 @@ def lost_by_tuning(scores: Sequence[Sequence[float]], chosen: int) -> Lost | Non
         return np.asarray(own - best)
 
     return draw
+
+
+def lost(record: StudyRecord, found: Mapping[str, Sequence[Tried]], endpoint: Endpoint) -> dict[str, Lost | None]:
+    """{arm: what its tuning may have lost on an endpoint}, None where a tuning run is missing; empty without a tuning.
+
+    Args:
+      found: what was tried, with the scores of the endpoint.
+      endpoint: its `log` says on which scale the arms are compared, so that both have one unit.
+    """
+    if record.tuning is None:
+        return {}
+    by_arm: dict[str, Lost | None] = {}
+    for arm, chosen in record.chosen.items():
+        own = found.get(arm, ())
+        at = next((k for k, one in enumerate(own) if dict(one.values) == dict(chosen)), None)
+        if at is None or any(one.missing for one in own):
+            by_arm[arm] = None
+        else:
+            by_arm[arm] = lost_by_tuning([as_losses(one.scores, endpoint) for one in own], at)
+    return by_arm
+
+
+def as_losses(scores: Sequence[float], endpoint: Endpoint) -> list[float]:
+    """Scores on the scale on which the endpoint is compared, less being better; NaN where one has no place there."""
+    sign = -1 if endpoint.maximize else 1
+    if not endpoint.log:
+        return [sign * x for x in scores]
+    return [sign * math.log10(x) if x > 0 else math.nan for x in scores]

@@ -1,4 +1,7 @@
-"""Rivals that no library has, for PyTorch and Optax.
+"""The rivals: what K-β and Adam are compared with. An entry of `RIVALS` is all that a new one needs.
+
+Most of them are what a library makes of them. Those that no library has are functions below, so that a framework is
+imported only by those who have it:
 
 - Muon on the matrices of a model, Adam on everything else. Muon's step is scaled to the size of Adam's (0.2·√(longer
   side)), so that one learning rate suits both.
@@ -6,15 +9,95 @@
   and exact bias correction.
 - SOAP, which neither Optax nor MLX has: K-β in the eigenbasis with β2_min = β2_max, and exact bias correction.
 - K-β for the first part of a run and L-BFGS for the rest, as PINNs are often trained.
-
-They are functions, so that a framework is imported only by those who have it; their options, with the defaults, are in
-`kourkoutas.lab.specs.optimizers.RIVALS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Rival:
+    """An optimizer that others have made.
+
+    Attributes:
+      name: for people.
+      homes: engine → "module:function", where it lives.
+      options: what it gets unless told otherwise, in the names that all rivals share: beta1, beta2, eps, …
+      fixed: engine → keywords that only this home needs.
+    """
+
+    name: str
+    homes: Mapping[str, str]
+    options: Mapping[str, Any]
+    fixed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+# What most of Adam's relatives start from; an entry says where it differs.
+USUAL: Mapping[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+DECAYED: Mapping[str, Any] = {**USUAL, "weight_decay": 0.0}
+
+RIVALS: dict[str, Rival] = {
+    "radam": Rival("RAdam", {"torch": "torch.optim:RAdam", "jax": "optax:radam"}, USUAL),
+    "adabelief": Rival(
+        "AdaBelief", {"torch": "pytorch_optimizer:AdaBelief", "jax": "optax:adabelief"}, {**USUAL, "eps": 1e-16}
+    ),
+    "yogi": Rival("Yogi", {"torch": "pytorch_optimizer:Yogi", "jax": "optax:yogi"}, {**USUAL, "eps": 1e-3}),
+    "rmsprop": Rival(
+        "RMSprop",
+        {"torch": "torch.optim:RMSprop", "jax": "optax:rmsprop", "mlx": "mlx.optimizers:RMSprop"},
+        {"decay": 0.99, "eps": 1e-8},
+    ),
+    "nadam": Rival("NAdam", {"torch": "torch.optim:NAdam", "jax": "optax:nadam"}, USUAL),
+    "amsgrad": Rival(
+        "AMSGrad", {"torch": "torch.optim:Adam", "jax": "optax:amsgrad"}, USUAL, fixed={"torch": {"amsgrad": True}}
+    ),
+    "lion": Rival(
+        "Lion",
+        {"torch": "pytorch_optimizer:Lion", "jax": "optax:lion", "mlx": "mlx.optimizers:Lion"},
+        {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0},
+    ),
+    "adamw": Rival(
+        "AdamW",
+        {"torch": "torch.optim:AdamW", "jax": "optax:adamw", "mlx": "mlx.optimizers:AdamW"},
+        {**USUAL, "weight_decay": 1e-2},
+    ),
+    "muon": Rival(
+        "Muon",
+        {"torch": f"{__name__}:torch_muon", "jax": f"{__name__}:optax_muon"},
+        {"momentum": 0.95, "nesterov": True, "ns_steps": 5, **DECAYED},
+    ),
+    "schedulefree": Rival("schedule-free", {"torch": "schedulefree:AdamWScheduleFree"}, DECAYED),
+    "soap": Rival(
+        "SOAP",
+        {"torch": "pytorch_optimizer:SOAP", "jax": f"{__name__}:optax_soap", "mlx": f"{__name__}:mlx_soap"},
+        {**DECAYED, "beta1": 0.95, "beta2": 0.95},
+    ),
+    "adagc": Rival("AdaGC", {"torch": "pytorch_optimizer:AdaGC"}, DECAYED),
+    "stable-spam": Rival("Stable-SPAM", {"torch": "pytorch_optimizer:StableSPAM"}, DECAYED),
+    "stableadamw": Rival("StableAdamW", {"torch": "pytorch_optimizer:StableAdamW"}, {**DECAYED, "beta2": 0.99}),
+    "laprop": Rival("LaProp", {"torch": "pytorch_optimizer:LaProp"}, {**DECAYED, "eps": 1e-15}),
+    # One iteration per step; the line search evaluates the loss and its gradient two or more times.
+    "lbfgs": Rival(
+        "L-BFGS",
+        {"torch": "torch.optim:LBFGS"},
+        {
+            "max_iter": 1,
+            "max_eval": 20,
+            "history_size": 50,
+            "tolerance_grad": 0.0,
+            "tolerance_change": 0.0,
+            "line_search_fn": "strong_wolfe",
+        },
+    ),
+    "adafactor-beta2": Rival(
+        "Adafactor's β2",
+        {"torch": f"{__name__}:torch_adafactor", "jax": f"{__name__}:optax_adafactor"},
+        {"beta1": 0.9, "eps": 1e-8, "power": 0.8},
+    ),
+}
 
 RMS = 0.2  # of a step of Adam, about
 

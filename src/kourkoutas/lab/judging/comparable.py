@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
-from kourkoutas.lab.specs.looks import label
 from kourkoutas.lab.specs.spec import RunResult
 
 
@@ -36,7 +36,7 @@ def missing_seeds(record: StudyRecord, runs: Sequence[StoredRun]) -> dict[str, l
     return {label: seeds for label, seeds in gone.items() if seeds}
 
 
-def comparable(
+def comparable_pairs(
     snapshot: Snapshot, runs: Sequence[StoredRun], pairs: Sequence[tuple[str, str]]
 ) -> tuple[list[tuple[str, str]], list[str]]:
     """(the planned pairs that compare something, what is told of the others); a testbed's arms are never suspected."""
@@ -52,7 +52,7 @@ def comparable(
     told = []
     if not any({"optimizer", "arm"} & names for names in used):
         told.append(
-            f"Not compared: {code.function} never asked for trial.optimizer, so that every arm trains alike; "
+            f"Not compared: {code.function} never asked for trial.optimizer, so that every optimizer trains alike; "
             "write optimizer = trial.optimizer(model, lr=...)."
         )
     if code.endpoint is None and not any("returned" in names for names in used):
@@ -65,13 +65,13 @@ def comparable(
     twins = [(a, b) for a, b in pairs if _same(finished.get(a, {}), finished.get(b, {}))]
     deaf = _ignoring_tuned_option(snapshot)
     told += [
-        f"Not compared: {label(a)} and {label(b)} logged the same numbers to the last bit on every seed; "
+        f"Not compared: {name_of(a)} and {name_of(b)} logged the same numbers to the last bit on every seed; "
         f"{code.function} never used the option that distinguishes them."
         for a, b in twins
     ]
     told += [
-        f"Not compared: {label(arm)} logged the same numbers to the last bit at every {option} that its tuning tried, "
-        f"so {code.function} never used {option}; write trial.optimizer(model, lr=...) without reading "
+        f"Not compared: {name_of(arm)} logged the same numbers to the last bit at every {option} that its tuning "
+        f"tried, so {code.function} never used {option}; write trial.optimizer(model, lr=...) without reading "
         f"trial.settings[{option!r}], or use what is read."
         for arm, option in deaf.items()
     ]

@@ -1,4 +1,4 @@
-"""Optimizer recipes by name: the paper's arms, the controls, and rivals, each with a builder per engine.
+"""Optimizer recipes by label: K-β, Adam, their controls, and rivals, each with a builder per engine.
 
 `docs/laboratory.md` says what each label is for. Two are the method's own checks: `kbeta-fixed`, K-β with β2_min =
 β2_max, is Adam, and `adam999-nobc` is Adam without bias correction.
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,15 +31,18 @@ import numpy as np
 
 from kourkoutas.buckets import check_buckets
 from kourkoutas.lab.engines import training
-from kourkoutas.lab.errors import unknown
-from kourkoutas.lab.specs.rivals import torch_switch
-from kourkoutas.lab.specs.spec import coerce, guess
+from kourkoutas.lab.errors import argument, unknown
+from kourkoutas.lab.optimizers import own
+from kourkoutas.lab.optimizers.rivals import DECAYED, RIVALS, torch_switch
+from kourkoutas.lab.specs.spec import Origin, coerce, guess
 from kourkoutas.rule import HYPER_NAMES, Hyper
 
 WARM = 0.999
 ENDLESS = 10**9
 # At this many steps β^t is 0 in every precision, so that the library's own Adam divides by exactly 1.
 LATE = 2**24
+# The learning rate of an optimizer before its first step: a user's own may refuse 0.
+PLACEHOLDER = 1e-3
 
 CONTROLS = ("kbeta-static", "adam-mid", "adam95-warm", "adam999-warm", "kbeta-exact")
 
@@ -68,74 +70,8 @@ ADAMS: dict[str, dict[str, Any]] = {
 WARMED = ("adam90", "adam95", "adam99", "adam999", "kbeta-exact", "adafactor-beta2")
 SHARE = 0.5  # of the steps of kbeta-lbfgs that are K-β's
 
-
-@dataclass(frozen=True)
-class Rival:
-    """Where a rival lives: engine → "module:function", and the options it gets, in the names of this module."""
-
-    homes: Mapping[str, str]
-    options: Mapping[str, Any]
-
-
-# What most of Adam's relatives start from; an entry says where it differs.
-_USUAL = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
-_DECAYED = {**_USUAL, "weight_decay": 0.0}
-
-RIVALS: dict[str, Rival] = {
-    "radam": Rival({"torch": "torch.optim:RAdam", "jax": "optax:radam"}, _USUAL),
-    "adabelief": Rival({"torch": "pytorch_optimizer:AdaBelief", "jax": "optax:adabelief"}, {**_USUAL, "eps": 1e-16}),
-    "yogi": Rival({"torch": "pytorch_optimizer:Yogi", "jax": "optax:yogi"}, {**_USUAL, "eps": 1e-3}),
-    "rmsprop": Rival(
-        {"torch": "torch.optim:RMSprop", "jax": "optax:rmsprop", "mlx": "mlx.optimizers:RMSprop"},
-        {"decay": 0.99, "eps": 1e-8},
-    ),
-    "nadam": Rival({"torch": "torch.optim:NAdam", "jax": "optax:nadam"}, _USUAL),
-    "amsgrad": Rival({"torch": "torch.optim:Adam", "jax": "optax:amsgrad"}, _USUAL),
-    "lion": Rival(
-        {"torch": "pytorch_optimizer:Lion", "jax": "optax:lion", "mlx": "mlx.optimizers:Lion"},
-        {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0},
-    ),
-    "adamw": Rival(
-        {"torch": "torch.optim:AdamW", "jax": "optax:adamw", "mlx": "mlx.optimizers:AdamW"},
-        {**_USUAL, "weight_decay": 1e-2},
-    ),
-    "muon": Rival(
-        {"torch": "kourkoutas.lab.specs.rivals:torch_muon", "jax": "kourkoutas.lab.specs.rivals:optax_muon"},
-        {"momentum": 0.95, "nesterov": True, "ns_steps": 5, **_DECAYED},
-    ),
-    "schedulefree": Rival({"torch": "schedulefree:AdamWScheduleFree"}, _DECAYED),
-    "soap": Rival(
-        {
-            "torch": "pytorch_optimizer:SOAP",
-            "jax": "kourkoutas.lab.specs.rivals:optax_soap",
-            "mlx": "kourkoutas.lab.specs.rivals:mlx_soap",
-        },
-        {**_DECAYED, "beta1": 0.95, "beta2": 0.95},
-    ),
-    "adagc": Rival({"torch": "pytorch_optimizer:AdaGC"}, _DECAYED),
-    "stable-spam": Rival({"torch": "pytorch_optimizer:StableSPAM"}, _DECAYED),
-    "stableadamw": Rival({"torch": "pytorch_optimizer:StableAdamW"}, {**_DECAYED, "beta2": 0.99}),
-    "laprop": Rival({"torch": "pytorch_optimizer:LaProp"}, {**_DECAYED, "eps": 1e-15}),
-    # One iteration per step; the line search evaluates the loss and its gradient two or more times.
-    "lbfgs": Rival(
-        {"torch": "torch.optim:LBFGS"},
-        {
-            "max_iter": 1,
-            "max_eval": 20,
-            "history_size": 50,
-            "tolerance_grad": 0.0,
-            "tolerance_change": 0.0,
-            "line_search_fn": "strong_wolfe",
-        },
-    ),
-    "adafactor-beta2": Rival(
-        {"torch": "kourkoutas.lab.specs.rivals:torch_adafactor", "jax": "kourkoutas.lab.specs.rivals:optax_adafactor"},
-        {"beta1": 0.9, "eps": 1e-8, "power": 0.8},
-    ),
-}
-# Options that only one home needs: the switch that makes torch's Adam an AMSGrad.
-_FIXED: dict[tuple[str, str], dict[str, Any]] = {("amsgrad", "torch"): {"amsgrad": True}}
-_LIBRARIES = {
+# library → (its engine, its module): torch.SGD is short for torch.optim:SGD.
+ABBREVIATIONS = {
     "torch": ("torch", "torch.optim"),
     "optax": ("jax", "optax"),
     "mlx": ("mlx", "mlx.optimizers"),
@@ -157,10 +93,11 @@ class Recipe:
 
     Attributes:
       label: the arm's name in tables.
-      family: "kbeta", "adam", a rival's name, or "library.Name".
+      family: "kbeta", "adam", a rival's name, "library.Name", or "MODULE:NAME" of a user's own.
       items: the options, sorted; see `options`.
       warm: β of the learning-rate factor √(1 - β^t), or None.
       lr_scale: constant factor on the testbed's learning rate.
+      origin: of a user's own.
     """
 
     label: str
@@ -168,6 +105,7 @@ class Recipe:
     items: tuple[tuple[str, Any], ...]
     warm: float | None = None
     lr_scale: float = 1.0
+    origin: Origin | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -198,7 +136,7 @@ class Recipe:
 
     @property
     def step(self) -> Recipe:
-        return Recipe(self.family, self.family, self.items)
+        return Recipe(self.family, self.family, self.items, origin=self.origin)
 
     def torch(self, params: Sequence[Any], diagnostics: bool = False, lr: Any = 0.0) -> Any:
         """A torch optimizer of (name, leaf tensor) pairs, or of param groups of them."""
@@ -219,7 +157,9 @@ class Recipe:
             return torch_switch(first, RIVALS["lbfgs"].options, after)
         unnamed = [_unnamed(item) for item in params]
         if self.family != "adam":
-            make, options = _rival(self, "torch")
+            make, options = _home(self, "torch")
+            if self.origin is not None and isinstance(lr, float) and lr == 0:
+                lr = PLACEHOLDER
             optimizer = make(unnamed, lr=lr, **options)
             training(optimizer, True)
             return optimizer
@@ -248,7 +188,7 @@ class Recipe:
 
             return lambda lr: kourkoutas_beta(lr, diagnostics=diagnostics, **o)
         if self.family != "adam":
-            make, options = _rival(self, "jax")
+            make, options = _home(self, "jax")
             return lambda lr: make(lr, **options)
         step = {"b1": o["beta1"], "b2": o["beta2"], "eps": o["eps"]}
 
@@ -272,8 +212,9 @@ class Recipe:
 
             return KourkoutasBeta(0.0, diagnostics=diagnostics, **o)
         if self.family != "adam":
-            make, options = _rival(self, "mlx")
-            return make(0.0, **{k: list(v) if k == "betas" else v for k, v in options.items()})
+            make, options = _home(self, "mlx")
+            keywords = {k: list(v) if k == "betas" else v for k, v in options.items()}
+            return make(0.0 if self.origin is None else PLACEHOLDER, **keywords)
         betas, eps, bias = [o["beta1"], o["beta2"]], o["eps"], o["bias_correction"]
         if o["weight_decay"]:
             return optim.AdamW(0.0, betas, eps, weight_decay=o["weight_decay"], bias_correction=bias)
@@ -283,7 +224,8 @@ class Recipe:
     def described(self) -> dict[str, Any]:
         """For result.json: every option as plain JSON."""
         plain = {k: v if isinstance(v, (bool, int, float, str, type(None))) else str(v) for k, v in self.items}
-        return {"family": self.family, **plain, "warm": self.warm, "lr_scale": self.lr_scale}
+        told = {"family": self.family, **plain, "warm": self.warm, "lr_scale": self.lr_scale}
+        return told if self.origin is None else {**told, "comes from": self.origin.version}
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -305,48 +247,69 @@ class Recipe:
         return self.lr_scale if self.warm is None else self.lr_scale * xp.sqrt(-xp.expm1(t * math.log(self.warm)))
 
 
-def recipe(label: str, kbeta: Mapping[str, Any] | None = None, overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """The recipe of `label` on a testbed whose K-β options are `kbeta`, with `overrides` from `--set label.name=…`.
+def recipe(
+    label: str,
+    kbeta: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    origin: Origin | None = None,
+) -> Recipe:
+    """The recipe of `label` on a testbed whose K-β options are `kbeta`, with `overrides` from `--set label.name=…`; of
+    a user's own optimizer, with its `origin`.
 
     >>> recipe("adam-mid", {"beta2_min": 0.9, "beta2_max": 0.998}).options["beta2"]
     0.949
     """
-    overrides = dict(overrides or {})
+    kbeta, overrides = kbeta or {}, dict(overrides or {})
     lr_scale = coerce("lr_scale", overrides.pop("lr_scale", 1.0), 1.0)
     if lr_scale is None or not lr_scale > 0:
         raise ValueError(f"`lr_scale` must be > 0, for example 0.1; got {lr_scale!r}")
     base = label.partition("[")[0]
     name = base.removesuffix("-warm") if base in LABELS else base
-    warm = WARM if base != name else None
-    if name in KBETAS:
-        family = "kbeta"
-        options = {"buckets": "parameter", **({} if name in PLAIN else kbeta or {}), **KBETAS[name]}
-        switch: dict[str, Any] = {}
-        if name == "kbeta-lbfgs":
-            family = name
-            switch = {"share": guess(overrides.pop("share", SHARE)), "after": guess(overrides.pop("after", None))}
-            _check_switch(**switch)
-        defaults = {field: getattr(Hyper(), field) for field in HYPER_NAMES}
-        options |= _understood(name, overrides, {**defaults, "buckets": "", **options})
-        if name == "kbeta-fixed":
-            options["beta2_min"] = options.setdefault("beta2_max", Hyper().beta2_max)
-        check_buckets(options["buckets"])
-        Hyper.pick(options)
-        options |= switch
+    warm = WARM if base != name and origin is None else None
+    options: dict[str, Any]
+    if origin is not None:
+        family, options = origin.words, {k: _hashable(guess(v)) for k, v in overrides.items()}
+    elif name in KBETAS:
+        family, options = "kbeta-lbfgs" if name == "kbeta-lbfgs" else "kbeta", _kbeta_options(name, kbeta, overrides)
     elif name in ADAMS:
-        family, options = "adam", {**_DECAYED, "bias_correction": True, **ADAMS[name]}
-        if name == "adam-mid":
-            hyper = Hyper.pick(kbeta or {})
-            options["beta2"] = round((hyper.beta2_min + hyper.beta2_max) / 2, 12)
-        options |= _understood(name, overrides, options)
-        Hyper(beta1=options["beta1"], beta2_min=0, beta2_max=options["beta2"], eps=options["eps"])
+        family, options = "adam", _adam_options(name, kbeta, overrides)
     elif name in RIVALS:
         family, options = name, {**RIVALS[name].options, **{k: guess(v) for k, v in overrides.items()}}
-    elif name.partition(".")[0] in _LIBRARIES and name.partition(".")[2]:
+    elif name.partition(".")[0] in ABBREVIATIONS and name.partition(".")[2]:
         family, options = name, {k: guess(v) for k, v in overrides.items()}
     else:
         raise unknown("optimizer", label, LABELS)
-    return Recipe(label, family, tuple(sorted(options.items())), warm, lr_scale)
+    return Recipe(label, family, tuple(sorted(options.items())), warm, lr_scale, origin)
+
+
+def _kbeta_options(name: str, kbeta: Mapping[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    options = {"buckets": "parameter", **({} if name in PLAIN else kbeta), **KBETAS[name]}
+    switch: dict[str, Any] = {}
+    if name == "kbeta-lbfgs":
+        switch = {"share": guess(overrides.pop("share", SHARE)), "after": guess(overrides.pop("after", None))}
+        _check_switch(**switch)
+    defaults = {field: getattr(Hyper(), field) for field in HYPER_NAMES}
+    options |= _understood(name, overrides, {**defaults, "buckets": "", **options})
+    if name == "kbeta-fixed":
+        options["beta2_min"] = options.setdefault("beta2_max", Hyper().beta2_max)
+    check_buckets(options["buckets"])
+    Hyper.pick(options)
+    return options | switch
+
+
+def _adam_options(name: str, kbeta: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    options = {**DECAYED, "bias_correction": True, **ADAMS[name]}
+    if name == "adam-mid":
+        hyper = Hyper.pick(kbeta)
+        options["beta2"] = round((hyper.beta2_min + hyper.beta2_max) / 2, 12)
+    options |= _understood(name, overrides, options)
+    Hyper(beta1=options["beta1"], beta2_min=0, beta2_max=options["beta2"], eps=options["eps"])
+    return options
+
+
+def _hashable(value: Any) -> Any:
+    """Tuples for lists: a compiled step is kept under the options of its optimizer."""
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
 
 
 def _understood(name: str, overrides: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
@@ -373,13 +336,15 @@ def _unnamed(item: Any) -> Any:
 
 def engines_of(recipe: Recipe) -> tuple[str, ...]:
     """The engines that have this optimizer, whether or not its library is installed."""
+    if recipe.origin is not None:
+        return own.engines_of(recipe.origin)
     if recipe.family in ("kbeta", "adam"):
         return ("torch", "jax", "mlx")
     if recipe.family == "kbeta-lbfgs":
         return ("torch",)
     if recipe.family in RIVALS:
         return tuple(RIVALS[recipe.family].homes)
-    return (_LIBRARIES[recipe.family.partition(".")[0]][0],)
+    return (ABBREVIATIONS[recipe.family.partition(".")[0]][0],)
 
 
 def check(recipe: Recipe, engine: str) -> None:
@@ -388,24 +353,89 @@ def check(recipe: Recipe, engine: str) -> None:
     homes = engines_of(recipe)
     if engine not in homes:
         raise ValueError(
-            f"optimizer {recipe.label!r} is not available on engine {engine!r}: use --engine {' or '.join(homes)}"
+            f"optimizer {recipe.label!r} is not available on engine {engine!r}: use {argument('engine')} "
+            f"{' or '.join(homes)}"
         )
     if recipe.family not in ("kbeta", "adam", "kbeta-lbfgs"):
-        _rival(recipe, engine)
+        _, options = _home(recipe, engine)
+        if recipe.origin is not None:
+            own.check(recipe.origin, engine, lambda: _small(recipe, engine), options)
 
 
-def _rival(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The constructor of a rival on `engine`, which has it, and its keywords."""
-    if recipe.family in RIVALS:
-        module, _, name = RIVALS[recipe.family].homes[engine].partition(":")
+def check_anywhere(recipe: Recipe) -> None:
+    """Raise if a user's own optimizer can be built on no engine of those that may have it; of a study whose function
+    brings the framework."""
+    if recipe.origin is None:
+        return
+    errors: list[Exception] = []
+    for engine in engines_of(recipe):
+        try:
+            return check(recipe, engine)
+        except (ValueError, TypeError, ImportError) as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _small(recipe: Recipe, engine: str) -> Any:
+    """The optimizer of one small matrix."""
+    if engine == "torch":
+        import torch
+
+        return recipe.torch([("w", torch.nn.Parameter(torch.zeros(4, 4)))], lr=1e-3)
+    if engine == "mlx":
+        return recipe.mlx()
+    import jax.numpy as jnp
+
+    made = recipe.optax()(1e-3)
+    if own.is_optimizer(made, engine):
+        made.init({"w": jnp.zeros((4, 4))})
+    return made
+
+
+def known_options(recipe: Recipe) -> dict[str, Any]:
+    """What can be set of an optimizer, with the values that it has."""
+    if recipe.origin is not None:
+        return {**own.options_of(own.load(recipe.origin))[0], **recipe.options}
+    return {**dataclasses.asdict(Hyper()), **recipe.options}
+
+
+def _home(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The constructor of a rival or of a user's own optimizer on `engine`, which has it, and its keywords."""
+    if recipe.origin is not None:
+        where, make = recipe.origin.words, own.load(recipe.origin)
+    elif recipe.family in RIVALS:
+        where = RIVALS[recipe.family].homes[engine]
+        make = _of_library(recipe, engine, where)
     else:
         library, _, name = recipe.family.partition(".")
-        module = _LIBRARIES[library][1]
+        where = f"{ABBREVIATIONS[library][1]}:{name}"
+        make = _of_library(recipe, engine, where)
+    if where.startswith("kourkoutas."):
+        known, anything = dict(RIVALS[recipe.family].options), False
+    else:
+        known, anything = own.options_of(make)
+    options = _keywords(recipe, engine, known)
+    if recipe.family in RIVALS:
+        options |= RIVALS[recipe.family].fixed.get(engine, {})
+    for word in options:
+        if word in ("lr", "learning_rate"):
+            raise ValueError(
+                f"option {word} of {recipe.label}: the study gives every optimizer its learning rate; use "
+                f"{argument('settings', f'{recipe.label}.lr_scale=0.1')} for a part of it, or "
+                f"{argument('tune', 'lr=LOW:HIGH')}"
+            )
+        if word not in known and not anything:
+            raise unknown(f"option of {recipe.label} ({where.replace(':', '.')})", word, (*known, "lr_scale"))
+    return make, options
+
+
+def _of_library(recipe: Recipe, engine: str, where: str) -> Callable[..., Any]:
+    module, _, name = where.partition(":")
     try:
         home = importlib.import_module(module)
     except ImportError:
         rest = [e for e in engines_of(recipe) if e != engine]
-        other = f", or use --engine {' or '.join(rest)}" if rest else ""
+        other = f", or use {argument('engine')} {' or '.join(rest)}" if rest else ""
         package = module.partition(".")[0].replace("_", "-")
         raise ImportError(
             f"optimizer {recipe.label!r} on engine {engine!r} comes from {module}, which is not installed: "
@@ -414,13 +444,15 @@ def _rival(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, A
     make = getattr(home, name, None)
     if not callable(make):
         raise unknown(f"optimizer of {module}", name, [n for n in dir(home) if not n.startswith("_")])
-    ours = module.startswith("kourkoutas.")
-    options = {k if ours else _KEYWORDS[engine].get(k, k): v for k, v in recipe.items}
-    accepted = tuple(RIVALS[recipe.family].options if ours else inspect.signature(make).parameters)
-    if "betas" in accepted and "beta1" not in accepted and ("beta1" in options or "beta2" in options):
-        options["betas"] = (options.pop("beta1", 0.9), options.pop("beta2", 0.999))
-    options.update(_FIXED.get((recipe.family, engine), {}))
-    for word in options:
-        if word not in accepted:
-            raise unknown(f"option of {recipe.label} ({module}.{name})", word, accepted)
-    return make, options
+    return make  # type: ignore[no-any-return]
+
+
+def _keywords(recipe: Recipe, engine: str, known: Mapping[str, Any]) -> dict[str, Any]:
+    """The options by the names that a constructor with the options `known` has for them."""
+    options = {}
+    for name, value in recipe.items:
+        options[name if name in known else _KEYWORDS[engine].get(name, name)] = value
+    if "betas" in known and "beta1" not in known and ("beta1" in options or "beta2" in options):
+        beta1, beta2 = known["betas"] or (0.9, 0.999)
+        options["betas"] = (options.pop("beta1", beta1), options.pop("beta2", beta2))
+    return options

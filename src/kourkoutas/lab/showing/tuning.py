@@ -1,4 +1,4 @@
-"""The figures of a tuning: the endpoint against the tuned option, and the best value against the number of trials.
+"""The figure of a tuning: the endpoint against the tuned option.
 
 A point is the mean of the tuning seeds, its bar goes from their best to their worst, and a ring marks the value that
 was chosen. Where the mean run diverged a cross stands at the edge on the worse side.
@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
+from kourkoutas.lab.errors import argument
 from kourkoutas.lab.judging.statistics import show
-from kourkoutas.lab.judging.tuned import Point, Sensitivity
+from kourkoutas.lab.optimizers.looks import Look, name_of
 from kourkoutas.lab.showing.drawing import Drawing, Panel, cross, element, series
-from kourkoutas.lab.specs.looks import Look, label
+from kourkoutas.lab.tuning.sensitivity import Point, Sensitivity
 
 HEIGHT = 260.0
 
@@ -26,7 +27,9 @@ def draw(found: Sequence[Sensitivity], looks: Mapping[str, Look], title: str, *,
       ValueError: nothing was tried.
     """
     if not found:
-        raise ValueError("no values were tried, so there is nothing to draw: tune one option, --tune lr=LOW:HIGH")
+        raise ValueError(
+            f"no values were tried, so there is nothing to draw: tune one option, {argument('tune', 'lr=LOW:HIGH')}"
+        )
     option = found[0].option
     values = [float(point.value) for one in found for point in one.points]
     ends = [x for one in found for p in one.points for x in (p.mean, p.low, p.high) if math.isfinite(x)]
@@ -65,34 +68,6 @@ def _positive(values: Sequence[float]) -> bool:
     return bool(values) and min(values) >= 0 < max(values)
 
 
-def best_so_far(found: Sequence[Sensitivity], looks: Mapping[str, Look], title: str, *, maximize: bool) -> Drawing:
-    """The best mean that a tuning finds against its number of trials, over all orders of the values.
-
-    Of n values with losses ℓ(1) ≤ … ≤ ℓ(n), k drawn without replacement have the best one ℓ(i) with probability
-
-        C(n - i, k - 1)/C(n, k)        so that E[best of k] = Σ ℓ(i)·C(n - i, k - 1)/C(n, k)
-
-    A value at which a run diverged counts as the worst finite mean of all optimizers.
-    """
-    finite = [point.mean for one in found for point in one.points if math.isfinite(point.mean)]
-    worst = (min if maximize else max)(finite, default=math.nan)
-    lines = {}
-    for one in found:
-        means = sorted((p.mean if math.isfinite(p.mean) else worst for p in one.points), reverse=maximize)
-        n = len(means)
-        lines[one.arm] = [
-            sum(x * math.comb(n - i, k - 1) for i, x in enumerate(means, 1)) / math.comb(n, k) for k in range(1, n + 1)
-        ]
-    ends = [x for own in lines.values() for x in own]
-    trials, log_y = [1, max(map(len, lines.values()))], _positive(ends)
-    panel = Panel.over(trials, ends, log_y=log_y, height=HEIGHT, x_label="trials", edge=0.03)
-    for arm, own in lines.items():
-        hint = f"{looks[arm].name}: {own[0]:.3g} with one trial, {own[-1]:.3g} with {len(own)}"
-        panel.line(looks[arm], range(1, len(own) + 1), own, hint=hint)
-    told = f"Best {title} against number of trials{', log scale' if log_y else ''}"
-    return panel.drawing(told, f"{told}, as a mean over all orders of the values tried")
-
-
 def table(found: Sequence[Sensitivity]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """(head, rows): how wide the range of good values is, and what a wrong one costs."""
     option, margin = found[0].option, found[0].margin
@@ -102,5 +77,5 @@ def table(found: Sequence[Sensitivity]) -> tuple[tuple[str, ...], list[tuple[str
         low = f"{'below ' if one.open_below else ''}{show(one.low, 3)}"
         high = f"{show(one.high, 3)}{' and above' if one.open_above else ''}"
         numbers = show(one.best, 4), f"{low} to {high}", show(one.ratio, 3), show(one.sensitivity, 3)
-        rows.append((label(one.arm), *numbers))
+        rows.append((name_of(one.arm), *numbers))
     return head, rows

@@ -28,10 +28,7 @@ points with value, three slopes and L; m with value and one slope; k with the va
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from kourkoutas.lab.engines import Array, Engine
+from kourkoutas.lab.engines import Array, Engine
 
 Counts = tuple[int, int, int]
 
@@ -58,3 +55,8 @@ def taylor_silu(E: Engine, z: Array, b: Array, counts: Counts) -> Array:
     # L f = f' L a + f'' Σ a_i²
     Lf = g1 * La + f2 * (E.square(a1[:n]) + E.square(a2) + E.square(a3))
     return E.concat([a * s, f1 * a1, g1 * a2, g1 * a3, Lf])
+
+
+def taylor_layer(E: Engine, x: Array, w: Array, b: Array, counts: Counts) -> Array:
+    """silu(x·w + b) of rows that hold values, slopes and Laplacians."""
+    return E.recompute(lambda z, b: taylor_silu(E, z, b, counts), x @ w, b)

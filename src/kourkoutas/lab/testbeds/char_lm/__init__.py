@@ -33,11 +33,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kourkoutas.lab import corpus, engines
-from kourkoutas.lab.corpus import CorpusError
+from kourkoutas.lab import engines
 from kourkoutas.lab.engines import Array, Batch, Batches, Engine, Loss, Params
-from kourkoutas.lab.specs.optimizers import CONTROLS
+from kourkoutas.lab.errors import argument
+from kourkoutas.lab.optimizers.recipes import CONTROLS
 from kourkoutas.lab.testbeds import PAPER, Endpoint, Plain, Problem, Testbed
+from kourkoutas.lab.testbeds.char_lm import corpus
+from kourkoutas.lab.testbeds.char_lm.corpus import CorpusError
 
 TRAIN, INIT = 1, 2
 LENGTHS = ("jitter", "fixed")
@@ -205,7 +207,7 @@ def _split(
             raise CorpusError(
                 f"text {found.name} is shorter than one window: its {part} part has {have:,} characters and a window "
                 f"needs {need + 1:,}; use a longer text, or shorter windows "
-                f"(--set {'longest' if part == 'training' else 'eval_length'}=…)"
+                f"({argument('settings')} {'longest' if part == 'training' else 'eval_length'}=…)"
             )
     symbols, size = _symbols(found, found.ids[:cut], found.ids[cut:], vocabulary, rare)
     ids = corpus.keep(found).ids
@@ -231,16 +233,21 @@ def _symbols(
     unknown = met[~known].sum() / len(held_out)
     if unseen.size and not learned:
         listed = ", ".join(f"{found.characters[i]!r} (U+{ord(found.characters[i]):04X})" for i in unseen[:5])
-        helps = ", let them share a symbol with rare characters (--set rare=20)" if (seen[seen > 0] < 20).any() else ""
+        helps = (
+            f", let them share a symbol with rare characters ({argument('settings', 'rare=20')})"
+            if (seen[seen > 0] < 20).any()
+            else ""
+        )
         raise CorpusError(
             f"text {found.name} has {unseen.size:,} character(s) in its held-out part that the training part never "
             f"shows: {listed}{', …' if unseen.size > 5 else ''}; mix the text or remove them{helps}, "
-            "or give each a symbol of its own all the same (--set vocabulary=text)"
+            f"or give each a symbol of its own all the same ({argument('settings', 'vocabulary=text')})"
         )
     if unknown > MOST_UNKNOWN:
         raise CorpusError(
             f"text {found.name}: {unknown:.1%} of its held-out part are characters that are rare or unseen in the "
-            "training part; mix the text, lower --set rare=, or use --set vocabulary=text"
+            f"training part; mix the text, lower {argument('settings')} rare=, or use "
+            f"{argument('settings', 'vocabulary=text')}"
         )
     return symbols, size + learned
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kourkoutas.lab.optimizers.rivals import RIVALS
+
 LIGHT = ("#0072B2", "#B97100", "#00805C", "#C94F00", "#A8467F", "#2783B8", "#666666")
 DARK = ("#58B4F2", "#F0B03F", "#35C795", "#FF8B50", "#E79CC8", "#9ADBFF", "#B5B5B5")
 KNOWN = {"K-β": 0, "Adam 0.95": 1, "Adam 0.999": 2}
@@ -30,31 +32,15 @@ NAMES = {
     "adam999": "Adam 0.999",
     "adam-mid": "Adam mid β2",
     "adam-equal": "Adam 0.95/0.95",
-    "adafactor-beta2": "Adafactor's β2",
-    "radam": "RAdam",
-    "adabelief": "AdaBelief",
-    "yogi": "Yogi",
-    "rmsprop": "RMSprop",
-    "nadam": "NAdam",
-    "amsgrad": "AMSGrad",
-    "lion": "Lion",
-    "adamw": "AdamW",
-    "muon": "Muon",
-    "schedulefree": "schedule-free",
-    "soap": "SOAP",
-    "adagc": "AdaGC",
-    "stable-spam": "Stable-SPAM",
-    "stableadamw": "StableAdamW",
-    "laprop": "LaProp",
-    "lbfgs": "L-BFGS",
+    **{label: rival.name for label, rival in RIVALS.items()},
 }
 ENDINGS = {"-warm": "warmed", "-nobc": "uncorrected"}
 
 
-def label(arm: str) -> str:
+def name_of(arm: str) -> str:
     """What people call an optimizer; a name that is not ours stays as it is.
 
-    >>> label("kbeta"), label("adam95[lr=0.1]"), label("adam999-warm"), label("mine-warm[x]")
+    >>> name_of("kbeta"), name_of("adam95[lr=0.1]"), name_of("adam999-warm"), name_of("mine-warm[x]")
     ('K-β', 'Adam 0.95 [lr=0.1]', 'Adam 0.999 warmed', 'mine-warm[x]')
     """
     name, bracket, rest = arm.partition("[")
@@ -67,7 +53,7 @@ def label(arm: str) -> str:
 
 def versus(treatment: str, baseline: str) -> str:
     """A contrast for people: "K-β vs Adam 0.95"."""
-    return f"{label(treatment)} vs {label(baseline)}"
+    return f"{name_of(treatment)} vs {name_of(baseline)}"
 
 
 @dataclass(frozen=True)
@@ -93,7 +79,7 @@ def looks_of(arms: Sequence[str]) -> dict[str, Look]:
     out: dict[str, Look] = {}
     dashes, spare = tuple(DASHES), 0
     for arm in arms:
-        name = label(arm)
+        name = name_of(arm)
         if name in KNOWN:
             out[arm] = Look(KNOWN[name], "-", name)
         else:

@@ -2,11 +2,11 @@
 
     load("book.txt")     any UTF-8 text file, also gzipped (.gz)
     load("enwik8")       the 30 MB slice that `kbeta data enwik8` fetched
-    load("generated")    a text made here: see `kourkoutas.lab.corpus.generated`
+    load("generated")    a text made here: see `kourkoutas.lab.testbeds.char_lm.generated`
 
 `keep` puts the ids of a text into the cache folder, under the sha256 of the text, so that many processes share one
-memory-mapped copy: `$KBETA_CACHE`, else `kbeta` where the system keeps caches (`~/.cache/kbeta` on Linux). `load` finds
-them there and writes nothing, so that a text can be refused before anything is written.
+memory-mapped copy. `load` finds them there and writes nothing, so that a text can be refused before anything is
+written.
 """
 
 from __future__ import annotations
@@ -24,13 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import platformdirs
 from numpy.typing import NDArray
 
-from kourkoutas.lab.corpus import enwik8, generated
-from kourkoutas.lab.corpus.enwik8 import fetch_enwik8
-
-__all__ = ["Corpus", "CorpusError", "cache_folder", "fetch_enwik8", "keep", "load", "pin"]
+from kourkoutas.lab.machine import cache_folder
+from kourkoutas.lab.testbeds.char_lm import enwik8, generated
 
 _CODE_POINTS = 0x110000
 _LARGEST_VOCABULARY = 2**16
@@ -55,11 +52,6 @@ class Corpus:
     sha256: str
     ids: NDArray[Any]
     characters: str
-
-
-def cache_folder() -> Path:
-    """Where ids and fetched texts are kept."""
-    return Path(os.environ.get("KBETA_CACHE") or platformdirs.user_cache_path("kbeta", appauthor=False))
 
 
 def pin(text: str) -> dict[str, str]:
