@@ -271,3 +271,54 @@ def test_ticks_are_within_the_axis_and_few(low: float, span: float, log: bool, m
 def test_nothing_of_pyplot_is_imported() -> None:
     code = "import sys, kourkoutas.lab.showing.report; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def at_ticks(drawn: drawing.Drawing) -> list[float]:
+    """The values at the ticks of the axis of y: labels that end left of it."""
+    found = re.findall(r'text-anchor="end" class="soft">([^<↑]+)<', str(drawn.svg))
+    return [float(text.replace("k", "e3")) for text in found if re.fullmatch(r"[\d.e-]+k?", text)]
+
+
+def lowest(drawn: drawing.Drawing, look: int) -> float:
+    """How far down, in pixels, the line of an optimizer with this colour ends."""
+    line = re.search(rf'class="arm c{look}".*?<path d="([^"]+)" class="curve"', str(drawn.svg))
+    assert line is not None
+    return float(line[1].split()[-1])
+
+
+def test_an_axis_is_cut_where_an_optimizer_exploded_and_never_below_the_winner() -> None:
+    steps = np.arange(1, 101)
+    winner = 20 * 10 ** (-7 * steps / 100)
+    second = 20 * 10 ** (-5 * steps / 100)
+    exploded = 20 * 10 ** (0.28 * steps)
+    arms = {
+        "kbeta": {0: course(winner.tolist())},
+        "adam95": {0: course(second.tolist())},
+        "adam999": {0: course(exploded.tolist())},
+    }
+    for drawn in panels(arms):
+        ticks = at_ticks(drawn)
+        assert min(ticks) <= 1e-4
+        assert max(ticks) <= 1e5
+        assert "↑ to 2e29" in drawn.svg
+    together = panels(arms)[0]
+    assert lowest(together, 0) > lowest(together, 1) + 20 > lowest(together, 2) + 40
+
+
+def test_one_run_that_diverges_leaves_the_panels_of_the_others_readable() -> None:
+    calm = np.linspace(1.0, 0.5, 50)
+    diverges = course([10.0**k for k in range(30)], diverged=True)
+    arms = {
+        "kbeta": {0: course(calm.tolist()), 1: course(calm.tolist())},
+        "adam95": {0: course(calm.tolist()), 1: diverges},
+    }
+    for drawn in panels(arms):
+        assert len([tick for tick in at_ticks(drawn) if 0.4 <= tick <= 1.2]) >= 2
+
+
+def test_a_loss_that_rises_a_little_is_not_cut() -> None:
+    arms = {
+        "kbeta": {0: course(np.geomspace(1, 1e-3, 50).tolist())},
+        "adam95": {0: course(np.geomspace(1, 100, 50).tolist())},
+    }
+    assert all("↑ to" not in one.svg for one in panels(arms))
