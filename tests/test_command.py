@@ -71,7 +71,7 @@ def test_doctor_prints_what_it_found_as_text_or_as_json(examined, options, monke
     assert capsys.readouterr().out == expected
 
 
-@pytest.mark.parametrize("arguments", [["study", "rare_trigger"], ["run", "rare_trigger"], ["testbeds"]])
+@pytest.mark.parametrize("arguments", [["study", "rare_trigger"], ["testbeds"]])
 def test_a_command_of_the_laboratory_says_in_one_line_what_to_install(arguments):
     done = call("without the laboratory", *arguments)
     assert (done.stdout, done.returncode) == ("", 2)
@@ -110,7 +110,7 @@ def test_a_framework_that_is_missing_is_one_line_with_its_extra():
     assert "kourkoutas-beta[mlx]" in done.stderr
 
 
-@pytest.mark.parametrize(("package", "words"), [("pydantic", ["run", "sanity1"]), ("markupsafe", ["report", "none"])])
+@pytest.mark.parametrize(("package", "words"), [("pydantic", ["study", "sanity1"]), ("markupsafe", ["report", "none"])])
 def test_a_package_of_the_laboratory_that_is_missing_is_named_with_the_extra(package, words):
     source = f"import sys; sys.argv[0] = 'kbeta'; sys.modules['{package}'] = None\n"
     run = [sys.executable, "-P", "-c", source + "from kourkoutas.__main__ import main; main()", *words]

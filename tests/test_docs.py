@@ -2,8 +2,9 @@
 
 Python blocks of one page run in order, in one namespace. A block that is a file of `examples/` is run by the tests
 of that example. Shell lines: a `make` target must exist, a `kbeta` call must parse, also within a sentence. Calls of
-`kbeta` and `python` are also run, at the smallest size, by slow tests, but for `kbeta watch`, which serves until it is
-stopped and has tests of its own. `pip` lines must name extras that exist. Blocks marked `text` or `diff` are not code.
+`kbeta` and `python` are also run, at the smallest size, by slow tests, but for `kbeta report --follow`, which goes on
+until the study has ended and has tests of its own. `pip` lines must name extras that exist. Blocks marked `text` or
+`diff` are not code.
 """
 
 import os
@@ -190,7 +191,7 @@ def test_a_command_parses(line):
 
 
 SMALL = [  # `--ray` is run by the tests of Ray
-    p for p in KBETA if p.values[0].split()[1] in ("study", "run", "script") and "--ray" not in p.values[0]
+    p for p in KBETA if p.values[0].split()[1] in ("study", "script") and "--ray" not in p.values[0]
 ]
 
 
@@ -222,7 +223,7 @@ def folder_with_a_study(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "line", [p for p in KBETA if p.values[0].split()[1] not in ("study", "run", "script", "watch")]
+    "line", [p for p in KBETA if p.values[0].split()[1] not in ("study", "script") and "--follow" not in p.values[0]]
 )
 def test_a_command_that_reads_a_study_runs(line, folder_with_a_study):
     run = [sys.executable, "-P", "-m", "kourkoutas", *shlex.split(line)[1:]]

@@ -53,7 +53,6 @@ def test_help_names_every_command_and_imports_no_framework_and_no_laboratory() -
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     for command in (
-        "run",
         "study",
         "stats",
         "report",
@@ -68,18 +67,21 @@ def test_help_names_every_command_and_imports_no_framework_and_no_laboratory() -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "rare_triger"], "unknown testbed 'rare_triger': did you mean 'rare_trigger'"),
-        (["run", "rare_trigger", "--engine", "jaxx"], "unknown engine 'jaxx': did you mean 'jax'"),
-        (["run", "rare_trigger", "--preset", "papr"], "unknown preset of rare_trigger 'papr': did you mean 'paper'"),
-        (["run", "rare_trigger", "--optimizer", "adamm95"], "unknown optimizer 'adamm95': did you mean 'adam95'"),
-        (["run", "rare_trigger", "--set", "step=5"], "unknown setting of rare_trigger 'step': did you mean 'steps'"),
-        (["run", "rare_trigger", "--set", "steps=few"], "`steps` must be a whole number"),
-        (["run", "rare_trigger", "--set", "kbeta.alfa=0.9"], "unknown option of kbeta 'alfa': did you mean 'alpha'"),
-        (["run", "rare_trigger", "--set", "kbeta.alpha=2"], "`alpha` must be in (0, 1)"),
-        (["run", "rare_trigger", "--set", "adam95.eps=1"], "unknown optimizer in `adam95.eps` 'adam95'"),
-        (["run", "rare_trigger", "--seed", "-1"], "Invalid value for '--seed'"),
-        (["run", "rare_trigger", "--seed", "first"], "'first'"),
-        (["run", "no_task.py:train"], "there is no file no_task.py"),
+        (["study", "rare_triger"], "unknown testbed 'rare_triger': did you mean 'rare_trigger'"),
+        (["study", "rare_trigger", "--engine", "jaxx"], "unknown engine 'jaxx': did you mean 'jax'"),
+        (["study", "rare_trigger", "--preset", "papr"], "unknown preset of rare_trigger 'papr': did you mean 'paper'"),
+        (["study", "rare_trigger", "--optimizers", "adamm95"], "unknown optimizer 'adamm95': did you mean 'adam95'"),
+        (["study", "rare_trigger", "--set", "step=5"], "unknown setting of rare_trigger 'step': did you mean 'steps'"),
+        (["study", "rare_trigger", "--set", "steps=few"], "`steps` must be a whole number"),
+        (["study", "rare_trigger", "--set", "kbeta.alfa=0.9"], "unknown option of kbeta 'alfa': did you mean 'alpha'"),
+        (["study", "rare_trigger", "--set", "kbeta.alpha=2"], "`alpha` must be in (0, 1)"),
+        (
+            ["study", "rare_trigger", "--optimizers", "kbeta", "--set", "adam95.eps=1"],
+            "unknown optimizer in `adam95.eps` 'adam95'",
+        ),
+        (["study", "rare_trigger", "--seeds", "-1"], "--seeds must be numbers and ranges"),
+        (["study", "rare_trigger", "--workers", "many"], "'many'"),
+        (["study", "no_task.py:train"], "there is no file no_task.py"),
         (["study", "rare_trigger", "--seeds", "all"], "--seeds must be numbers and ranges"),
         (["study", "rare_trigger", "--optimizers", ","], "--optimizers must name at least one"),
         (["study", "rare_trigger", "--workers", "0"], "Invalid value for '--workers'"),
@@ -129,16 +131,14 @@ def test_the_papers_table_gives_the_papers_statistics() -> None:
         assert number in shown
 
 
-def test_run_prints_endpoint_metrics_curve_and_settings_as_json(tmp_path: Path) -> None:
-    done = kbeta(
-        "run", "rare_trigger", "--optimizer", "kbeta", *TESTBED, "--engine", "mlx", "--set", "kbeta.alpha=0.9", "--json"
-    )
+def test_a_study_of_one_run_prints_its_endpoint_metrics_and_settings_as_json(tmp_path: Path) -> None:
+    one = ["--optimizers", "kbeta", "--seeds", "0", "--set", "kbeta.alpha=0.9"]
+    done = kbeta("study", "rare_trigger", *one, *TESTBED, "--engine", "mlx", "--json", "--no-report", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    (found,) = json.loads(done.stdout)["runs"]
     assert found["status"] == "ok"
     assert found["endpoint"] == found["metrics"]["last_batch_bce"]
     assert found["settings"]["steps"] == 120
-    assert found["curve"]["step"][-1] == 120 + found["settings"]["repeat_first"]
     assert found["settings"]["optimizer"]["alpha"] == 0.9
 
 
@@ -238,21 +238,6 @@ def test_a_results_folder_is_judged_and_exported_from_the_command_line(
     assert "acc (secondary, asked for after the runs)" in (tmp_path / "one" / "report.html").read_text()
 
 
-def test_a_run_is_a_study_of_one_seed_kept_only_where_it_is_told_to(tmp_path: Path) -> None:
-    call = ("run", "sanity1", *TESTBED, "--engine", "mlx", "--json")
-    alone = kbeta(*call, cwd=tmp_path)
-    assert alone.returncode == 0, alone.stderr
-    assert list(tmp_path.iterdir()) == []
-    kept = kbeta(*call, "--out", "out", cwd=tmp_path)
-    ran = json.loads(kept.stdout)
-    assert {"seconds": 0, "times": 0, **ran} | {"seconds": 0, "times": 0} == {
-        **json.loads(alone.stdout), "seconds": 0, "times": 0
-    }  # fmt: skip
-    again = kbeta(*call, "--out", "out", cwd=tmp_path)
-    assert json.loads(again.stdout) == ran  # read, not made again
-    assert [file.name for file in (tmp_path / "out").glob("runs/*/result.json")] == ["result.json"]
-
-
 def test_a_study_has_ten_seeds_unless_told_otherwise_and_few_are_doubted_at_once(tmp_path: Path) -> None:
     usual = inspect.signature(running.study).parameters["seeds"].default
     assert usual == inspect.signature(api.study).parameters["seeds"].default
@@ -288,7 +273,6 @@ def test_a_command_scans_the_folder_once_and_analyses_once(tmp_path: Path, monke
         (["stats", out], 1),
         (["stats", out, "--json"], 1),
         (["export", out], 0),
-        (["status", out], 0),
     ):
         seen.update(scan=0, analyse=0)
         done = CliRunner().invoke(app, call, catch_exceptions=False)
@@ -306,10 +290,10 @@ def test_testbeds_are_listed_with_their_presets() -> None:
     ("command", "name", "typed", "expected"),
     [
         ("study", "target", "rare", "rare_trigger"),
-        ("run", "optimizer", "kbeta-st", "kbeta-static"),
+        ("study", "optimizers", "kbeta-st", "kbeta-static"),
         ("study", "optimizers", "kbeta,adam99", "kbeta,adam999"),
-        ("run", "engine", "to", "torch"),
-        ("run", "preset", "la", "laptop"),
+        ("study", "engine", "to", "torch"),
+        ("study", "preset", "la", "laptop"),
     ],
 )
 def test_the_shell_completes_names(command: str, name: str, typed: str, expected: str) -> None:

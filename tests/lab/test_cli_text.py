@@ -1,4 +1,4 @@
-"""`kbeta study char-lm --text` and `kbeta data`, called as a user calls them."""
+"""`kbeta study char-lm --text`, called as a user calls it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from kourkoutas import cli
+from kourkoutas.lab.testbeds.char_lm import enwik8
 
 
 @pytest.fixture
@@ -58,11 +59,22 @@ def test_a_study_is_not_continued_on_a_text_that_was_changed(kbeta, tmp_path):
     assert "text_sha256" in said
 
 
-def test_data_without_a_network_says_what_to_do_and_leaves_nothing(kbeta, tmp_path):
+def test_enwik8_without_a_network_says_what_to_do_and_leaves_nothing(kbeta, tmp_path, monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    code, said = kbeta("data", "enwik8", "--to", "here", "--url", f"http://127.0.0.1:{port}/enwik8.zip")
+    monkeypatch.setattr(enwik8, "URLS", (f"http://127.0.0.1:{port}/enwik8.zip",))
+    code, said = kbeta("study", "char-lm", "--text", "enwik8", "--seeds", "0", "--out", "out")
     assert code == 2
     assert "Check the network" in said
+    assert "--text enwik8.txt" in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_enwik8_that_is_in_the_cache_is_not_fetched(kbeta, tmp_path, monkeypatch):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / enwik8.SLICE).write_text("a few words")
+    monkeypatch.setattr(enwik8, "URLS", ("http://no-such-host.invalid/enwik8.zip",))
+    code, said = kbeta("study", "char-lm", "--text", "enwik8", "--seeds", "0", "--out", "out")
+    assert code == 2
+    assert "shorter than one window" in said

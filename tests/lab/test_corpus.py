@@ -147,7 +147,7 @@ def test_a_pin_names_the_content(tmp_path):
 
 
 def test_enwik8_before_it_was_fetched_says_how_to_get_it():
-    with pytest.raises(CorpusError, match="kbeta data enwik8"):
+    with pytest.raises(CorpusError, match="kbeta study char-lm --text enwik8"):
         corpus.load("enwik8")
 
 

@@ -229,6 +229,16 @@ def test_two_of_one_name_are_told_apart_by_where_they_come_from(tmp_path: Path) 
     assert [arm.options for arm in arms] == [{"momentum": 0.1}, {}]
 
 
+def test_each_of_two_files_imports_its_own_neighbour_of_the_same_name(tmp_path: Path) -> None:
+    source = "import torch\nfrom damping import MOMENTUM\n\nclass Damped(torch.optim.SGD):\n    momentum = MOMENTUM\n"
+    for folder, momentum in (("first", 0.1), ("second", 0.2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(source)
+        (tmp_path / folder / "damping.py").write_text(f"MOMENTUM = {momentum}\n")
+    files = [tmp_path / folder / "mine.py" for folder in ("first", "second")]
+    assert [own.load_file(file).Damped.momentum for file in files] == [0.1, 0.2]
+
+
 def test_one_with_the_name_of_ours_is_told_apart_too(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(TORCH.replace("Heavy", "adamw"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
 import os
 import subprocess
@@ -13,14 +15,17 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from rich.console import Console
 
 import kourkoutas.lab as lab
+from kourkoutas.lab import api
 from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.planning import shipping
 from kourkoutas.lab.results import store
 from kourkoutas.lab.results.snapshot import holder_of
 from kourkoutas.lab.running import executor
 from kourkoutas.lab.running import trial as trial_module
+from kourkoutas.lab.showing import progress
 from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.tuning import search
 
@@ -338,7 +343,92 @@ def test_a_name_that_turns_out_to_be_no_function_stops_the_study_at_its_first_ru
     assert len(list(tmp_path.glob("out/runs/*/result.json"))) == 1
 
 
+def test_an_error_that_only_quotes_a_mistake_of_the_study_stops_nothing(tmp_path: Path) -> None:
+    words = r"a log ends in\nkourkoutas.lab.running.trial.StudyError: nothing of ours"
+    target = own(tmp_path, f'def train(trial):\n    raise RuntimeError("{words}")\n')
+    lab.study(target, optimizers=["kbeta", "adam95"], seeds=[0, 1], workers=1, out=tmp_path / "out", progress=False)
+    assert len(list(tmp_path.glob("out/runs/*/result.json"))) == 4
+
+
+class BreaksAfter(io.StringIO):
+    """A terminal that goes away after so many writes."""
+
+    def __init__(self, writes: int) -> None:
+        super().__init__()
+        self.left = writes
+
+    def write(self, text: str) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError("the terminal is gone")
+        return super().write(text)
+
+
+@pytest.mark.parametrize(("terminal", "writes"), [(False, 0), (False, 2), (True, 0), (True, 3)])
+def test_a_view_that_cannot_be_shown_does_not_stop_the_study(tmp_path: Path, terminal: bool, writes: int) -> None:
+    plan = planning.plan_study(own(tmp_path), optimizers=["kbeta", "adam95"], seeds=[0, 1])
+    console = Console(file=BreaksAfter(writes), force_terminal=terminal)
+    with progress.showing(console, plan) as observer:
+        done = api.execute(plan, tmp_path / "out", command="test", workers=1, observer=observer)
+    assert [run.result.status for run in done.runs if run.result is not None] == ["ok"] * 4
+
+
+def test_a_study_goes_on_and_answers_when_nobody_reads_its_progress_any_more(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = ["study", own(tmp_path), "--seeds", "0-1", "--optimizers", "kbeta,adam95", "--workers", "1", "--json"]
+    call = [sys.executable, "-m", "kourkoutas", *words, "--out", str(tmp_path / "out")]
+    done = subprocess.run(call, stdout=subprocess.PIPE, stderr=writer, text=True, timeout=240)
+    os.close(writer)
+    assert done.returncode == 0
+    assert len(json.loads(done.stdout)["runs"]) == 4
+
+
+def test_a_view_that_breaks_says_so_once_and_is_told_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[RunSpec] = []
+
+    def breaks(self: progress.Lines, spec: RunSpec) -> None:
+        told.append(spec)
+        raise KeyError("no such bar")
+
+    monkeypatch.setattr(progress.Lines, "started", breaks)
+    plan = planning.plan_study(own(tmp_path), optimizers=["kbeta", "adam95"], seeds=[0, 1])
+    text = io.StringIO()
+    with progress.showing(Console(file=text, width=200), plan) as observer:
+        done = api.execute(plan, tmp_path / "out", command="test", workers=1, observer=observer)
+    assert len(told) == 1
+    assert all(run.result is not None for run in done.runs)
+    assert text.getvalue() == "Progress can no longer be shown (KeyError: 'no such bar'); the study goes on.\n"
+
+
 # Folders
+
+
+def test_study_json_is_read_once_and_inside_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = own(tmp_path, "def train(trial):\n    return trial.settings['lr'] + len(trial.arm)\n")
+    axes = search.parse_tune(["lr=0.01:0.1"])
+    space = search.search_space(axes, trials=2, seeds=[100], test_seeds=[0], budget=0)
+
+    def study(*optimizers: str) -> Any:
+        plan = planning.plan_study(target, optimizers=list(optimizers), seeds=[0], tuning=space)
+        return api.execute(plan, tmp_path / "out", command="test", workers=1)
+
+    study("kbeta")
+    locked: list[bool] = []
+    read = store.read_record
+
+    def watched(path: Path) -> store.StudyRecord:
+        locked.append(bool((path / ".lock").read_text()))
+        return read(path)
+
+    monkeypatch.setattr(store, "read_record", watched)
+    found = study("adam95")
+    assert locked == [True]
+    # the arm that was tuned before is tuned on, together with the new one
+    assert [arm.label for arm in found.record.arms] == ["kbeta", "adam95"]
+    assert found.record.chosen.keys() == {"kbeta", "adam95"}
 
 
 def test_a_folder_that_cannot_be_made_is_named_with_the_remedy(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, list[str]], str]:
     return call
 
 
-@pytest.mark.parametrize("command", ["study", "stats", "run", "testbeds"])
+@pytest.mark.parametrize("command", ["study", "stats", "testbeds"])
 def test_no_word_and_no_number_is_broken_at_80_columns(
     command: str, folder: Path, printed: Callable[[int, list[str]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +77,6 @@ def test_no_word_and_no_number_is_broken_at_80_columns(
     arguments = {
         "study": ["study", task, *STUDY, "--out", out],
         "stats": ["stats", out, "--endpoint", "a_metric_with_a_long_name", "--endpoint", "loss:until=1e-7"],
-        "run": ["run", task, "--set", "lr=0.1", "--out", str(folder / "one")],
         "testbeds": ["testbeds"],
     }[command]
     texts = [printed(width, arguments) for width in (1000, 120, 80)]

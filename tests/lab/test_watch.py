@@ -1,11 +1,9 @@
-"""kbeta watch and kbeta status: a study is followed while it runs, by a process that it never notices."""
+"""kbeta report --follow, and how far a study is: it is followed while it runs, by a process that it never notices."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
-import json
 import math
 import os
 import re
@@ -20,7 +18,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from kourkoutas.cli import app, command
+from kourkoutas.cli import app, command, results
 from kourkoutas.lab.results import snapshot
 from kourkoutas.lab.results.snapshot import Holder, Snapshot, holder_of
 from kourkoutas.lab.results.store import StoreError
@@ -29,7 +27,7 @@ from tests.lab import made_study
 from tests.lab.browsing import MISSING, Tab, chromium
 
 KBETA = [sys.executable, "-m", "kourkoutas"]
-# `kbeta watch` with pages that follow each other closely
+# `kbeta report --follow` with pages that follow each other closely
 WATCH = """
 from kourkoutas.__main__ import main
 from kourkoutas.lab.showing import report
@@ -83,10 +81,12 @@ def told(page: Path, part: str) -> str | None:
 
 @contextlib.contextmanager
 def watched(out: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    process = subprocess.Popen([sys.executable, "-c", WATCH, "watch", str(out)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", WATCH, "report", "--follow", str(out)], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
-        assert process.stdout.readline().startswith(str(out / "report.html"))
+        assert process.stdout.readline() == f"{out / 'report.html'}\n"
         until((out / "report.html").exists)
         yield process, out / "report.html"
     finally:
@@ -192,7 +192,7 @@ def test_a_page_is_made_again_until_the_study_ends_and_a_broken_folder_keeps_the
 ) -> None:
     made: list[Path] = []
 
-    def write(path: Path) -> bool:
+    def write(path: Path, **how: object) -> bool:
         made.append(path)
         if len(made) == 2:
             raise StoreError("half a file")
@@ -204,8 +204,10 @@ def test_a_page_is_made_again_until_the_study_ends_and_a_broken_folder_keeps_the
     assert made == [tmp_path] * 4  # tried again after the error, and ended with the study
 
 
-def test_watching_what_cannot_be_watched_is_one_line(tmp_path: Path) -> None:
-    done = subprocess.run([*KBETA, "watch", "nowhere"], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+def test_following_what_is_not_there_is_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*KBETA, "report", "nowhere", "--follow"], cwd=tmp_path, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 2
     assert "nowhere/study.json: not found" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
@@ -253,36 +255,39 @@ def test_a_process_that_has_ended_holds_nothing(tmp_path: Path) -> None:
         assert (holder_of(study.path) is not None) is there
 
 
-def test_no_number_of_the_status_is_broken_across_lines_at_80_columns(
+def test_the_report_of_a_study_that_has_not_ended_says_how_far_it_is_in_80_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = "a-name-of-an-optimizer-that-is-much-longer-than-any-column-of-a-table-should-be"
-    study = made_study.own(tmp_path / "out", {long: {0: 1.0}, "y": {0: 1.0}})
-    states = dict.fromkeys(status.STATES, 123456)
-    found = dataclasses.replace(status_of(study.path), arms={long: states, "y": states})
-    monkeypatch.setattr(status, "status_of", lambda snapshot: found)
+    study = made_study.own(tmp_path / "out", {long: {0: 1.0, 1: None}, "y": {0: math.nan, 1: 1.0}})
     text = io.StringIO()
-    monkeypatch.setattr(command, "out", Console(width=80, file=text))
-    assert CliRunner().invoke(app, ["status", str(study.path)]).exit_code == 0
-    lines = text.getvalue().splitlines()[1:]  # without the sentence, which a terminal wraps
+    for module in (command, results):
+        monkeypatch.setattr(module, "out", Console(width=80, file=text))
+    assert CliRunner().invoke(app, ["report", str(study.path)]).exit_code == 0
+    assert "4 runs: 2 finished, 1 diverged, 1 waiting. Nobody is making the rest" in text.getvalue()
+    lines = text.getvalue().splitlines()[2:]  # without path and sentence, which a terminal wraps
     assert max(map(len, lines)) <= 80
-    for arm in ("a-name", "y "):
+    # finished, diverged, failed, running, waiting
+    for arm, counts in (("a-name", "1 0 0 0 1"), ("y ", "1 1 0 0 0")):
         (line,) = [line for line in lines if line.strip().startswith(arm)]
-        assert line.split()[-5:] == ["123456"] * 5
+        assert line.split()[-5:] == counts.split()
 
 
-def test_status_without_a_folder_lists_the_studies_in_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_of_a_finished_study_is_one_line_also_when_it_is_followed(tmp_path: Path) -> None:
+    study = made_study.own(tmp_path / "out", {"x": {0: 1.0}, "y": {0: 1.0}})
+    for options in ([], ["--follow"]):
+        done = CliRunner().invoke(app, ["report", str(study.path), *options])
+        assert (done.exit_code, done.output) == (0, f"{study.path / 'report.html'}\n")
+        assert '<meta http-equiv="refresh"' not in (study.path / "report.html").read_text(encoding="utf-8")
+
+
+def test_report_without_a_folder_lists_the_studies_in_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    empty = CliRunner().invoke(app, ["status"])
+    empty = CliRunner().invoke(app, ["report"])
     assert (empty.exit_code, empty.output) == (0, "No studies in results/. To make one: kbeta study rare_trigger\n")
     made_study.own(tmp_path / "results" / "one", {"x": {0: 1.0}, "y": {0: math.nan}})
     made_study.own(tmp_path / "results" / "two", {"x": {0: 1.0}, "y": {0: None}})
     (tmp_path / "results" / "other").mkdir()
-    listed = [line.split() for line in CliRunner().invoke(app, ["status"]).output.splitlines()]
+    listed = [line.split() for line in CliRunner().invoke(app, ["report"]).output.splitlines()]
     assert ["results/one", "2/2", "finished"] in listed
     assert ["results/two", "1/2", "stopped"] in listed
-    found = json.loads(CliRunner().invoke(app, ["status", "--json"]).output)
-    assert {path: (one["done"], one["total"]) for path, one in found.items()} == {
-        "results/one": (2, 2),
-        "results/two": (1, 2),
-    }

@@ -14,11 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from kourkoutas.lab.specs.study_options import DEFAULTS, OUTPUT, PLACE, RUNS, WORDS, StudyOptions, Words
+from kourkoutas.lab.specs.study_options import DEFAULTS, OUTPUT, RUNS, WORDS, StudyOptions, Words
 
 # Options by the panel of `--help` that they stand in.
 of_runs = partial(typer.Option, rich_help_panel=RUNS)
-of_place = partial(typer.Option, rich_help_panel=PLACE)
 of_output = partial(typer.Option, rich_help_panel=OUTPUT)
 
 
@@ -51,44 +50,8 @@ Target = Annotated[
         autocompletion=completing("testbed"),
     ),
 ]
-Engine = Annotated[
-    str | None,
-    of_runs(
-        help="torch, jax or mlx.",
-        show_default="torch; your own function brings its framework",
-        autocompletion=completing("engine"),
-    ),
-]
-Preset = Annotated[
-    str | None,
-    of_runs(
-        help="smoke (seconds), laptop (minutes) or paper.", show_default="smoke", autocompletion=completing("preset")
-    ),
-]
-Set = Annotated[
-    list[str] | None,
-    of_runs("--set", metavar="NAME=VALUE", help="A setting (steps=500) or an optimizer's option (kbeta.alpha=0.9)."),
-]
 Text = Annotated[
     str | None, of_runs("--text", metavar="FILE", help="The text of char-lm: a UTF-8 file (.gz too), or enwik8.")
-]
-EndpointName = Annotated[
-    str | None,
-    of_runs(
-        "--endpoint",
-        metavar="METRIC",
-        help="The logged metric that decides.",
-        show_default="what your function returns; a testbed's first endpoint",
-    ),
-]
-Every = Annotated[
-    int | None,
-    of_place(
-        "--checkpoint-every",
-        min=0,
-        help="Steps between checkpoints of a testbed run; 0 for none.",
-        show_default="one a minute",
-    ),
 ]
 AsJson = Annotated[bool, of_output("--json", help="Print JSON, and nothing else, on standard output.")]
 Folder = Annotated[Path, typer.Argument(help="A results folder.")]

@@ -16,8 +16,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+class ForPeople(Console):
+    """Standard error. If nobody reads it any more, the command goes on and answers on standard output.
+
+    NOTE: rich would end the command there, and send standard output nowhere.
+    """
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 out = Console(soft_wrap=False)
-err = Console(stderr=True)
+err = ForPeople(stderr=True)
 
 FAILED, BAD_INPUT = 1, 2
 

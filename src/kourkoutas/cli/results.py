@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kourkoutas.cli.arguments import AsJson, Asked, Folder
-from kourkoutas.cli.command import answer, app, out, print_json, print_table
+from kourkoutas.cli.arguments import AsJson, Asked, Folder, of_output
+from kourkoutas.cli.command import answer, app, out, print_json, print_table, say
 
 if TYPE_CHECKING:
     from kourkoutas.lab.judging.analysis import Analysis
+    from kourkoutas.lab.results.snapshot import Snapshot
 
 
 @app.command()
@@ -92,55 +93,56 @@ def export(
 
 
 @app.command()
-def report(folder: Folder, endpoint: Asked = None) -> None:
-    """Write report.html of a results folder again."""
-    from kourkoutas.lab.showing import report as lab
-
-    answer(str(lab.write(analyse_folder(folder, endpoint, resamples=0))))
-
-
-@app.command()
-def watch(folder: Folder) -> None:
-    """Write the report again and again while a study runs, as a page that reloads itself; Ctrl-C ends it."""
-    from kourkoutas.lab.results.snapshot import Snapshot
-    from kourkoutas.lab.showing import report as lab
-
-    Snapshot.read(folder)  # an error now, before anything is promised
-    answer(f"{folder / 'report.html'} shows {folder} as it goes on; Ctrl-C ends this, and not the study.")
-    with contextlib.suppress(KeyboardInterrupt):
-        lab.follow(folder)
-
-
-@app.command()
-def status(
-    folder: Annotated[Path | None, typer.Argument(help="A results folder.", show_default="all in results/")] = None,
-    as_json: AsJson = False,
+def report(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A results folder.", show_default="list those in results/")
+    ] = None,
+    endpoint: Asked = None,
+    follow: Annotated[
+        bool,
+        of_output("--follow", help="Write it again and again while the study runs, as a page that reloads itself."),
+    ] = False,
 ) -> None:
-    """How far a study is: finished, diverged, failed, running and waiting runs, and the time left."""
-    from kourkoutas.lab.optimizers.looks import name_of
+    """Write report.html of a results folder again, and say how far the study is."""
+    if folder is None:
+        list_studies()
+        return
+    from kourkoutas.lab.showing import report as lab
+
+    analysis = analyse_folder(folder, endpoint, resamples=0)
+    answer(str(lab.write(analysis, live=follow and not analysis.finished)))
+    say_how_far(analysis.snapshot)
+    if follow and not analysis.finished:
+        say("The page follows the study; Ctrl-C ends this, and not the study.")
+        with contextlib.suppress(KeyboardInterrupt):
+            lab.follow(folder, endpoints=endpoint or ())
+
+
+def list_studies() -> None:
+    """One line for every study in results/."""
     from kourkoutas.lab.results.snapshot import Snapshot
+    from kourkoutas.lab.showing.status import status_of
+
+    found = {
+        path.parent: status_of(Snapshot.read(path.parent)) for path in sorted(Path("results").glob("*/study.json"))
+    }
+    if not found:
+        answer("No studies in results/. To make one: kbeta study rare_trigger")
+        return
+    rows = [(str(path), f"{one.done}/{one.count()}", one.state) for path, one in found.items()]
+    print_table(["study", "runs", "state"], rows, words=["state"])
+
+
+def say_how_far(snapshot: Snapshot) -> None:
+    """Of a study that has not ended: how many runs each optimizer has in which state, and the time left."""
+    from kourkoutas.lab.optimizers.looks import name_of
     from kourkoutas.lab.showing.status import STATES, status_of
 
-    if folder is None:
-        found = {
-            path.parent: status_of(Snapshot.read(path.parent)) for path in sorted(Path("results").glob("*/study.json"))
-        }
-        if as_json:
-            print_json({str(path): one.to_dict() for path, one in found.items()})
-        elif found:
-            rows = [(str(path), f"{one.done}/{one.count()}", one.state) for path, one in found.items()]
-            print_table(["study", "runs", "state"], rows, words=["state"])
-        else:
-            answer("No studies in results/. To make one: kbeta study rare_trigger")
+    found = status_of(snapshot)
+    if found.state == "finished":
         return
-    one = status_of(Snapshot.read(folder))
-    if as_json:
-        print_json(one.to_dict())
-        return
-    answer(str(one))
-    print_table(["optimizer", *STATES], [(name_of(a), *(str(n[s]) for s in STATES)) for a, n in one.arms.items()])
-    for run in one.going:
-        answer(str(run))
+    answer(str(found))
+    print_table(["optimizer", *STATES], [(name_of(a), *(str(n[s]) for s in STATES)) for a, n in found.arms.items()])
 
 
 def analyse_folder(folder: Path, endpoints: Sequence[str] | None = None, **more: Any) -> Analysis:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,19 +15,11 @@ import typer
 
 from kourkoutas.cli.arguments import (
     AsJson,
-    EndpointName,
-    Engine,
-    Every,
-    Preset,
-    Set,
-    Target,
     Text,
-    completing,
     of_output,
-    of_runs,
     with_study_options,
 )
-from kourkoutas.cli.command import FAILED, answer, app, err, out, print_json, print_table, say
+from kourkoutas.cli.command import FAILED, app, err, out, print_json, say
 from kourkoutas.lab.specs.study_options import StudyOptions
 
 if TYPE_CHECKING:
@@ -39,65 +29,6 @@ EXAMPLE = (
     "Example: kbeta study rare_trigger --engine jax --tune lr=1e-2:1\n\n"
     "It tunes every optimizer on other seeds, then compares the best of each on ten seeds."
 )
-
-
-@app.command()
-def run(
-    target: Target,
-    optimizer: Annotated[str, of_runs(help="The optimizer.", autocompletion=completing("optimizer"))] = "kbeta",
-    seed: Annotated[int, of_runs(min=0, help="Of data, init and order.")] = 0,
-    engine: Engine = None,
-    preset: Preset = None,
-    set_: Set = None,
-    text: Text = None,
-    out_: Annotated[
-        Path | None, of_output("--out", help="Keep the run in this results folder.", show_default="not kept")
-    ] = None,
-    endpoint: EndpointName = None,
-    checkpoint_every: Every = None,
-    as_json: AsJson = False,
-) -> None:
-    """Make one run and print its result: a study of one optimizer and one seed."""
-    from kourkoutas.lab import api
-    from kourkoutas.lab.optimizers.looks import name_of
-    from kourkoutas.lab.planning.plan import parse_assignments, plan_study
-    from kourkoutas.lab.showing import progress
-    from kourkoutas.lab.showing.status import outcome
-
-    plan = plan_study(
-        target,
-        optimizers=[optimizer],
-        seeds=[seed],
-        options=parse_assignments("settings", with_text(set_, text)),
-        preset=preset,
-        engine=engine,
-        endpoint=endpoint,
-    )
-    (spec,) = plan.specs()
-    with (
-        tempfile.TemporaryDirectory(prefix="kbeta-") as scratch,
-        resumable(out_ is not None),
-        progress.showing(err, plan) as observer,
-    ):
-        done = api.execute(
-            plan,
-            out_ or Path(scratch) / "run",
-            command=called_as(),
-            workers=1,
-            retry_failed=True,
-            checkpoint_every=checkpoint_every,
-            observer=observer,
-        )
-    (result,) = [run.result for run in done.runs if run.spec == spec and run.result is not None]
-    if as_json:
-        print_json({"id": spec.id, **json.loads(result.model_dump_json())})
-    else:
-        answer(f"{spec.testbed} {name_of(optimizer)} seed {seed}: {outcome(result)} ({result.seconds:.1f} s)")
-        if result.metrics:
-            print_table(["metric", "value"], [(name, f"{value:.6g}") for name, value in result.metrics.items()])
-    if result.status == "failed":
-        say(result.error or "")
-        raise typer.Exit(FAILED)
 
 
 @app.command(epilog=EXAMPLE)
@@ -113,7 +44,7 @@ def study(
 
     options = replace(options, settings=with_text(options.settings, text))
     with (
-        resumable(True),
+        resumable(),
         contextlib.redirect_stdout(sys.stderr),  # where Ray tells of nodes it has lost
     ):
         done = api.conduct(options, command=called_as(), console=err, say=say)
@@ -150,7 +81,28 @@ def with_text(sets: Any, text: str | None) -> list[str]:
         return list(sets or ())
     from kourkoutas.lab.testbeds.char_lm import corpus
 
+    if text == "enwik8":
+        fetch_enwik8()
     return [*(sets or ()), *(f"{name}={value}" for name, value in corpus.pin(text).items())]
+
+
+def fetch_enwik8() -> None:
+    """Fetch the text into the cache, unless it is there."""
+    from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
+
+    from kourkoutas.lab.machine import cache_folder
+    from kourkoutas.lab.testbeds.char_lm import corpus, enwik8
+
+    if corpus.is_fetched():
+        return
+    say(f"Fetching enwik8 once, to {cache_folder()}.")
+    with Progress(*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn(), console=err) as shown:
+        task = shown.add_task("enwik8.zip", total=None)
+        enwik8.fetch_enwik8(
+            cache_folder(),
+            enwik8.URLS,
+            on_progress=lambda got, total: shown.update(task, completed=got, total=total or None),
+        )
 
 
 def called_as() -> str:
@@ -161,9 +113,9 @@ def called_as() -> str:
 
 
 @contextlib.contextmanager
-def resumable(kept: bool) -> Iterator[None]:
+def resumable() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        say(f"Stopped; finished runs are kept. To resume: {called_as()}" if kept else "Stopped.")
+        say(f"Stopped; finished runs are kept. To resume: {called_as()}")
         raise typer.Exit(128 + signal.SIGINT) from None

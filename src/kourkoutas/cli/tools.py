@@ -1,39 +1,13 @@
-"""What can be studied, the text that one testbed needs, and commands about the optimizer and this machine."""
+"""What can be studied, the paper's scripts, and what works on this machine."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kourkoutas.cli.arguments import AsJson
-from kourkoutas.cli.command import answer, app, err, print_json, print_table
-
-
-@app.command()
-def data(
-    name: Annotated[str, typer.Argument(help="enwik8: its first 30 MB, checked.")],
-    to: Annotated[Path | None, typer.Option(help="Folder.", show_default="the cache")] = None,
-    url: Annotated[str | None, typer.Option(help="Another address of enwik8.zip.")] = None,
-) -> None:
-    """Fetch the text of char-lm; then `--text enwik8`, or the path that is printed."""
-    from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
-
-    from kourkoutas.lab.errors import unknown
-    from kourkoutas.lab.machine import cache_folder
-    from kourkoutas.lab.testbeds.char_lm import enwik8
-
-    if name != "enwik8":
-        raise unknown("data", name, ("enwik8",))
-    with Progress(*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn(), console=err) as shown:
-        task = shown.add_task("enwik8.zip", total=None)
-        path = enwik8.fetch_enwik8(
-            to or cache_folder(),
-            (url,) if url else enwik8.URLS,
-            on_progress=lambda got, total: shown.update(task, completed=got, total=total or None),
-        )
-    answer(str(path))
+from kourkoutas.cli.command import answer, app, print_json, print_table
 
 
 @app.command("testbeds")

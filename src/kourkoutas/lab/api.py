@@ -2,7 +2,6 @@
 
 `execute` makes the runs of a plan. `study` makes a study, `load` opens one, and both give a `Result`.
 
-from kourkoutas.lab.errors import ArgumentError, argument, in_python
 from kourkoutas.lab import study
 
 result = study(train, optimizers=["kbeta", "adam95"], seeds=range(10), tune={"lr": (1e-4, 1e-1)})
@@ -26,7 +25,7 @@ from kourkoutas.lab.errors import ArgumentError, argument, in_python
 from kourkoutas.lab.judging import endpoints
 from kourkoutas.lab.planning import shipping
 from kourkoutas.lab.planning.plan import Plan, parse_assignments, parse_seeds, plan_study, whole_seeds
-from kourkoutas.lab.results import export, store
+from kourkoutas.lab.results import export
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import executor, pool
 from kourkoutas.lab.running.executor import ExecutorFactory, Observer
@@ -229,8 +228,8 @@ def execute(
       StoreError: `out` holds another configuration, is in use, or is broken; nothing was changed.
       KeyboardInterrupt: on Ctrl-C, after the workers have ended; finished runs are kept.
     """
-    plan = _with_tuned_arms(plan, Path(out))
     with executor.holding(plan, out, command) as study:
+        plan = replace(plan, arms=[*plan.arms, *executor.tuned_before(plan, study.record)])
         make = functools.partial(
             executor.make_runs,
             study,
@@ -248,15 +247,6 @@ def execute(
             plan = plan.chosen(chosen)
         make(plan.specs())
     return Snapshot.read(out)
-
-
-def _with_tuned_arms(plan: Plan, out: Path) -> Plan:
-    """The plan with the arms that the folder has tuned before: arms are tuned alike only if they are tuned together."""
-    if plan.tuning is None or not (out / "study.json").exists():
-        return plan
-    record, named = store.read_record(out), {arm.label for arm in plan.arms}
-    kept = [arm for arm in record.arms if arm.label in record.chosen and arm.label not in named]
-    return replace(plan, arms=[*plan.arms, *(arm.model_copy(update={"resolved": None}) for arm in kept)])
 
 
 class Result:

@@ -72,3 +72,7 @@ def unknown(what: str, name: object, choices: Sequence[str]) -> ValueError:
     near = difflib.get_close_matches(str(name), choices, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
     return ValueError(f"unknown {what} {name!r}: {hint}choose from {', '.join(choices) or 'nothing'}")
+
+
+class StudyError(ValueError):
+    """It is the study that has to be corrected: its next run would fail in the same way."""

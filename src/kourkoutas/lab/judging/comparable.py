@@ -22,12 +22,8 @@ from kourkoutas.lab.specs.spec import RunResult
 def missing_seeds(record: StudyRecord, runs: Sequence[StoredRun]) -> dict[str, list[int]]:
     """{arm: seeds whose runs are not in the folder}: deleted ones, or those of an arm that was added for fewer seeds.
 
-    An arm that is still to be tuned has no runs to lose, and a folder of single runs (`kbeta run --out`) was never
-    asked for all seeds of all arms.
+    An arm that is still to be tuned has no runs to lose.
     """
-    words = [call.command.split() for call in record.calls]
-    if any(call[1:2] == ["run"] or call[1:4] == ["-m", "kourkoutas", "run"] for call in words):
-        return {}
     there: dict[str, set[int]] = {}
     for run in runs:
         there.setdefault(run.spec.optimizer, set()).add(run.spec.seed)

@@ -175,8 +175,7 @@ def load_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} is not a Python file")
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
+    _put_first(path.parent)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -185,6 +184,23 @@ def load_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+_folders: set[Path] = set()  # of the users' files that this process has loaded
+
+
+def _put_first(folder: Path) -> None:
+    """Let a file import its own neighbours, also where a file of another folder has neighbours of the same names."""
+    for name, module in list(sys.modules.items()):
+        top = name.partition(".")[0]
+        has_one = (folder / f"{top}.py").exists() or (folder / top / "__init__.py").exists()
+        file = getattr(module, "__file__", None)
+        if has_one and file and any(Path(file).is_relative_to(other) for other in _folders - {folder}):
+            del sys.modules[name]
+    _folders.add(folder)
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder))
 
 
 def engines_of(origin: Origin) -> tuple[str, ...]:
@@ -218,15 +234,19 @@ def options_of(make: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
     return {name: None if value is inspect.Parameter.empty else value for name, value in known.items()}, anything
 
 
-def check(origin: Origin, engine: str, build: Callable[[], Any], options: Mapping[str, Any]) -> None:
+def check(origin: Origin, label: str, engine: str, build: Callable[[], Any], options: Mapping[str, Any]) -> None:
     """Build it once, for a small matrix, before any run: what its constructor refuses is told in one line."""
     try:
         made = build()
     except Exception as error:
         given = ", ".join(["…", *(f"{name}={value!r}" for name, value in options.items())])
+        name = label.partition("[")[0]
+        remedy = "give it what it needs: " + argument("settings", f"{name}.NAME=VALUE")
+        if options:
+            remedy = "change " + argument("settings", f"{name}.{next(iter(options))}=VALUE")
         raise ValueError(
             f"optimizer {origin.words!r} cannot be made: {origin.name}({given}) gives {type(error).__name__}: {error}; "
-            f"set what it needs, for example {argument('settings', f'{origin.name}.NAME=VALUE')}"
+            f"{remedy}"
         ) from None
     if not is_optimizer(made, engine):
         raise TypeError(f"{origin.words} gives a {type(made).__name__} on {engine}, which is no optimizer: {WHAT}")

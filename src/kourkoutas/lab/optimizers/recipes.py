@@ -359,7 +359,7 @@ def check(recipe: Recipe, engine: str) -> None:
     if recipe.family not in ("kbeta", "adam", "kbeta-lbfgs"):
         _, options = _home(recipe, engine)
         if recipe.origin is not None:
-            own.check(recipe.origin, engine, lambda: _small(recipe, engine), options)
+            own.check(recipe.origin, recipe.label, engine, lambda: _small(recipe, engine), options)
 
 
 def check_anywhere(recipe: Recipe) -> None:
@@ -425,7 +425,8 @@ def _home(recipe: Recipe, engine: str) -> tuple[Callable[..., Any], dict[str, An
                 f"{argument('tune', 'lr=LOW:HIGH')}"
             )
         if word not in known and not anything:
-            raise unknown(f"option of {recipe.label} ({where.replace(':', '.')})", word, (*known, "lr_scale"))
+            shown = where if recipe.origin is not None else where.replace(":", ".")
+            raise unknown(f"option of {recipe.label} ({shown})", word, (*known, "lr_scale"))
     return make, options
 
 

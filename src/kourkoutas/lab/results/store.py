@@ -23,7 +23,7 @@ import errno
 import functools
 import importlib.metadata
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -248,11 +248,18 @@ def write_result(folder: Path, result: RunResult) -> None:
 
 
 @contextlib.contextmanager
-def writing(path: str | Path, *, seeds: Iterable[int], command: str, **configuration: Any) -> Iterator[Writer]:
+def writing(
+    path: str | Path,
+    *,
+    seeds: Iterable[int],
+    command: str,
+    also: Callable[[StudyRecord], Sequence[Arm]] | None = None,
+    **configuration: Any,
+) -> Iterator[Writer]:
     """Hold the folder at `path` for writing runs of this configuration, which are fields of `StudyRecord`.
 
     A new folder is made. An existing one is extended by new arms and seeds; one of another configuration is an error
-    that lists what differs, and is left as it was.
+    that lists what differs, and is left as it was. `also` says which arms of an existing record are to go on, too.
     """
     path = Path(path)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -269,7 +276,10 @@ def writing(path: str | Path, *, seeds: Iterable[int], command: str, **configura
     _check_free(path)
     with _locked(path, command):
         if (path / "study.json").exists():
-            record = _extend(path, read_record(path), record)
+            there = read_record(path)
+            if also is not None:
+                record.arms += also(there)
+            record = _extend(path, there, record)
         _write(path / "study.json", record)
         for folder in (path, *path.glob("runs/*")):
             files.remove_stale(folder)

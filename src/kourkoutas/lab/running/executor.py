@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from kourkoutas.lab.errors import ArgumentError, argument
+from kourkoutas.lab.errors import ArgumentError, StudyError, argument
 from kourkoutas.lab.planning.plan import Plan
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running.trial import MISTAKE
 from kourkoutas.lab.running.worker import Task
-from kourkoutas.lab.specs.spec import Code, RunResult, RunSpec
+from kourkoutas.lab.specs.spec import Arm, Code, RunResult, RunSpec
 
 GIB = 2**30
 # Machines of a cluster come and go; what is killed on one machine mostly lacked memory, and would again.
@@ -173,10 +172,23 @@ def choose_executor(
 
 
 def holding(plan: Plan, out: str | Path, command: str) -> contextlib.AbstractContextManager[store.Writer]:
-    """The folder `out`, locked for the runs of `plan`."""
+    """The folder `out`, locked for the runs of `plan` and of the arms that were tuned there before."""
+
+    def resolved(arms: Iterable[Arm]) -> list[Arm]:
+        return [arm.model_copy(update={"resolved": plan.resolved(arm)}) for arm in arms]
+
     configuration = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
-    configuration["arms"] = [arm.model_copy(update={"resolved": plan.resolved(arm)}) for arm in plan.arms]
-    return store.writing(out, command=command, **configuration)
+    configuration["arms"] = resolved(plan.arms)
+    return store.writing(out, command=command, also=lambda there: resolved(tuned_before(plan, there)), **configuration)
+
+
+def tuned_before(plan: Plan, record: store.StudyRecord) -> list[Arm]:
+    """The arms that the folder has tuned and `plan` does not name: arms are tuned alike only if tuned together."""
+    if plan.tuning is None:
+        return []
+    named = {arm.label for arm in plan.arms}
+    kept = [arm for arm in record.arms if arm.label in record.chosen and arm.label not in named]
+    return [arm.model_copy(update={"resolved": None}) for arm in kept]
 
 
 def make_runs(
@@ -260,9 +272,8 @@ def run_all(
 
 def _check_study(result: RunResult) -> None:
     """Stop at the first run of a user's function that shows that the study has to be corrected."""
-    last = (result.error or "").strip().rpartition("\n")[2]
-    if last.startswith(MISTAKE):
-        raise ValueError(f"stopped after the first run: {last.partition(': ')[2]}")
+    if result.mistake is not None:
+        raise StudyError(f"stopped after the first run: {result.mistake}")
 
 
 @contextlib.contextmanager

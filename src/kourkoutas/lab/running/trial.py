@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from kourkoutas.lab.errors import argument
+from kourkoutas.lab.errors import StudyError, argument
 from kourkoutas.lab.optimizers import own, recipes
 from kourkoutas.lab.optimizers.recipes import Recipe
 from kourkoutas.lab.results import files
@@ -56,14 +56,6 @@ class Settings(UserDict[str, Any]):
             self.read.add(str(name))  # asking for it is a way of depending on it
             return True
         return False
-
-
-class StudyError(ValueError):
-    """It is the study that has to be corrected: its next run would fail in the same way."""
-
-
-# What the last line of a failed run's traceback begins with then.
-MISTAKE = f"{StudyError.__module__}.{StudyError.__qualname__}: "
 
 
 class Trial:

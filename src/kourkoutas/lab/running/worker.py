@@ -28,6 +28,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
+from kourkoutas.lab.errors import StudyError
 from kourkoutas.lab.results import files, store
 from kourkoutas.lab.specs.spec import Code, Report, RunResult, RunSpec
 
@@ -86,7 +87,8 @@ def make(task: Task, report: Report) -> RunResult:
         if store.is_full(error):
             raise store.DiskFull.of(cast(OSError, error)) from None
         text = "".join(traceback.format_exception(error))
-        result = RunResult(status="failed", error=text, seconds=time.perf_counter() - start)
+        mistake = str(error) if isinstance(error, StudyError) else None
+        result = RunResult(status="failed", error=text, mistake=mistake, seconds=time.perf_counter() - start)
     store.write_result(task.folder, result)
     return result
 

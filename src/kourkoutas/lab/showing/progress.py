@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -23,10 +24,45 @@ NAME = 30  # characters of a bar's name at 80 columns
 @contextlib.contextmanager
 def showing(console: Console, plan: Plan) -> Iterator[Observer]:
     """An observer that writes to `console`: what is studied, each phase by its name, and every run."""
-    shown = (Bars if console.is_terminal else Lines)(console, plan)
-    with shown.bars if isinstance(shown, Bars) else contextlib.nullcontext():
-        yield shown
-    shown.done()
+    view = (Bars if console.is_terminal else Lines)(console, plan)
+    harmless = Harmless(view)
+    harmless.tell(view.begin_showing)
+    try:
+        yield harmless
+    finally:
+        with contextlib.suppress(Exception, SystemExit):
+            view.end_showing()
+    harmless.tell(view.done)
+
+
+class Harmless(Observer):
+    """Passes on to a view what happens, until it raises an error: then the study goes on without it."""
+
+    def __init__(self, view: Lines) -> None:
+        self._view, self._fine = view, True
+
+    def tell(self, show: Callable[..., None], *what: Any) -> None:
+        if not self._fine:
+            return
+        try:
+            show(*what)
+        except (Exception, SystemExit) as error:  # which rich raises where nobody reads any more
+            self._fine = False
+            with contextlib.suppress(Exception, SystemExit):
+                self._view.end_showing()
+                self._view.say(f"Progress can no longer be shown ({type(error).__name__}: {error}); the study goes on.")
+
+    def planned(self, total: int, kept: int, failed: int, workers: int) -> None:
+        self.tell(self._view.planned, total, kept, failed, workers)
+
+    def started(self, spec: RunSpec) -> None:
+        self.tell(self._view.started, spec)
+
+    def progress(self, spec: RunSpec, step: int, steps: int | None, loss: float | None) -> None:
+        self.tell(self._view.progress, spec, step, steps, loss)
+
+    def finished(self, spec: RunSpec, result: RunResult) -> None:
+        self.tell(self._view.finished, spec, result)
 
 
 class Lines(Observer):
@@ -38,6 +74,10 @@ class Lines(Observer):
         self._rounds = 0
         self._planned: tuple[int, int, int, int] | None = None  # of a phase that has not begun
         self._done = self._total = 0
+
+    def begin_showing(self) -> None: ...
+
+    def end_showing(self) -> None: ...
 
     def planned(self, total: int, kept: int, failed: int, workers: int) -> None:
         self._rounds += 1
@@ -95,6 +135,12 @@ class Bars(Lines):
         )
         self._bar: TaskID | None = None
         self._runs: dict[str, TaskID] = {}
+
+    def begin_showing(self) -> None:
+        self.bars.start()
+
+    def end_showing(self) -> None:
+        self.bars.stop()
 
     def begin(self, phase: str, line: str) -> None:
         if self._title:  # later phases are told by their bars

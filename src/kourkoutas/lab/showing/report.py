@@ -88,23 +88,25 @@ def write(analysis: Analysis, *, live: bool = False) -> Path:
     return out
 
 
-def follow(path: Path) -> None:
+def follow(path: Path, **how: Any) -> None:
     """Write the page of the folder at `path` again and again, as one that reloads itself, until the study has ended.
+
+    `how` are arguments of `analyse`.
 
     Raises:
       StoreError: there is no study to begin with.
     """
-    going = _follow_once(path)
+    going = _follow_once(path, **how)
     while going:
         time.sleep(SECONDS_BETWEEN_PAGES)
         # A file may be half there for a moment: the last good page stays, and the next look tries again.
         with contextlib.suppress(StoreError, OSError):
-            going = _follow_once(path)
+            going = _follow_once(path, **how)
 
 
-def _follow_once(path: Path) -> bool:
+def _follow_once(path: Path, **how: Any) -> bool:
     """Write the page; whether the study still goes on."""
-    analysis = analyse(Snapshot.read(path), resamples=0)
+    analysis = analyse(Snapshot.read(path), resamples=0, **how)
     write(analysis, live=not analysis.finished)
     return not analysis.finished
 

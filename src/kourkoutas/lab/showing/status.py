@@ -12,10 +12,8 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kourkoutas.lab.judging import comparable
-from kourkoutas.lab.judging.values import to_json
 from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.results.store import StoredRun, StudyRecord
@@ -80,11 +78,6 @@ class Status:
         if self.done == self.count():
             return "finished"
         return "stopped" if self.writer is None else "running"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; a loss that is not finite becomes the string "nan", "inf" or "-inf"."""
-        found: dict[str, Any] = to_json(self)
-        return found | {"total": self.count(), "done": self.done} | {state: self.count(state) for state in STATES}
 
     def __str__(self) -> str:
         counts = [f"{n} {state}" for state in STATES if (n := self.count(state)) or state == "finished"]

@@ -145,6 +145,8 @@ class RunResult(BaseModel):
         is the last step's own), `lr`, and evaluation metrics (NaN where none was taken).
       times: `per_step`, the median seconds of a training step. Folders of older versions have other parts, too.
       settings: the resolved settings, and under "optimizer" the resolved options of the arm.
+      error: the traceback of a failed run, or why its worker ended.
+      mistake: what has to be corrected in the study itself, where that is why the run failed.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="strings", extra="forbid")
@@ -157,6 +159,7 @@ class RunResult(BaseModel):
     seconds: float = 0.0
     times: dict[str, float] = {}
     error: str | None = None
+    mistake: str | None = None
 
     @property
     def seconds_per_step(self) -> float | None:

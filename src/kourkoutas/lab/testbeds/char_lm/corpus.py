@@ -1,7 +1,7 @@
 """Texts for character models: a UTF-8 file, the enwik8 slice, or a generated text, as memory-mapped ids.
 
     load("book.txt")     any UTF-8 text file, also gzipped (.gz)
-    load("enwik8")       the 30 MB slice that `kbeta data enwik8` fetched
+    load("enwik8")       its first 30 MB, which `fetch_enwik8` has put into the cache
     load("generated")    a text made here: see `kourkoutas.lab.testbeds.char_lm.generated`
 
 `keep` puts the ids of a text into the cache folder, under the sha256 of the text, so that many processes share one
@@ -54,6 +54,11 @@ class Corpus:
     characters: str
 
 
+def is_fetched() -> bool:
+    """Whether the slice of enwik8 is in the cache."""
+    return (cache_folder() / enwik8.SLICE).is_file()
+
+
 def pin(text: str) -> dict[str, str]:
     """The settings that name a text for good: `text`, and `text_sha256`, by which a change of the file is noticed."""
     return {"text": text, "text_sha256": load(text).sha256}
@@ -65,7 +70,7 @@ def load(text: str, *, characters: int = generated.CHARACTERS) -> Corpus:
         return _encoded(generated.NAME, _generated(characters))
     path = cache_folder() / enwik8.SLICE if text == "enwik8" else Path(text)
     if text == "enwik8" and not path.is_file():
-        raise CorpusError(f"text 'enwik8' has not been fetched to {path}: run `kbeta data enwik8` first")
+        raise CorpusError(f"text 'enwik8' is not at {path}: `kbeta study char-lm --text enwik8` fetches it once")
     return _encoded(str(path), _read(path))
 
 

@@ -111,7 +111,8 @@ def _first_that_works(
     raise FetchError(
         "enwik8 could not be fetched; nothing was kept\n  "
         + "\n  ".join(problems)
-        + "\nCheck the network, or fetch enwik8.zip by other means and give its address: `--url file:///…/enwik8.zip`"
+        + "\nCheck the network, or unpack enwik8.zip yourself, `head -c 30000000 enwik8 > enwik8.txt`, and use "
+        + "--text enwik8.txt"
     )
 
 
