@@ -152,6 +152,7 @@ def test_attribution_names_the_cause_that_the_controls_show(page: str) -> None:
 
 
 NAN = math.nan
+UNTUNED = "One learning rate for all."
 FAILED = made_study.failed()
 
 
@@ -173,7 +174,8 @@ def test_the_headline_says_what_the_data_support(
     tmp_path: Path, treatment: Sequence[float], baseline: Sequence[float], lead: str
 ) -> None:
     study = made_study.own(tmp_path / "out", {"new": dict(enumerate(treatment)), "old": dict(enumerate(baseline))})
-    assert analysed(study).headline == lead
+    judged = analysed(study).primary.contrasts[0].verdict != "untested"
+    assert analysed(study).headline == (f"{lead} {UNTUNED}" if judged else lead)
     assert lead.replace(" %", "\u00a0%") in Reader(rendered(study)).text
 
 
@@ -181,13 +183,15 @@ def test_the_headline_of_a_higher_is_better_endpoint_calls_more_better(tmp_path:
     new, old = [0.9, 0.91, 0.92] * 2, [0.5, 0.52, 0.51] * 2
     ends = {"new": dict(enumerate(new)), "old": dict(enumerate(old))}
     found = analysed(made_study.own(tmp_path / "out", ends, higher_is_better=True))
-    assert found.headline == "new is ahead of old (78 % higher) on the deciding endpoint."  # means of 0.91 and 0.51
+    assert (
+        found.headline == f"new is ahead of old (78 % higher) on the deciding endpoint. {UNTUNED}"
+    )  # means of 0.91 and 0.51
 
 
 def test_several_that_are_unclear_are_no_clear_winner(tmp_path: Path) -> None:
     ends = {"new": [1.0, 2.0, 3.0, 4.0], "a": [0.9, 2.1, 2.9, 4.2], "b": [1.4, 2.2, 2.8, 4.1]}
     study = made_study.own(tmp_path / "out", {arm: dict(enumerate(x * 2)) for arm, x in ends.items()})
-    assert analysed(study).headline == "No clear winner on the deciding endpoint."
+    assert analysed(study).headline == f"No clear winner on the deciding endpoint. {UNTUNED}"
 
 
 def test_a_study_of_which_every_run_failed_says_so(tmp_path: Path) -> None:
@@ -208,7 +212,7 @@ def test_a_result_that_holm_takes_back_is_not_shown(tmp_path: Path) -> None:
     first = found.primary.contrasts[0]
     assert first.p is not None
     assert first.p < 0.05
-    assert found.headline == "No clear winner on the deciding endpoint."
+    assert found.headline == f"No clear winner on the deciding endpoint. {UNTUNED}"
     assert "after Holm for 8 comparisons" in told(study)
 
 

@@ -16,7 +16,7 @@ from kourkoutas.lab.judging.attribution import Attribution, attribute, summary
 from kourkoutas.lab.judging.comparing import Comparison, Question, compare_endpoints
 from kourkoutas.lab.judging.endpoints import Measure, Until
 from kourkoutas.lab.judging.failures import failures, repeat
-from kourkoutas.lab.judging.fairness import fairness
+from kourkoutas.lab.judging.fairness import fairness, with_conditions
 from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES
 from kourkoutas.lab.judging.statistics import Finding
 from kourkoutas.lab.judging.values import Seed, of_seeds, to_json, without_logarithm
@@ -233,7 +233,9 @@ def _headline(
         return f"All {total} runs failed: there is nothing to compare."
     if to_come:
         return f"{total - to_come} of {total} runs have ended. The verdict comes when all have."
-    return words.headline(judged)
+    answer = words.headline(judged)
+    judgements = {c.verdict for c in judged[0].contrasts} - {"untested", "unfinished"}
+    return with_conditions(answer, snapshot) if judgements else answer
 
 
 def _missing(gone: Mapping[str, Sequence[int]]) -> list[str]:
