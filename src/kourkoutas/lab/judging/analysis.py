@@ -18,6 +18,7 @@ from kourkoutas.lab.judging.endpoints import Measure, Until
 from kourkoutas.lab.judging.failures import failures, repeat
 from kourkoutas.lab.judging.fairness import fairness, with_conditions
 from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES
+from kourkoutas.lab.judging.next_step import for_a_paper, next_step
 from kourkoutas.lab.judging.statistics import Finding
 from kourkoutas.lab.judging.values import Seed, of_seeds, to_json, without_logarithm
 from kourkoutas.lab.optimizers import recipes
@@ -78,6 +79,8 @@ class Analysis:
       arms: in the order of the study.
       endpoints: the primary one first.
       sensitivity: of each arm to the tuned option, on the tuning seeds; empty unless one option was tuned.
+      next_step: the command that would settle what is open; empty where nothing is.
+      for_a_paper: the result in sentences to paste.
       failures: which runs failed, why, and how to repeat them; the most frequent errors.
       notes: about the study as a whole, missing pairs and unreadable runs among them.
       snapshot: what was analysed. Not part of its JSON.
@@ -99,6 +102,8 @@ class Analysis:
     sensitivity: tuple[Sensitivity, ...]
     failures: tuple[str, ...]
     notes: tuple[str, ...]
+    next_step: str
+    for_a_paper: str
     snapshot: Snapshot = field(repr=False)
 
     @property
@@ -150,6 +155,7 @@ def analyse(
     )
     attribution = {one.name: attribute(one) for one in judged}
     late = afterwards.told(record, baseline=baseline, margin=margin)
+    how_tuned = fairness(snapshot, by_primary)
     declared = sum(measure.declared for measure in measures)
     return Analysis(
         testbed=record.testbed,
@@ -157,7 +163,7 @@ def analyse(
         seeds=tuple(record.seeds),
         finished=finished,
         rule=words.rule(Family(len(every), declared), tuned=bool(by_primary), margin=margin_used),
-        fairness=(*fairness(snapshot, by_primary), *suspected),
+        fairness=(*how_tuned, *suspected),
         headline=" ".join([_headline(snapshot, own, judged, to_come, waiting), *late]),
         afterwards=late,
         answers=tuple(words.answer(c, margin_used) for c in judged[0].contrasts),
@@ -168,6 +174,8 @@ def analyse(
         sensitivity=sensitivity(record, by_primary, measures[0].endpoint),
         failures=tuple(f"{one.words}. To repeat: {repeat(record)}" for one in failures(own)[:MOST_FAILURES]),
         notes=(*snapshot.damage, *_missing(gone)),
+        next_step=next_step(snapshot, judged[0]),
+        for_a_paper=for_a_paper(snapshot, judged[0], how_tuned),
         snapshot=snapshot,
     )
 

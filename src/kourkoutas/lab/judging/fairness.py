@@ -28,9 +28,14 @@ def fairness(snapshot: Snapshot, tried: Mapping[str, Sequence[Tried]]) -> list[s
 
 
 def _not_tuned(snapshot: Snapshot) -> list[str]:
+    return [f"{_how_untuned(_rates(snapshot))}: add {argument('tune', tuning_range(snapshot))} for a fair answer."]
+
+
+def tuning_range(snapshot: Snapshot) -> str:
+    """What to tune: ten times less to ten times more than the learning rates that the runs were made with."""
     rates = _rates(snapshot)
     low, high = (_power(min(rates) / 10), _power(max(rates) * 10)) if rates else ("LOW", "HIGH")
-    return [f"{_how_untuned(rates)}: add {argument('tune', f'lr={low}:{high}')} for a fair answer."]
+    return f"lr={low}:{high}"
 
 
 def _how_untuned(rates: Sequence[float]) -> str:

@@ -55,6 +55,8 @@ class Answer:
             parts.append(Text(f"{headline.listed([one.title for one in plots[endpoints:]])}: kbeta stats {where}"))
         parts.append(optimizers(analysis, most=rows))
         parts.extend(Text(line) for line in (*analysis.failures, *analysis.fairness, *analysis.notes))
+        if analysis.next_step and not analysis.failures:
+            parts.append(Text(analysis.next_step))
         more = [*([] if self.report is None else [f"Report: {self.report}"]), f"tables: kbeta stats {where}"]
         line = " · ".join(more)
         parts.append(Text(line if len(line) <= COLUMNS else "\n".join(more)))

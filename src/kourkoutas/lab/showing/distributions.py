@@ -34,7 +34,7 @@ from kourkoutas.lab.showing.drawing import (
 
 ROW = 46.0
 MOST_PAIRS = 24  # contrasts with a panel of their own
-EXPLODED = 1e6  # times the middle run's value, on a log axis; what is beyond stands at its end
+EXPLODED = 1e9  # times the middle run's value, on a log axis; what is beyond stands at its end
 
 
 def _is_log(judged: Comparison) -> bool:
