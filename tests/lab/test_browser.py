@@ -125,7 +125,7 @@ def test_hovering_shows_values(browser: Any, address: str) -> None:
         assert tip.is_hidden()
         tab.page.locator(".effects svg .effect").first.hover()
         # log10 of the ratio is 0.04087 ± t(9; 1 - 0.05/18)·0.009531: three contrasts on three endpoints are one family
-        assert tip.text_content() == "K-β vs Adam 0.95: +9.0 % [+1.5, +16]"
+        assert tip.text_content() == "K-β vs Adam 0.95: 9.0 % lower [−16, −1.5]"
         dot = tab.page.locator("#ends .panel >> nth=0 >> g.arm >> nth=0 >> a .point").last  # above all others
         dot.scroll_into_view_if_needed()
         dot.hover()
@@ -144,7 +144,7 @@ def test_hovering_shows_values(browser: Any, address: str) -> None:
 def test_the_keyboard_reaches_the_effects_and_the_folded_parts(browser: Any, address: str) -> None:
     with Tab(browser, address) as tab:
         tab.page.locator(".effects svg .effect").first.focus()
-        assert "+9.0 %" in tab.page.locator("#tip").text_content()
+        assert "9.0 % lower" in tab.page.locator("#tip").text_content()
         tab.page.locator("#settings summary").focus()
         tab.page.keyboard.press("Enter")
         assert tab.page.locator("#settings pre").first.is_visible()

@@ -137,7 +137,7 @@ def test_pair_lines_join_the_two_values_of_a_seed_and_tell_the_better(tmp_path: 
 
 
 def test_the_effect_plot_puts_estimates_and_ends_at_their_percentages(tmp_path: Path) -> None:
-    new, old = [1.0, 1.2, 1.1] * 2, [2.0, 2.5, 2.3] * 2
+    new, old = [1.4, 1.6, 1.5] * 2, [2.0, 2.5, 2.3] * 2
     found = judged(tmp_path, {"new": dict(enumerate(new)), "old": dict(enumerate(old))})
     (c,) = found.contrasts
     assert c.percent is not None
@@ -147,13 +147,34 @@ def test_the_effect_plot_puts_estimates_and_ends_at_their_percentages(tmp_path: 
     (at,) = re.findall(r'<circle cx="([\d.]+)"', drawn.svg)
     bar = re.search(r'<line x1="([\d.]+)" x2="([\d.]+)"[^>]*class="interval"', drawn.svg)
     assert bar is not None
-    ticks = re.findall(r'<text x="([\d.]+)"[^>]*>\+?(\d+) %</text>', drawn.svg)
+    ticks = re.findall(r'<text x="([\d.]+)"[^>]*>(\d+) %(?: lower)?</text>', drawn.svg)
     places = {float(value): float(x) for x, value in ticks}
     (a, xa), *_, (b, xb) = sorted(places.items())
     per_percent = (xb - xa) / (b - a)
     for x, percent in ((at, c.percent.value), (bar[1], c.percent.interval.low), (bar[2], c.percent.interval.high)):
         assert percent is not None
         assert float(x) == pytest.approx(xa + per_percent * (percent - a), abs=0.5)
+
+
+def test_effects_beyond_a_factor_of_2_stand_on_an_axis_of_ratios(tmp_path: Path) -> None:
+    new = [1.0, 1.1, 0.9, 1.05, 0.95, 1.0]
+    ends = {"kbeta": new, "adam95": [150 * x for x in new], "adam999": [24_000 * x for x in new[::-1]]}
+    found = judged(tmp_path, {arm: dict(enumerate(own)) for arm, own in ends.items()}, log=True)
+    drawn = effects.plot([found])
+    assert drawn is not None
+    near, far = (float(x) for x in re.findall(r'<circle cx="([\d.]+)"', drawn.svg))
+    (zero,) = set(re.findall(r'<line x1="([\d.]+)"[^>]*class="zero"', drawn.svg))
+    # log10 of 150 and of 24,000, from no difference
+    assert (near - float(zero)) / (far - float(zero)) == pytest.approx(math.log10(150) / math.log10(24_000), abs=0.01)
+    assert "100× lower</text>" in drawn.svg
+    assert "%</text>" not in drawn.svg
+
+
+def test_a_comparison_that_lost_its_size_leaves_the_others_in_percent(tmp_path: Path) -> None:
+    ends = {"kbeta": [1.0, 1.1, 0.9, 1.05], "adam95": [1.25, 1.3, 1.2, 1.28], "adam999": [NAN] * 4}
+    found = judged(tmp_path, {arm: dict(enumerate(own)) for arm, own in ends.items()})
+    assert effects.unit_of(found) == "percent"
+    assert "% lower" in effects.rows_of(found)[0].words
 
 
 def test_an_interval_far_beyond_the_estimates_is_cut_with_an_arrow(tmp_path: Path) -> None:
@@ -271,3 +292,54 @@ def test_ticks_are_within_the_axis_and_few(low: float, span: float, log: bool, m
 def test_nothing_of_pyplot_is_imported() -> None:
     code = "import sys, kourkoutas.lab.showing.report; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def at_ticks(drawn: drawing.Drawing) -> list[float]:
+    """The values at the ticks of the axis of y: labels that end left of it."""
+    found = re.findall(r'text-anchor="end" class="soft">([^<↑]+)<', str(drawn.svg))
+    return [float(text.replace("k", "e3")) for text in found if re.fullmatch(r"[\d.e-]+k?", text)]
+
+
+def lowest(drawn: drawing.Drawing, look: int) -> float:
+    """How far down, in pixels, the line of an optimizer with this colour ends."""
+    line = re.search(rf'class="arm c{look}".*?<path d="([^"]+)" class="curve"', str(drawn.svg))
+    assert line is not None
+    return float(line[1].split()[-1])
+
+
+def test_an_axis_is_cut_where_an_optimizer_exploded_and_never_below_the_winner() -> None:
+    steps = np.arange(1, 101)
+    winner = 20 * 10 ** (-7 * steps / 100)
+    second = 20 * 10 ** (-5 * steps / 100)
+    exploded = 20 * 10 ** (0.28 * steps)
+    arms = {
+        "kbeta": {0: course(winner.tolist())},
+        "adam95": {0: course(second.tolist())},
+        "adam999": {0: course(exploded.tolist())},
+    }
+    for drawn in panels(arms):
+        ticks = at_ticks(drawn)
+        assert min(ticks) <= 1e-4
+        assert max(ticks) <= 1e5
+        assert "↑ to 2e29" in drawn.svg
+    together = panels(arms)[0]
+    assert lowest(together, 0) > lowest(together, 1) + 20 > lowest(together, 2) + 40
+
+
+def test_one_run_that_diverges_leaves_the_panels_of_the_others_readable() -> None:
+    calm = np.linspace(1.0, 0.5, 50)
+    diverges = course([10.0**k for k in range(30)], diverged=True)
+    arms = {
+        "kbeta": {0: course(calm.tolist()), 1: course(calm.tolist())},
+        "adam95": {0: course(calm.tolist()), 1: diverges},
+    }
+    for drawn in panels(arms):
+        assert len([tick for tick in at_ticks(drawn) if 0.4 <= tick <= 1.2]) >= 2
+
+
+def test_a_loss_that_rises_a_little_is_not_cut() -> None:
+    arms = {
+        "kbeta": {0: course(np.geomspace(1, 1e-3, 50).tolist())},
+        "adam95": {0: course(np.geomspace(1, 100, 50).tolist())},
+    }
+    assert all("↑ to" not in one.svg for one in panels(arms))

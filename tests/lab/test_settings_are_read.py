@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import trial
 from kourkoutas.lab.specs.spec import RunSpec
+from tests.lab import made_study
 
 README = """
 import mlx.core as mx
@@ -153,3 +155,46 @@ def test_arms_that_differ_in_one_seed_are_compared(tmp_path: Path) -> None:
 def test_a_logged_metric_that_is_named_needs_no_returned_number(tmp_path: Path) -> None:
     source = "def train(trial):\n    trial.log(1, loss=len(trial.arm) + trial.seed)\n"
     assert len(analyse(executed(tmp_path, source, endpoint="loss")).primary.contrasts) == 1
+
+
+SHORT_RUNS = """
+import torch
+
+def train(trial):
+    torch.manual_seed(trial.seed)
+    model = torch.nn.Linear(2, 1)
+    optimizer = trial.optimizer(model, lr=1e-2)
+    for step in range(1, 61):
+        loss = model(torch.ones(4, 2)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    trial.log(1, loss=loss.item())  # once, as an epoch
+    return loss.item()
+"""
+
+
+def test_a_users_own_function_is_warned_of_short_runs_by_the_optimizers_count_of_steps(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    found = analyse(executed(tmp_path, SHORT_RUNS, optimizers=["kbeta", "adam95"]))
+    (warning,) = [line for line in found.fairness if line.startswith("Short runs")]
+    # sqrt((1 - 0.999)/(1 - (0.88 + 0.999)/2)) = sqrt(0.001/0.0605) = 0.129
+    assert "(60 steps)" in warning
+    assert "starts at 13 % of the learning rate" in warning
+
+
+def test_runs_with_the_exact_correction_are_not_warned(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    found = analyse(executed(tmp_path, SHORT_RUNS, optimizers=["kbeta-exact", "adam95"]))
+    assert not any(line.startswith("Short runs") for line in found.fairness)
+
+
+def test_a_smoke_preset_says_that_it_is_no_evidence_and_an_untuned_study_says_so_in_its_headline(
+    tmp_path: Path,
+) -> None:
+    study = made_study.rare_trigger(tmp_path / "paper", ("kbeta", "adam95"))
+    said = analyse(study, resamples=0).headline
+    assert said.endswith("One learning rate for all.")
+    assert "Smoke" not in said
+    record = study.record.model_copy(update={"preset": "smoke"})
+    assert analyse(dataclasses.replace(study, record=record), resamples=0).headline == f"Smoke: not evidence. {said}"

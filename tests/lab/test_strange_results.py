@@ -390,7 +390,7 @@ def test_the_answer_is_printed_before_the_page_is_made(tmp_path: Path, monkeypat
     for more in ([], ["--json"]):
         done = CliRunner().invoke(app, ["study", f"{tmp_path / 'task.py'}:train", "--out", str(made.path), *more])
         assert str(done.exception) == "no page"
-        assert "is 4.2 % ahead of Adam 0.95" in " ".join(done.output.split())
+        assert "is ahead of Adam 0.95 (4.2 % lower)" in " ".join(done.output.split())
 
 
 # Lost runs

@@ -16,8 +16,9 @@ from kourkoutas.lab.judging.attribution import Attribution, attribute, summary
 from kourkoutas.lab.judging.comparing import Comparison, Judged, Question, comparison, judge
 from kourkoutas.lab.judging.endpoints import Measure, Until
 from kourkoutas.lab.judging.failures import failures, repeat
-from kourkoutas.lab.judging.fairness import fairness
+from kourkoutas.lab.judging.fairness import fairness, with_conditions
 from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES
+from kourkoutas.lab.judging.next_step import for_a_paper, next_step
 from kourkoutas.lab.judging.statistics import Finding
 from kourkoutas.lab.judging.values import Seed, of_seeds, to_json, without_logarithm
 from kourkoutas.lab.optimizers import recipes
@@ -78,6 +79,8 @@ class Analysis:
       arms: in the order of the study.
       endpoints: the primary one first.
       sensitivity: of each arm to the tuned option, on the tuning seeds; empty unless one option was tuned.
+      next_step: the command that would settle what is open; empty where nothing is.
+      for_a_paper: the result in sentences to paste.
       failures: which runs failed, why, and how to repeat them; the most frequent errors.
       notes: about the study as a whole, missing pairs and unreadable runs among them.
       judged: of every endpoint the values in pairs, from which its comparison was made. Not part of the JSON.
@@ -100,6 +103,8 @@ class Analysis:
     sensitivity: tuple[Sensitivity, ...]
     failures: tuple[str, ...]
     notes: tuple[str, ...]
+    next_step: str
+    for_a_paper: str
     judged: tuple[Judged, ...] = field(repr=False)
     snapshot: Snapshot = field(repr=False)
 
@@ -153,6 +158,7 @@ def analyse(
     judged = tuple(comparison(one, margin_used) for one in in_pairs)
     attribution = {one.name: attribute(one) for one in judged}
     late = afterwards.told(record, baseline=baseline, margin=margin)
+    how_tuned = fairness(snapshot, by_primary)
     declared = sum(measure.declared for measure in measures)
     return Analysis(
         testbed=record.testbed,
@@ -160,7 +166,7 @@ def analyse(
         seeds=tuple(record.seeds),
         finished=finished,
         rule=words.rule(Family(len(every), declared), tuned=bool(by_primary), margin=margin_used),
-        fairness=(*fairness(snapshot, by_primary), *suspected),
+        fairness=(*how_tuned, *suspected),
         headline=" ".join([_headline(snapshot, own, judged, to_come, waiting), *late]),
         afterwards=late,
         answers=tuple(words.answer(c, margin_used) for c in judged[0].contrasts),
@@ -171,6 +177,8 @@ def analyse(
         sensitivity=sensitivity(record, by_primary, measures[0].endpoint),
         failures=tuple(f"{one.words}. To repeat: {repeat(record)}" for one in failures(own)[:MOST_FAILURES]),
         notes=(*snapshot.damage, *_missing(gone)),
+        next_step=next_step(snapshot, judged[0]),
+        for_a_paper=for_a_paper(snapshot, judged[0], how_tuned),
         judged=tuple(in_pairs),
         snapshot=snapshot,
     )
@@ -237,7 +245,9 @@ def _headline(
         return f"All {total} runs failed: there is nothing to compare."
     if to_come:
         return f"{total - to_come} of {total} runs have ended. The verdict comes when all have."
-    return words.headline(judged)
+    answer = words.headline(judged)
+    judgements = {c.verdict for c in judged[0].contrasts} - {"untested", "unfinished"}
+    return with_conditions(answer, snapshot) if judgements else answer
 
 
 def _missing(gone: Mapping[str, Sequence[int]]) -> list[str]:

@@ -11,7 +11,9 @@ from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.specs.spec import RunResult
 from kourkoutas.lab.tuning import trials
 from kourkoutas.lab.tuning.trials import Tried
+from kourkoutas.rule import Hyper
 
+SMOKE = "Smoke: not evidence."
 SHORT = 2000  # steps below which the hidden warmup of K-β's default takes much of a run
 
 
@@ -26,10 +28,26 @@ def fairness(snapshot: Snapshot, tried: Mapping[str, Sequence[Tried]]) -> list[s
 
 
 def _not_tuned(snapshot: Snapshot) -> list[str]:
+    return [f"{_how_untuned(_rates(snapshot))}: add {argument('tune', tuning_range(snapshot))} for a fair answer."]
+
+
+def tuning_range(snapshot: Snapshot) -> str:
+    """What to tune: ten times less to ten times more than the learning rates that the runs were made with."""
     rates = _rates(snapshot)
     low, high = (_power(min(rates) / 10), _power(max(rates) * 10)) if rates else ("LOW", "HIGH")
-    same = "One learning rate for all" if len(rates) < 2 else "Learning rates that nobody tuned"
-    return [f"{same}: add {argument('tune', f'lr={low}:{high}')} for a fair answer."]
+    return f"lr={low}:{high}"
+
+
+def _how_untuned(rates: Sequence[float]) -> str:
+    return "One learning rate for all" if len(rates) < 2 else "Learning rates that nobody tuned"
+
+
+def with_conditions(answer: str, snapshot: Snapshot) -> str:
+    """The answer of a study with what nobody may read it without: that it is a smoke test, that nothing was tuned."""
+    record = snapshot.record
+    before = [SMOKE] if record.code is None and record.preset == "smoke" else []
+    after = [f"{_how_untuned(_rates(snapshot))}."] if record.tuning is None else []
+    return " ".join([*before, answer, *after])
 
 
 def _rates(snapshot: Snapshot) -> list[float]:
@@ -60,10 +78,13 @@ def short_runs(snapshot: Snapshot) -> list[str]:
         if run.result is None or run.result.status != "ok":
             continue
         steps, options = steps_made(run.result), run.result.settings.get("optimizer")
-        if not isinstance(options, Mapping) or options.get("bias_correction") != "beta2max" or not 0 < steps < SHORT:
+        if not isinstance(options, Mapping) or options.get("family") != "kbeta" or not 0 < steps < SHORT:
             continue
-        low, high = options.get("beta2_min", 0.88), options.get("beta2_max", 0.999)
-        if low < high:
+        # A user's own function leaves out what it leaves at its default.
+        defaults = Hyper()
+        low, high = options.get("beta2_min", defaults.beta2_min), options.get("beta2_max", defaults.beta2_max)
+        correction = options.get("bias_correction", defaults.bias_correction)
+        if correction == "beta2max" and low < high:
             part = math.sqrt((1 - high) / (1 - (low + high) / 2))
             return [
                 f"Short runs ({steps:.0f} steps): K-β's default starts at {100 * part:.0f} % of the learning rate. "
@@ -73,5 +94,9 @@ def short_runs(snapshot: Snapshot) -> list[str]:
 
 
 def steps_made(result: RunResult) -> float:
-    """How many steps a run made: the last one that it logged; 0 where it logged none."""
-    return max(result.curve.get("step", ()), default=0.0)
+    """How many steps a run made, by its optimizer's count, else the last one that it logged; 0 where nobody knows.
+
+    NOTE: a function of a user's may log epochs, or only once at the end: what the optimizer has counted goes first.
+    """
+    logged = max(result.curve.get("step", ()), default=0.0)
+    return logged if result.updates is None else result.updates

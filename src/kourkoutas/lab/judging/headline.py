@@ -85,8 +85,8 @@ def _about(treatment: str, contrasts: Sequence[Contrast], margin: float | None) 
         others = listed([name_of(c.baseline) for c in untested])
         lines.append(f"{who} cannot be compared with {others}: {listed(list(dict.fromkeys(c.why for c in untested)))}.")
     if unfinished := groups.get("unfinished"):
-        others = listed([f"{name_of(c.baseline)} ({c.why})" for c in unfinished])
-        lines.append(f"No verdict yet on {who} against {others}.")
+        others = listed([name_of(c.baseline) for c in unfinished])
+        lines.append(f"No verdict yet on {who} against {others}: runs failed.")
     return " ".join([*lines, *(line for c in contrasts if (line := carried_words(c)))])
 
 
@@ -154,17 +154,18 @@ def ratio(percent: float, higher_is_better: bool) -> float:
 
 
 def percent_text(percent: float, higher_is_better: bool) -> str:
-    """A size without a sign; beyond a factor of 2 as one.
+    """What the treatment's value is beside the baseline's; beyond a factor of 2 as one.
 
-    >>> percent_text(-743.2, False), percent_text(3.14, False), percent_text(88.1, False)
-    ('8.4× higher', '3.1 %', '8.4× lower')
+    >>> percent_text(-743.2, False), percent_text(3.14, False), percent_text(-25, False), percent_text(88.1, False)
+    ('8.4× higher', '3.1 % lower', '25 % higher', '8.4× lower')
     """
     times = ratio(percent, higher_is_better)
     if times >= 2:
         return f"{digits(times)}× higher"
     if 0 < times <= 0.5:
         return f"{digits(1 / times)}× lower"
-    return f"{digits(percent)} %"
+    side = "" if times == 1 else " higher" if times > 1 else " lower"
+    return f"{digits(percent)} %{side}"
 
 
 def times_between(low: float, high: float, higher_is_better: bool) -> str:
@@ -192,15 +193,18 @@ def digits(value: float) -> str:
 
 
 def size(c: Contrast) -> str:
-    """How far the treatment is ahead or behind, and of whom: "3.1 % behind Adam 0.999"."""
+    """Who is ahead of whom, and by how much: "behind Adam 0.999 (3.1 % higher)".
+
+    How many runs were lost stands in the table of optimizers.
+    """
     ahead = c.verdict == "better" if c.verdict in ("better", "worse") else c.side > 0
     of = f"{'ahead of' if ahead else 'behind'} {name_of(c.baseline)}"
     percent = c.percent.value if c.percent is not None else None
-    text = ""
+    facts = []
     if percent is not None and math.isfinite(percent) and (percent > 0) == ahead:
-        text = percent_text(percent, c.higher_is_better)
-    aside = "; ".join(part for part in ("" if text.endswith("%") else text, lost_words(c)) if part)
-    return (f"{text} " if text.endswith("%") else "") + of + (f" ({aside})" if aside else "")
+        facts.append(percent_text(percent, c.higher_is_better))
+    facts += lost_ways(c)
+    return f"{of} ({'; '.join(facts)})" if facts else of
 
 
 def won(c: Contrast) -> str:
@@ -220,8 +224,13 @@ def lost_words(c: Contrast) -> str:
     return ", ".join(parts)
 
 
+def lost_ways(c: Contrast) -> list[str]:
+    """That runs were lost, and how, without their numbers."""
+    return [f"runs {how}" for counts, how in ((c.diverged, c.absent), (c.failed, "failed")) if any(counts)]
+
+
 def _with_lost(c: Contrast) -> str:
-    lost = lost_words(c)
+    lost = "; ".join(lost_ways(c))
     return f"{name_of(c.baseline)} ({lost})" if lost else name_of(c.baseline)
 
 
@@ -283,20 +292,22 @@ def ends_of(c: Contrast, percent: bool) -> tuple[float, float, float] | None:
 
 
 def percent_words(low: float, value: float, high: float, higher_is_better: bool = False) -> str:
-    """An effect with its interval; beyond a factor of 2 as a factor.
+    """An effect with its interval, as what it does to the value; beyond a factor of 2 as a factor.
 
     >>> percent_words(4.3, 9.26, 13.4), percent_words(-3.1, -0.8, 1.6), percent_words(-800, -743, -650)
-    ('+9.3 % [+4.3, +13]', '−0.80 % [−3.1, +1.6]', '8.4× higher [7.5×, 9.0×]')
+    ('9.3 % lower [−13, −4.3]', '0.80 % higher [−1.6, +3.1]', '8.4× higher [7.5×, 9.0×]')
     >>> percent_words(-math.inf, 9.26, math.inf), percent_words(-math.inf, -743, -650)
-    ('+9.3 % [no bounds]', '8.4× higher [at least 7.5×]')
+    ('9.3 % lower [no bounds]', '8.4× higher [at least 7.5×]')
     """
 
     def signed(x: float) -> str:
         return f"{'−' if x < 0 else '+'}{digits(x)}"
 
-    text, ends = percent_text(value, higher_is_better), times_between(low, high, higher_is_better)
-    if text.endswith("%"):
-        text, ends = f"{signed(value)} %", between(low, high, signed)
+    text = percent_text(value, higher_is_better)
+    if "×" in text:
+        ends = times_between(low, high, higher_is_better)
+    else:
+        ends = between(low, high, signed) if higher_is_better else between(-high, -low, signed)
     return text if low == high else f"{text} [{ends}]"
 
 

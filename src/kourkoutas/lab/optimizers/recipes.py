@@ -44,6 +44,8 @@ LATE = 2**24
 # The learning rate of an optimizer before its first step: a user's own may refuse 0.
 PLACEHOLDER = 1e-3
 
+# What a study compares that names no optimizers. The last is the control that decides: Adam with K-β's hidden warmup.
+USUAL = ("kbeta", "adam95", "adam999", "adam95-warm")
 CONTROLS = ("kbeta-static", "adam-mid", "adam95-warm", "adam999-warm", "kbeta-exact")
 
 # Written out, so that a run says what it was made with.

@@ -375,7 +375,7 @@ def plan_study(
                     name, f"{argument(name)} {value} is for testbeds; {target} brings its own: leave it out"
                 )
         code = code_of(target, endpoint, log=log, higher_is_better=higher_is_better)
-        settings, arms = arms_of(optimizers or ("kbeta", "adam95", "adam999"), options or {}, grids or {})
+        settings, arms = arms_of(optimizers or recipes.USUAL, options or {}, grids or {})
         names = [*settings, *(name for arm in arms for name in arm.settings)]
         if taken := set(OWN_SETTINGS) & {*names, *(axis.name for axis in (tuning.axes if tuning else ()))}:
             raise ValueError(

@@ -159,6 +159,10 @@ class Trial:
         """The median pace between logged steps, which holds whatever the function does at each of them."""
         return {"per_step": statistics.median(self._paces)} if self._paces else {}
 
+    def updates(self) -> int | None:
+        """How many K-β has made, by its own count; None of others, and where the user holds the state."""
+        return int(self._trace.steps[-1]) if self._trace is not None and self._trace.steps.size else None
+
     def close(self) -> None:
         """Write what is still to be written."""
         if self._file is not None:
@@ -203,6 +207,7 @@ def run(spec: RunSpec, folder: Path, code: Code, *, on_progress: Report | None =
         settings={**trial.settings, **trial.described, "used": sorted(trial.used)},
         seconds=time.perf_counter() - start,
         times=trial.times(),
+        updates=trial.updates(),
     )
 
 

@@ -17,7 +17,7 @@ from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.showing import tuning
 from kourkoutas.lab.showing.drawing import shorten
-from kourkoutas.lab.showing.effects import limits, rows_of
+from kourkoutas.lab.showing.effects import limits, rows_of, unit_of
 from kourkoutas.lab.showing.fitting import Fitting
 
 MOST_ROWS = 200
@@ -55,6 +55,8 @@ class Answer:
             parts.append(Text(f"{headline.listed([one.title for one in plots[endpoints:]])}: kbeta stats {where}"))
         parts.append(optimizers(analysis, most=rows))
         parts.extend(Text(line) for line in (*analysis.failures, *analysis.fairness, *analysis.notes))
+        if analysis.next_step and not analysis.failures:
+            parts.append(Text(analysis.next_step))
         more = [*([] if self.report is None else [f"Report: {self.report}"]), f"tables: kbeta stats {where}"]
         line = " · ".join(more)
         parts.append(Text(line if len(line) <= COLUMNS else "\n".join(more)))
@@ -66,7 +68,7 @@ def effects(endpoint: Comparison, *, heading: bool = True, most: int = 8) -> Tex
 
     K-β against           worse ◂──0──▸ better        seeds won
     last-batch BCE (decides)
-      Adam 0.95             ├─┼●──┤    +2.7 % [−5.8, +11]  5/10
+      Adam 0.95             ├─┼●──┤    2.7 % lower [−11, +5.8]  5/10
     """
     lines = [f"{endpoint.title} ({endpoint.standing})"]
     treatments = {c.treatment for c in endpoint.contrasts}
@@ -75,7 +77,7 @@ def effects(endpoint: Comparison, *, heading: bool = True, most: int = 8) -> Tex
         who = f"{name_of(next(iter(treatments)))} against" if one else "against"
         lines.insert(0, f"\n{who:<{NAME + 2}} {'worse ◂──0──▸ better':^{PLOT}} {'':<24}seeds won")
     rows = rows_of(endpoint)
-    widest = max(map(abs, limits(rows))) or 1.0
+    widest = max(map(abs, limits(rows, unit_of(endpoint)))) or 1.0
     for row in rows[:most]:
         c = row.contrast
         name = shorten(name_of(c.baseline) if one else c.name, NAME)

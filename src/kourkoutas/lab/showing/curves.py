@@ -20,7 +20,17 @@ from kourkoutas.lab.judging.intervals import quantile
 from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.optimizers.looks import Look
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.showing.drawing import Anchor, Array, Drawing, Panel, cross, element, log_suits, series
+from kourkoutas.lab.showing.drawing import (
+    Anchor,
+    Array,
+    Drawing,
+    Panel,
+    below_explosions,
+    cross,
+    element,
+    log_suits,
+    series,
+)
 
 MOST_POINTS = 160  # per drawn curve; longer ones are averaged in blocks
 MOST_PANELS = 24  # optimizers with a panel of their own
@@ -132,11 +142,12 @@ def panels(
     log = log_suits(losses)
     if log:
         losses = above_dips(losses, [c.losses[-1] for c in every])
+    top = below_explosions(losses, _usual_top(every), log=log)
     summaries = {arm: found for arm, by_seed in thin.items() if (found := summarise(list(by_seed.values())))}
     scale = f"training loss{', log scale' if log else ''}"
-    drawn = [_medians(summaries, looks, log, f"All optimizers: {scale}")]
+    drawn = [_medians(summaries, looks, log, top, f"All optimizers: {scale}")]
     for arm in list(thin)[:MOST_PANELS]:
-        panel = Panel.over(steps, losses, log_y=log)
+        panel = Panel.over(steps, losses, log_y=log, top=top)
         panel.parts += [panel.path(s.steps, s.median, class_="curve other") for o, s in summaries.items() if o != arm]
         panel.parts.append(_seeds(panel, arm, thin[arm], summaries.get(arm), looks[arm], anchor))
         count, lost = len(thin[arm]), sum(c.diverged for c in thin[arm].values())
@@ -146,6 +157,18 @@ def panels(
         told = f"{scale} of {looks[arm].name} against step, every seed, median in bold: {shown}"
         drawn.append(panel.drawing(f"{looks[arm].name}: {shown}", told))
     return [one for one in drawn if one is not None]
+
+
+def _usual_top(courses: Sequence[Course]) -> float:
+    """The highest loss that a reader wants to tell from others: where the runs begin, or where the middle one ends.
+
+    The half that begins lower tells where runs begin: one that explodes may do so before it has logged a loss.
+    """
+    firsts = np.sort([c.losses[0] for c in courses])
+    lasts = np.sort([math.inf if c.diverged else c.losses[-1] for c in courses])
+    middle = len(courses) // 2
+    ends = float(lasts[middle])
+    return max(float(firsts[middle]), ends if math.isfinite(ends) else -math.inf)
 
 
 def above_dips(values: Array, lasts: Sequence[float]) -> Array:
@@ -158,13 +181,17 @@ def above_dips(values: Array, lasts: Sequence[float]) -> Array:
     return np.maximum(values, min([least, *(x for x in lasts if x > 0)]))
 
 
-def _medians(summaries: Mapping[str, Summary], looks: Mapping[str, Look], log: bool, title: str) -> Drawing | None:
+def _medians(
+    summaries: Mapping[str, Summary], looks: Mapping[str, Look], log: bool, top: float | None, title: str
+) -> Drawing | None:
     """The medians and bands of all optimizers in one panel; None where there is nothing to see."""
     losses = np.concatenate([np.zeros(0), *(y for s in summaries.values() for y in (s.low, s.median, s.high))])
     if not np.isfinite(losses).any():
         return None
     losses = above_dips(losses, [s.median[-1] for s in summaries.values()]) if log else losses
-    panel = Panel.over(np.concatenate([s.steps for s in summaries.values()]), losses, log_y=log)
+    if top is not None and not np.nanmax(losses) > top:
+        top = None
+    panel = Panel.over(np.concatenate([s.steps for s in summaries.values()]), losses, log_y=log, top=top)
     for arm, s in summaries.items():
         panel.line(looks[arm], s.steps, s.median, band=(s.low, s.high))
         panel.tell(looks[arm], s.steps, s.median)

@@ -34,11 +34,21 @@ from kourkoutas.lab.showing.drawing import (
 
 ROW = 46.0
 MOST_PAIRS = 24  # contrasts with a panel of their own
+EXPLODED = 1e9  # times the middle run's value, on a log axis; what is beyond stands at its end
 
 
 def _is_log(judged: Comparison) -> bool:
     every = [x for by_seed in judged.values.values() for x in by_seed.values() if math.isfinite(x)]
     return bool(every) and min(every) > 0 and (judged.log or log_suits(every))
+
+
+def _top(judged: Comparison) -> float | None:
+    """Where an axis of these values is cut at its top; None where nothing exploded."""
+    every = [x for by_seed in judged.values.values() for x in by_seed.values() if math.isfinite(x)]
+    if judged.higher_is_better or not _is_log(judged):
+        return None
+    top = EXPLODED * quantile(np.array(every), 0.5)
+    return top if max(every) > top else None
 
 
 def _scale(judged: Comparison, start: float, stop: float) -> tuple[Scale, float]:
@@ -47,7 +57,7 @@ def _scale(judged: Comparison, start: float, stop: float) -> tuple[Scale, float]
     room = 0.0 if np.isfinite(every).all() else 0.16 * (stop - start)
     if judged.higher_is_better:
         return scale_of(every, start + room, stop, log=_is_log(judged)), start + 0.35 * room
-    return scale_of(every, start, stop - room, log=_is_log(judged)), stop - 0.35 * room
+    return scale_of(every, start, stop - room, log=_is_log(judged), top=_top(judged)), stop - 0.35 * room
 
 
 def _axis(scale: Scale, lost: float, top: float, bottom: float) -> list[Markup]:
@@ -90,13 +100,21 @@ def rows(judged: Comparison, looks: Mapping[str, Look], anchor: Anchor) -> Drawi
         for (seed, value), offset in zip(judged.values[arm].items(), offsets, strict=True):
             y = middle + float(offset)
             finite = math.isfinite(value)
-            dot = element("circle", cx=scale.at(value), cy=y, r=3.2, class_="point") if finite else cross(lost, y)
+            dot = _dot(scale, value, y) if finite else cross(lost, y)
             hint = element("title", f"{name}, seed {seed}: {_value(value, judged, arm, seed)}")
             marks.append(element("a", hint, dot, href=f"#{anchor(arm, seed)}", tabindex=-1))
         parts.append(series(looks[arm], *marks))
     better = "right" if judged.higher_is_better else "left"
     told = f"{judged.title}: every run of {len(arms)} optimizers with its median; further {better} is better"
     return picture(parts, WIDTH, bottom + 38, f"{judged.title} ({better} is better)", told)
+
+
+def _dot(scale: Scale, value: float, y: float) -> Markup:
+    """A run; an arrow at the end of the axis where its value is beyond."""
+    x = scale.at(value)
+    if value > scale.high:
+        return element("path", d=f"M{x + 4:.1f} {y:.1f}l-6 -4v8z", class_="point")
+    return element("circle", cx=x, cy=y, r=3.2, class_="point")
 
 
 def pairs(judged: Comparison, anchor: Anchor) -> list[Drawing]:
@@ -161,7 +179,9 @@ def profile(judged: Comparison, looks: Mapping[str, Look]) -> Drawing | None:
         return None
     log = _is_log(judged)
     across = f"{judged.title if judged.is_time else 'threshold'}{', log scale' if log else ''}"
-    panel = Panel.over(every, [0.0, 100.0], log_x=log, x_label=across, edge=0.03)
+    top = _top(judged)
+    shown = every if top is None else [x for x in every if x <= top]
+    panel = Panel.over(shown, [0.0, 100.0], log_x=log, x_label=across, edge=0.03)
     first, last = panel.x.low, panel.x.high
     for arm, own in ends.items():
         n = len(judged.values[arm])

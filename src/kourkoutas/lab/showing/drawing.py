@@ -29,7 +29,6 @@ Anchor = Callable[[str, Seed], str]  # where the page tells about a run
 
 WIDTH = 356.0
 CHARACTER = 7.4  # px, of a letter of 12 px, on the wide side: what margins are made for
-MOST_DECADES = 1e12  # of a log scale: one loss of 1e-39 would flatten the others
 TYPICAL = 6.5  # px, of a letter on average over a sentence
 
 
@@ -135,11 +134,11 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: ArrayLike) -> Array:
-        x = np.asarray(value, float)
         low, high = self.low, self.high
+        # 0 on a log scale, and what else is beyond the range, stands at its end
+        x = np.clip(np.asarray(value, float), low, high)
         if self.log:
-            # 0, and what else is beyond the range, stands at its end
-            x, low, high = np.log10(np.clip(x, low, high)), math.log10(low), math.log10(high)
+            x, low, high = np.log10(x), math.log10(low), math.log10(high)
         return self.start + (x - low) / (high - low) * (self.stop - self.start)
 
     def at(self, value: float) -> float:
@@ -150,19 +149,39 @@ class Scale:
         return _log_ticks(self.low, self.high, most) if self.log else _even_ticks(self.low, self.high, most)
 
 
-def scale_of(values: ArrayLike, start: float, stop: float, *, log: bool = False, edge: float = 0.05) -> Scale:
-    """A scale over the finite values, a little wider than they are."""
+def scale_of(
+    values: ArrayLike, start: float, stop: float, *, log: bool = False, edge: float = 0.05, top: float | None = None
+) -> Scale:
+    """A scale over the finite values, a little wider than they are; it ends at `top`, unless they end before."""
     x = np.asarray(values, float)
     x = x[np.isfinite(x) & (x > 0)] if log else x[np.isfinite(x)]
     if not x.size:
         return Scale(1.0, 10.0, start, stop, log) if log else Scale(0.0, 1.0, start, stop)
     low, high = float(x.min()), float(x.max())
+    if top is not None and low < top < high:
+        high = top
     if log:
-        low = max(low, high / MOST_DECADES)
         span = math.log10(high / low) or 0.2
         return Scale(low * 10 ** (-edge * span), high * 10 ** (edge * span), start, stop, True)
     span = (high - low) or abs(high) * 0.1 or 1.0
     return Scale(low - edge * span, high + edge * span, start, stop)
+
+
+def below_explosions(values: ArrayLike, usual: float, *, log: bool) -> float | None:
+    """Where an axis is cut, because what lies above the `usual` top would take more than half of it; None: nowhere.
+
+    An axis is cut at its top only. Lower losses are better, so the best run is always on it.
+    """
+    x = np.asarray(values, float)
+    x = x[np.isfinite(x) & (x > 0)] if log else x[np.isfinite(x)]
+    if not x.size or (log and usual <= 0):
+        return None
+    low, middle, high = (math.log10(v) if log else v for v in (float(x.min()), usual, float(x.max())))
+    span = middle - low
+    if span <= 0 or high - middle <= span:
+        return None
+    top = middle + 0.25 * span
+    return 10**top if log else top
 
 
 def log_suits(values: ArrayLike) -> bool:
@@ -220,17 +239,20 @@ def x_axis(
     *,
     top: float | None = None,
     most: int = 5,
+    ticks: Sequence[float] | None = None,
     title: str = "",
     show: Callable[[float], str] = tick_text,
 ) -> list[Markup]:
     """A horizontal axis at the height `y` with round ticks, grid lines up to `top` and a title below."""
     parts = [element("line", x1=scale.start, x2=scale.stop, y1=y, y2=y, class_="axis")]
-    for tick in scale.ticks(most):
+    for tick in scale.ticks(most) if ticks is None else ticks:
         at = scale.at(tick)
         high, kind = (y, "axis") if top is None else (top, "grid")
         parts.append(element("line", x1=at, x2=at, y1=high, y2=y + 4, class_=kind))
-        end = "end" if at > scale.stop - 12 else "middle"
-        parts.append(label(show(tick), at, y + 16, text_anchor=end, class_="soft"))
+        words = show(tick)
+        half = TYPICAL * len(words) / 2
+        end = "end" if at + half > scale.stop + 12 else "start" if at - half < scale.start - 12 else "middle"
+        parts.append(label(words, at, y + 16, text_anchor=end, class_="soft"))
     if title:
         parts.append(label(title, (scale.start + scale.stop) / 2, y + 31, text_anchor="middle", class_="soft"))
     return parts
@@ -272,12 +294,19 @@ class Panel:
         height: float = 210.0,
         x_label: str = "step",
         edge: float = 0.0,
+        top: float | None = None,
     ) -> Panel:
-        """Axes around the values; `edge` is the room at the sides of x, as a part of its range."""
-        y = scale_of(ys, height - 36, 10, log=log_y)
+        """Axes around the values; `edge` is the room at the sides of x, as a part of its range.
+
+        Above `top` the axis of y is cut, and the panel says how far the values go.
+        """
+        y = scale_of(ys, height - 36, 10, log=log_y, top=top)
         left = 10 + CHARACTER * max((len(tick_text(t)) for t in y.ticks()), default=1)
         x = scale_of(xs, left, WIDTH - 14, log=log_x, edge=edge)
         panel = cls(x, y, height)
+        if top is not None:
+            furthest = tick_text(float(f"{np.nanmax(np.asarray(ys, float)):.0e}"))
+            panel.parts.append(label(f"↑ to {furthest}", x.stop, 8.0, text_anchor="end", class_="soft"))
         for tick in y.ticks():
             at = y.at(tick)
             panel.parts.append(element("line", x1=x.start, x2=x.stop, y1=at, y2=at, class_="grid"))

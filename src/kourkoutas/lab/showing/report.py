@@ -200,7 +200,8 @@ def _sections(analysis: Analysis, arms: Looks) -> list[Section]:
     found = [_curves(analysis, arms, anchor), _ends(analysis, arms, anchor)]
     found += [_endpoint(k, one, analysis, arms, anchor) for k, one in enumerate(analysis.endpoints)]
     found += [_causes(analysis), _sensitivity(analysis, arms)]
-    found += [_traces(runs, arms), _learnt(snapshot), _runs(analysis), _failures(runs), _settings(snapshot)]
+    found += [_traces(runs, arms), _learnt(snapshot), _runs(analysis), _failures(runs)]
+    found += [_further(analysis), _settings(snapshot)]
     return [section for section in found if section.content]
 
 
@@ -215,9 +216,13 @@ def _curves(analysis: Analysis, arms: Looks, anchor: Anchor) -> Section:
 
 def _ends(analysis: Analysis, arms: Looks, anchor: Anchor) -> Section:
     drawn = [distributions.rows(one, arms, anchor) for one in analysis.endpoints]
-    drawn += [distributions.profile(one, arms) for one in analysis.endpoints if one.primary or one.is_time]
-    said = note("Every dot is a run and leads to it; the bar is the median.")
-    shown = [said, legend(arms), panels(drawn)] if any(drawn) else []
+    if not any(drawn):
+        return Section("ends", "Where the runs end", [])
+    shown = [note("Every dot is a run and leads to it; the bar is the median."), legend(arms), panels(drawn)]
+    found = [distributions.profile(one, arms) for one in analysis.endpoints if one.primary or one.is_time]
+    if any(found):
+        summary = element("summary", "How many runs reach which value")
+        shown.append(element("details", summary, panels(found), id="profiles"))
     return Section("ends", "Where the runs end", shown, open=True)
 
 
@@ -292,7 +297,7 @@ def _traces(runs: Sequence[StoredRun], arms: Looks) -> Section:
             drawn = panels(maps.drawings(recorded, look), "two")
             fold = element("details", element("summary", look.name), drawn, id=f"traces-{number}")
             shown.append(fold if shown else drawn)
-    return Section("traces", "sun and β2 over training", [note(TRACES), *shown] if shown else [], open=True)
+    return Section("traces", "sun and β2 over training", [note(TRACES), *shown] if shown else [])
 
 
 def _learnt(snapshot: Snapshot) -> Section:
@@ -337,6 +342,23 @@ def _failures(runs: Sequence[StoredRun]) -> Section:
         "it as the worst. The study's command with --retry-failed makes failed runs again."
     )
     return Section("failures", f"{count} run{'' if count == 1 else 's'} failed", [said, *shown] if shown else [])
+
+
+def _further(analysis: Analysis) -> Section:
+    """What to write and what to do with a result."""
+    if not analysis.for_a_paper:
+        return Section("further", "", [])
+    path = analysis.snapshot.path
+    shown = [
+        element("pre", analysis.for_a_paper, tabindex=0),
+        heading("Compare two studies"),
+        note(
+            "Two studies are compared by seed, so they need the same seeds and the same endpoint. Write one table with "
+            "the columns seed, optimizer and value, from runs.csv of both, with a name of its own for each optimizer. Then:"
+        ),
+        element("pre", f"kbeta export {path.name} --to one.csv\nkbeta stats both.csv --baseline NAME", tabindex=0),
+    ]
+    return Section("further", "For a paper, and how to compare two studies", shown, short="For a paper")
 
 
 def _settings(snapshot: Snapshot) -> Section:

@@ -144,6 +144,7 @@ class RunResult(BaseModel):
       curve: columns of equal length: `step` (updates taken), `loss` (mean of the block that ends there; the last entry
         is the last step's own), `lr`, and evaluation metrics (NaN where none was taken).
       times: `per_step`, the median seconds of a training step. Folders of older versions have other parts, too.
+      updates: how many the optimizer of a user's function made, where it has counted them.
       settings: the resolved settings, and under "optimizer" the resolved options of the arm.
       error: the traceback of a failed run, or why its worker ended.
       mistake: what has to be corrected in the study itself, where that is why the run failed.
@@ -158,6 +159,7 @@ class RunResult(BaseModel):
     settings: dict[str, Any] = {}
     seconds: float = 0.0
     times: dict[str, float] = {}
+    updates: int | None = None
     error: str | None = None
     mistake: str | None = None
 

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from kourkoutas.lab import engines
 from kourkoutas.lab.engines import Array, Batch, Batches, Engine, Loss, Params
 from kourkoutas.lab.errors import unknown
+from kourkoutas.lab.optimizers.recipes import USUAL
 from kourkoutas.lab.testbeds import FIELD, Endpoint, Plain, Problem, Testbed
 
 Floats = NDArray[np.float64]
@@ -289,7 +290,7 @@ class Emulator:
         Endpoint("error", "relative error of the rollout", log=True),
         Endpoint("one_step", "relative error of one step", log=True),
     )
-    arms: tuple[str, ...] = ("kbeta", "adam95", "adam999")
+    arms: tuple[str, ...] = USUAL
 
     @property
     def presets(self) -> Mapping[str, Settings]:

@@ -33,6 +33,7 @@ from scipy.sparse import csr_array
 
 from kourkoutas.lab import engines
 from kourkoutas.lab.engines import Array, Batch, Batches, Engine, Loss, Params
+from kourkoutas.lab.optimizers.recipes import USUAL
 from kourkoutas.lab.testbeds import PAPER, Endpoint, Plain, Problem, Testbed
 
 # Batches that share one generator; part of the definition of the data.
@@ -230,7 +231,7 @@ class RareTrigger:
         Endpoint("heldout_bce", "held-out BCE"),
         Endpoint("train_loss", "mean training BCE of the last steps"),
     )
-    arms: tuple[str, ...] = ("kbeta", "adam95", "adam999")
+    arms: tuple[str, ...] = USUAL
 
     @property
     def presets(self) -> Mapping[str, Settings]:

@@ -73,7 +73,37 @@ function unfold(id) {
 }
 addEventListener("hashchange", () => unfold(location.hash.slice(1)));
 
+// Each figure can be saved as a picture of its own, which holds the page's style and the colours that the reader sees.
+function asFile(svg) {
+  const copy = svg.cloneNode(true), style = document.createElementNS(svg.namespaceURI, "style");
+  style.textContent = document.querySelector("style").textContent +
+    "svg { background: var(--paper); font: 12px system-ui, sans-serif; }";
+  copy.setAttribute("xmlns", svg.namespaceURI);
+  copy.removeAttribute("data-plot");
+  copy.prepend(style);
+  return "data:image/svg+xml;charset=utf-8," + encodeURIComponent(copy.outerHTML);
+}
+function addSaving() {
+  for (const figure of document.querySelectorAll("figure:has(> svg)")) {
+    const svg = figure.querySelector("svg"), button = document.createElement("button");
+    const title = figure.querySelector("figcaption")?.textContent ?? "";
+    const name = figure.classList.contains("panel") ? title : "effects";
+    button.className = "save";
+    button.type = "button";
+    button.textContent = "SVG";
+    button.setAttribute("aria-label", "Save as SVG: " + name);
+    button.addEventListener("click", () => {
+      const link = document.createElement("a");
+      link.href = asFile(svg);
+      link.download = (name.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60) || "figure") + ".svg";
+      link.click();
+    });
+    svg.after(button);
+  }
+}
+
 takeTitles();
+addSaving();
 if (location.hash) unfold(location.hash.slice(1));
 
 // A page that reloads itself keeps what the reader has unfolded, also in the last one, which no longer reloads.

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from kourkoutas.lab import engines
 from kourkoutas.lab.engines import Array, Batch, Batches, Engine, Loss, Params
+from kourkoutas.lab.optimizers.recipes import USUAL
 from kourkoutas.lab.testbeds import FIELD, Endpoint, Plain, Problem, Testbed
 from kourkoutas.lab.testbeds.darcy import data, model
 
@@ -163,7 +164,7 @@ class Darcy:
         Endpoint("error", "relative L2 error on test pairs", log=True),
         Endpoint("train_error", "relative L2 error on training pairs", log=True),
     )
-    arms: tuple[str, ...] = ("kbeta", "adam95", "adam999")
+    arms: tuple[str, ...] = USUAL
 
     @property
     def presets(self) -> Mapping[str, Settings]:

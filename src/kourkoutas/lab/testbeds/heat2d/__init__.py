@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kourkoutas.lab.engines import Batches, Engine, Loss, Params
+from kourkoutas.lab.optimizers.recipes import USUAL
 from kourkoutas.lab.testbeds import PAPER, Endpoint, Plain, Problem, Testbed
 from kourkoutas.lab.testbeds.heat2d import evaluate, model
 from kourkoutas.lab.testbeds.heat2d.data import cases
@@ -113,7 +114,7 @@ class Heat2D:
         Endpoint("test_mse", "test MSE", log=True),
         Endpoint("rollout_mse", "test MSE rolled out", log=True),
     )
-    arms: tuple[str, ...] = ("kbeta", "adam95", "adam999")
+    arms: tuple[str, ...] = USUAL
 
     @property
     def presets(self) -> Mapping[str, Settings]:

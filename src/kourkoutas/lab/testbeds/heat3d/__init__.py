@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from kourkoutas.lab.engines import Engine, Loss, Params
 from kourkoutas.lab.errors import unknown
+from kourkoutas.lab.optimizers.recipes import USUAL
 from kourkoutas.lab.testbeds import PAPER, Endpoint, Plain, Problem, Testbed
 from kourkoutas.lab.testbeds.heat3d import geometry, network, reference
 from kourkoutas.lab.testbeds.heat3d.geometry import Points
@@ -137,7 +138,7 @@ class Heat3D:
         Endpoint("final_loss", "loss after the last update", log=True, threshold=THRESHOLD),
         Endpoint("error", "RMS error of T against the reference solution", log=True),
     )
-    arms: tuple[str, ...] = ("kbeta", "adam95", "adam999")
+    arms: tuple[str, ...] = USUAL
 
     @property
     def presets(self) -> Mapping[str, Settings]:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from kourkoutas.lab import engines
 from kourkoutas.lab.engines import Array, Batch, Engine, Loss, Params
 from kourkoutas.lab.errors import unknown
+from kourkoutas.lab.optimizers.recipes import USUAL
 from kourkoutas.lab.testbeds import FIELD, Endpoint, Plain, Problem, Testbed
 from kourkoutas.lab.testbeds.pinns import network
 from kourkoutas.lab.testbeds.pinns.cases import CASES, Counts
@@ -152,7 +153,7 @@ class Pinn:
         Endpoint("error", "relative L2 error against the solution", log=True),
         Endpoint("final_loss", "loss after the last update", log=True),
     )
-    arms: tuple[str, ...] = ("kbeta", "adam95", "adam999")
+    arms: tuple[str, ...] = USUAL
 
     @property
     def presets(self) -> Mapping[str, Settings]:
