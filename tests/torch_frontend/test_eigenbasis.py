@@ -261,7 +261,11 @@ def test_stochastic_rounding_keeps_changes_of_bfloat16_parameters_that_are_too_s
     moved = []
     for dtype, options in ((torch.float32, {}), (torch.bfloat16, {"stochastic_rounding": True}), (torch.bfloat16, {})):
         params = parameters({"w": (32, 32)}, dtype)
-        feed(eigen(params, lr=1e-3, bias_correction="beta2max", **options), params, [{"w": g["w"].to(dtype)} for g in grads])
+        feed(
+            eigen(params, lr=1e-3, bias_correction="beta2max", **options),
+            params,
+            [{"w": g["w"].to(dtype)} for g in grads],
+        )
         moved.append(params["w"].detach().double() - 1)
     exact, by_chance, to_nearest = moved
     slope = float((by_chance * exact).sum() / (exact * exact).sum())
