@@ -1,6 +1,7 @@
 """The pictures of README and docs: what draws them, and what they say."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,10 @@ def train(trial):
 
 
 @pytest.fixture
-def make():
+def make(monkeypatch):
     spec = importlib.util.spec_from_file_location("pictures_make", FOLDER / "make.py")
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # where its dataclasses look for their module
     spec.loader.exec_module(module)
     return module
 
