@@ -9,6 +9,7 @@ The time goes from when the executor is there to the last result; starting it (R
 from __future__ import annotations
 
 import argparse
+import contextlib
 import tempfile
 import time
 from pathlib import Path
@@ -49,8 +50,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="local processes, without --ray")
     given = parser.parse_args()
     workers = given.workers if given.ray is None else None
-    start, retries = choose_executor(ray=given.ray, workers=workers)
-    with tempfile.TemporaryDirectory() as folder:
+    executor, retries = choose_executor(ray=given.ray, workers=workers)
+    with contextlib.closing(executor), tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "task.py"
         file.write_text(TASK)
         seeds = range(given.runs)
@@ -58,7 +59,9 @@ def main() -> None:
             f"{file}:train", seeds=seeds, optimizers=["kbeta"], options={"seconds": str(given.seconds)}
         )
         clock, start = Clock(), time.perf_counter()
-        out = api.execute(made, Path(folder) / "out", command="benchmark", start=start, retries=retries, observer=clock)
+        out = api.execute(
+            made, Path(folder) / "out", command="benchmark", executor=executor, retries=retries, observer=clock
+        )
         ends = [run.result.status for run in out.runs if run.result is not None]
     took = clock.last - clock.ready
     overhead = clock.workers * took / given.runs - given.seconds

@@ -102,8 +102,13 @@ class _Runs:
         return values, False
 
 
-def study(rng: np.random.Generator, of: Simulation) -> list[Judged] | None:
-    """One study by all its endpoints; None where a tuning could choose nothing."""
+def study(
+    rng: np.random.Generator, of: Simulation, pairs: Sequence[tuple[str, str]] | None = None
+) -> list[Judged] | None:
+    """One study by all its endpoints; None where a tuning could choose nothing.
+
+    `pairs` are compared, by default the first arm with each of the others; arms are "0", "1", …
+    """
     runs, arms = _Runs(rng, of), [str(k) for k in range(of.arms)]
     asked = AT_EDGE if of.beyond else ASKED
     tried: dict[str, list[Tried]] = {arm: [] for arm in arms}
@@ -134,7 +139,7 @@ def study(rng: np.random.Generator, of: Simulation) -> list[Judged] | None:
         questions.append(Question(values_of, lost=lost if of.lucky else {}, name=str(k), primary=k == 0))
     return comparing.judge(
         questions,
-        [(arms[0], arm) for arm in arms[1:]],
+        [(arms[0], arm) for arm in arms[1:]] if pairs is None else pairs,
         margin=of.margin,
         failed=failed_seeds,
         count_failed=of.count_failed,

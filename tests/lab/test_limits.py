@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -27,8 +28,8 @@ def execute(
     file = folder / "task.py"
     file.write_text(source)
     made = planning.plan_study(f"{file}:train", seeds=planning.parse_seeds(seeds), optimizers=["kbeta"])
-    start = pool.local(2, Limits(**limits))
-    return api.execute(made, folder / "out", command="test", start=start, retries=retries).runs
+    with contextlib.closing(pool.Pool(2, Limits(**limits))) as executor:
+        return api.execute(made, folder / "out", command="test", executor=executor, retries=retries).runs
 
 
 def ends(runs: Sequence[store.StoredRun]) -> list[str]:

@@ -520,6 +520,7 @@ def test_errors_crashes_and_memory_on_a_node_are_recorded_as_they_are_here(clust
 
 # Prints the steps of a study's progress: what a resumed run is told by.
 DRIVER = """
+import contextlib
 import sys
 from kourkoutas.lab import api
 from kourkoutas.lab.running import ray
@@ -534,8 +535,10 @@ class Watch:
 made = planning.plan_study("char_lm", preset="smoke", engine="torch", optimizers=["kbeta"], seeds=[3],
     options={"steps": sys.argv[3], "width": "16", "layers": "1", "characters": "30000", "eval_windows": "8",
              "evaluate_every": "100"})
-start = ray.on_cluster(sys.argv[1], storage=sys.argv[4] or None)
-api.execute(made, sys.argv[2], command="test", start=start, retries=2, checkpoint_every=50, observer=Watch())
+with contextlib.closing(ray.on_cluster(sys.argv[1], storage=sys.argv[4] or None)) as executor:
+    api.execute(
+        made, sys.argv[2], command="test", executor=executor, retries=2, checkpoint_every=50, observer=Watch()
+    )
 """
 
 
@@ -612,6 +615,7 @@ def test_what_the_cluster_cannot_do_is_one_line_and_makes_no_run(
 
 # A driver whose packages are others than those of the nodes.
 OTHER = """
+import contextlib
 import sys
 from kourkoutas.lab.results import store
 from kourkoutas.lab import api
@@ -621,7 +625,8 @@ from kourkoutas.lab.planning import plan as planning
 store.versions = lambda: {"numpy": "0.1"}
 made = planning.plan_study(sys.argv[3] + ":train", optimizers=["kbeta"], options={"witness": sys.argv[4]})
 try:
-    api.execute(made, sys.argv[2], command="test", start=ray.on_cluster(sys.argv[1]))
+    with contextlib.closing(ray.on_cluster(sys.argv[1])) as executor:
+        api.execute(made, sys.argv[2], command="test", executor=executor)
 except ValueError as error:
     sys.exit(str(error))
 """

@@ -20,7 +20,6 @@ from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results import store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.running import pool
-from kourkoutas.lab.running.executor import Limits
 from kourkoutas.lab.running.worker import Task
 from kourkoutas.lab.specs.spec import RunResult, RunSpec
 
@@ -278,7 +277,7 @@ def test_two_workers_share_the_runs_of_a_study(task: Path, tmp_path: Path) -> No
 
 def taken_by(workers: Sequence[int], specs: Sequence[RunSpec]) -> list[RunSpec | None]:
     """What these workers take, one after another."""
-    made = pool.Pool(2, 1, Limits())
+    made = pool.Pool(2)
     for spec in specs:
         made.submit(Task(spec=spec, folder=Path()))
     taken = [made.take(worker) for worker in workers]

@@ -1,6 +1,6 @@
 """The `kbeta` command: parse (`arguments`), call the laboratory, print (`command`).
 
-The commands are in `running`, `results` and `tools`; `kbeta --help` lists them in this order. Nothing
+The commands are in `running`, `suites`, `results` and `tools`; `kbeta --help` lists them in this order. Nothing
 of the laboratory is imported before a command needs it, so that `--help` and completion answer at once.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import typer
 
 # isort: off
-from kourkoutas.cli import running, results, tools  # noqa: F401
+from kourkoutas.cli import running, suites, results, tools  # noqa: F401
 
 # isort: on
 from kourkoutas.cli.command import BAD_INPUT, FAILED, app, say

@@ -70,7 +70,7 @@ def with_study_options(command: Callable[..., None]) -> Callable[..., None]:
     """A command of a `StudyOptions` and options of its own, as the parser wants it: with an option for each field."""
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     target = inspect.Parameter("target", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Target)
-    asked = [_parameter(name, words) for name, words in WORDS.items()]
+    asked = [option_of(name, words) for name, words in WORDS.items()]
 
     @functools.wraps(command)
     def parsed(target: str, **given: Any) -> None:
@@ -84,7 +84,7 @@ def with_study_options(command: Callable[..., None]) -> Callable[..., None]:
     return parsed
 
 
-def _parameter(name: str, words: Words) -> inspect.Parameter:
+def option_of(name: str, words: Words) -> inspect.Parameter:
     """An option of the command line, named as the argument is unless it has a flag of its own."""
     told = typer.Option(
         words.flag or f"--{name.replace('_', '-')}",

@@ -13,6 +13,7 @@ result.frame()               # one row per run
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import html
 import inspect
@@ -27,8 +28,9 @@ from kourkoutas.lab.planning import shipping
 from kourkoutas.lab.planning.plan import Plan, parse_assignments, parse_seeds, plan_study, whole_seeds
 from kourkoutas.lab.results import export
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.running import executor, pool
-from kourkoutas.lab.running.executor import ExecutorFactory, Observer
+from kourkoutas.lab.running import executor as running
+from kourkoutas.lab.running import pool
+from kourkoutas.lab.running.executor import Executor, Observer
 from kourkoutas.lab.specs.spec import SearchSpace
 from kourkoutas.lab.specs.study_options import DEFAULTS, WORDS, Range, StudyOptions
 from kourkoutas.lab.tuning import search
@@ -129,7 +131,7 @@ def conduct(
     from kourkoutas.lab.showing.progress import showing
 
     plan = plan_of(options)
-    start, retries = executor.choose_executor(
+    executor, retries = running.choose_executor(
         ray=options.ray,
         workers=options.workers,
         cpus_per_run=options.cpus_per_run,
@@ -141,12 +143,12 @@ def conduct(
     )
     for line in plan.doubts():
         say(line)
-    with showing(console, plan) as observer:
+    with contextlib.closing(executor), showing(console, plan) as observer:
         return execute(
             plan,
             results_folder(plan) if options.out is None else options.out,
             command=command or f"kourkoutas.lab.study({plan.testbed!r}, ...)",
-            start=start,
+            executor=executor,
             retries=retries,
             retry_failed=options.retry_failed,
             checkpoint_every=options.checkpoint_every,
@@ -215,26 +217,30 @@ def execute(
     workers: int | None = None,
     retry_failed: bool = False,
     checkpoint_every: int | None = None,
-    observer: Observer = executor.NOBODY,
-    start: ExecutorFactory | None = None,
+    observer: Observer = running.NOBODY,
+    executor: Executor | None = None,
     retries: int = 0,
 ) -> Snapshot:
     """Tune what is to be tuned, make every run of `plan` that the folder `out` does not hold yet; what it holds then.
 
-    `start` gets who makes the runs: by default `workers` processes here. A lost run is made again up to `retries`
-    times.
+    `executor` makes the runs, and stays open for the next study; by default `workers` processes of this machine that
+    end with this one. A lost run is made again up to `retries` times.
 
     Raises:
       StoreError: `out` holds another configuration, is in use, or is broken; nothing was changed.
       KeyboardInterrupt: on Ctrl-C, after the workers have ended; finished runs are kept.
     """
-    with executor.holding(plan, out, command) as study:
-        plan = replace(plan, arms=[*plan.arms, *executor.tuned_before(plan, study.record)])
+    with contextlib.ExitStack() as open_until_done:
+        open_until_done.enter_context(running.terminated_as_interrupt())
+        study = open_until_done.enter_context(running.holding(plan, out, command))
+        plan = replace(plan, arms=[*plan.arms, *running.tuned_before(plan, study.record)])
+        if executor is None:
+            executor = open_until_done.enter_context(contextlib.closing(pool.Pool(workers)))
         make = functools.partial(
-            executor.make_runs,
+            running.make_runs,
             study,
             code=plan.code,
-            start=start or pool.local(workers),
+            executor=executor,
             retries=retries,
             retry_failed=retry_failed,
             checkpoint_every=checkpoint_every,

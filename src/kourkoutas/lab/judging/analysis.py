@@ -13,7 +13,7 @@ from kourkoutas.lab.judging import afterwards, comparable
 from kourkoutas.lab.judging import endpoints as judged_by
 from kourkoutas.lab.judging import headline as words
 from kourkoutas.lab.judging.attribution import Attribution, attribute, summary
-from kourkoutas.lab.judging.comparing import Comparison, Question, compare_endpoints
+from kourkoutas.lab.judging.comparing import Comparison, Judged, Question, comparison, judge
 from kourkoutas.lab.judging.endpoints import Measure, Until
 from kourkoutas.lab.judging.failures import failures, repeat
 from kourkoutas.lab.judging.fairness import fairness, with_conditions
@@ -83,6 +83,7 @@ class Analysis:
       for_a_paper: the result in sentences to paste.
       failures: which runs failed, why, and how to repeat them; the most frequent errors.
       notes: about the study as a whole, missing pairs and unreadable runs among them.
+      judged: of every endpoint the values in pairs, from which its comparison was made. Not part of the JSON.
       snapshot: what was analysed. Not part of its JSON.
     """
 
@@ -104,6 +105,7 @@ class Analysis:
     notes: tuple[str, ...]
     next_step: str
     for_a_paper: str
+    judged: tuple[Judged, ...] = field(repr=False)
     snapshot: Snapshot = field(repr=False)
 
     @property
@@ -144,7 +146,7 @@ def analyse(
     measures = judged_by.measures(record, endpoints)
     tried = {measure.name: trials.of_study(snapshot, measure.score) for measure in measures}
     by_primary = tried[measures[0].name]
-    judged = compare_endpoints(
+    in_pairs = judge(
         [_question(record, own, measure, tried[measure.name]) for measure in measures],
         pairs,
         planned=len(every),
@@ -153,6 +155,7 @@ def analyse(
         count_failed=record.count_failed,
         resamples=resamples,
     )
+    judged = tuple(comparison(one, margin_used) for one in in_pairs)
     attribution = {one.name: attribute(one) for one in judged}
     late = afterwards.told(record, baseline=baseline, margin=margin)
     how_tuned = fairness(snapshot, by_primary)
@@ -176,6 +179,7 @@ def analyse(
         notes=(*snapshot.damage, *_missing(gone)),
         next_step=next_step(snapshot, judged[0]),
         for_a_paper=for_a_paper(snapshot, judged[0], how_tuned),
+        judged=tuple(in_pairs),
         snapshot=snapshot,
     )
 

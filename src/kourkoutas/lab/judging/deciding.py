@@ -112,7 +112,7 @@ def decide(
             return None
         alpha = (1 - level) / 2
         ends = _span(d, max(float(r_treatment.max()), float(r_baseline.max())), 0.0 if ranks else 40 * float(s.max()))
-        low, high = _crossing(below, alpha, *ends), _crossing(lambda x: -above(x), -alpha, *ends)
+        low, high = crossing(below, alpha, *ends), crossing(lambda x: -above(x), -alpha, *ends)
         if p >= 1 - level:  # ties and zeros may move an end of ranks past 0 by one place
             low, high = min(low, 0.0), max(high, 0.0)
         how = "Hodges–Lehmann" if ranks else "t"
@@ -196,7 +196,7 @@ def _span(d: Array, lost: float, slack: float) -> tuple[float, float]:
     return float(finite.min()) - width, float(finite.max()) + width
 
 
-def _crossing(rising: Callable[[float], float], level: float, low: float, high: float) -> float:
+def crossing(rising: Callable[[float], float], level: float, low: float, high: float) -> float:
     """Where a rising function crosses a level; infinite where it never does."""
     if rising(low) > level:
         return -math.inf

@@ -66,7 +66,13 @@ class Ruling:
 
 
 def judge(
-    contrasts: Sequence[Paired], family: Family, margin: float | None = None, *, leave_one_out: bool = True
+    contrasts: Sequence[Paired],
+    family: Family,
+    margin: float | None = None,
+    *,
+    leave_one_out: bool = True,
+    beside: Sequence[float | None] = (),
+    enough: Family | None = None,
 ) -> list[Ruling]:
     """The rulings on the contrasts of one family, each with the seeds that carry it.
 
@@ -74,23 +80,33 @@ def judge(
       contrasts: those that could be made, of all endpoints; the family may have planned more.
       margin: percent of the baseline below which a difference does not matter.
       leave_one_out: whether to look for those seeds.
+      beside: p of the other statements of the family, which are adjusted together with these.
+      enough: the family that says how many pairs a verdict needs, if not this one.
     """
-    rulings = _rule(contrasts, family, margin)
+    rulings = _rule(contrasts, family, margin, enough=enough or family, beside=beside)
     if not leave_one_out:
         return rulings
     carried = _carried(contrasts, rulings, family, margin)
     return [replace(ruling, carried_by=tuple(seeds)) for ruling, seeds in zip(rulings, carried, strict=True)]
 
 
-def _rule(contrasts: Sequence[Paired], family: Family, margin: float | None, *, any_n: bool = False) -> list[Ruling]:
-    """The rulings; `any_n` lets fewer pairs than the family needs decide.
+def _rule(
+    contrasts: Sequence[Paired],
+    family: Family,
+    margin: float | None,
+    *,
+    enough: Family | None,
+    beside: Sequence[float | None] = (),
+) -> list[Ruling]:
+    """The rulings; `enough` says how many pairs a verdict needs, None that any number decides.
 
     A contrast without a verdict counts in the family with the largest p: it makes no other one surer.
     """
-    reasons = [_why_none(one, family, any_n) for one in contrasts]
+    reasons = [_why_none(one, enough) for one in contrasts]
     p_values = [None if why else one.decision.p for one, why in zip(contrasts, reasons, strict=True)]
     rulings = []
-    for one, why, p_holm in zip(contrasts, reasons, holm(p_values, family.size), strict=True):
+    adjusted = holm([*p_values, *beside], family.size)[: len(p_values)]
+    for one, why, p_holm in zip(contrasts, reasons, adjusted, strict=True):
         if one.unfinished:
             rulings.append(Ruling("unfinished", why=why))
         elif one.wins == one.losses == 0 and one.whole.any():
@@ -103,15 +119,15 @@ def _rule(contrasts: Sequence[Paired], family: Family, margin: float | None, *, 
     return rulings
 
 
-def _why_none(one: Paired, family: Family, any_n: bool) -> str:
+def _why_none(one: Paired, enough: Family | None) -> str:
     """Why nothing can be said about a contrast; empty where something can."""
     if one.unfinished:
         return "a run failed"
     decision = one.decision
-    if decision.why or any_n or family.can_judge(decision.pairs):
+    if decision.why or enough is None or enough.can_judge(decision.pairs):
         return decision.why
     differ = " that differ" if decision.test != T and decision.pairs < len(one.d) else ""
-    return f"{decision.pairs} pairs{differ} are too few for {family.words()}, {family.least_pairs} are needed"
+    return f"{decision.pairs} pairs{differ} are too few for {enough.words()}, {enough.least_pairs} are needed"
 
 
 def _by_numbers(one: Paired, p_holm: float, inside: bool) -> Verdict:
@@ -144,7 +160,7 @@ def _carried(
         return carried
     for seed in in_order(seeds):
         without = [one.without(seed) for one in contrasts]
-        for k, again in enumerate(_rule(without, family, margin, any_n=True)):
+        for k, again in enumerate(_rule(without, family, margin, enough=None)):
             before = rulings[k].verdict
             if {before, again.verdict} <= set(JUDGED) and again.verdict != before:
                 carried[k].append((seed, again.verdict))

@@ -12,7 +12,7 @@
 A file that has no checksum is read without that check.
 
 Caches of data, scratch folders of cluster nodes and exported tables are not in a results folder, and have their writers
-in `corpus`, `shipping`, `testbeds.darcy.data`, `testbeds.heat2d.data`, `running.node` and `results.export`.
+in `testbeds.char_lm`, `shipping`, `testbeds.darcy.data`, `testbeds.heat2d.data`, `running.node` and `results.export`.
 
 NOTE: a kill leaves the old file, the new one, or a file under a temporary name, which is never read and which the next
 writer removes. Of metrics.jsonl it may leave half a line at the end.

@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import math
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -88,11 +88,18 @@ Event = Started | Progress | Ended
 class Executor(Protocol):
     """Makes runs, some of them at the same time.
 
+    One executor serves a whole study, tuning included, and one study after another: its workers import a framework
+    once. Whoever made it closes it.
+
     Attributes:
-      size: how many runs are made at the same time.
+      size: how many of the runs that it was prepared for are made at the same time.
     """
 
     size: int
+
+    def prepare(self, study: store.Writer, tasks: Sequence[Task]) -> None:
+        """Get ready for these runs of this study, after all earlier ones have ended or were cancelled."""
+        ...
 
     def submit(self, task: Task) -> None:
         """Make this run when its turn comes; what its folder holds of an earlier attempt is to be continued."""
@@ -102,13 +109,13 @@ class Executor(Protocol):
         """What has happened since the last call, each run's events in order; waits a moment if nothing has."""
         ...
 
-    def close(self) -> None:
-        """End what is still running, and leave no process behind."""
+    def cancel(self) -> None:
+        """End the runs under way, and forget those that wait."""
         ...
 
-
-ExecutorFactory = Callable[[store.Writer, Sequence[Task]], Executor]
-"""Starts an executor for these runs of this study."""
+    def close(self) -> None:
+        """Cancel, and leave no process behind."""
+        ...
 
 
 class Observer:
@@ -136,8 +143,11 @@ def choose_executor(
     retries: int | None = None,
     timeout: float | None = None,
     memory_per_run: float | None = None,
-) -> tuple[ExecutorFactory, int]:
-    """(what starts the executor, how often a lost run is made again), from the words of a command line."""
+) -> tuple[Executor, int]:
+    """(the executor, how often a lost run is made again), from the words of a command line.
+
+    Nothing is started yet: the executor starts its workers, or connects, when it is prepared for the first runs.
+    """
     limits = Limits(timeout, memory_per_run)
     if retries is not None and retries < 0:
         raise ArgumentError("retries", f"{argument('retries')} must be 0 or above; got {retries}")
@@ -151,7 +161,7 @@ def choose_executor(
                 )
         from kourkoutas.lab.running import pool
 
-        return pool.local(workers, limits), retries or 0
+        return pool.Pool(workers, limits), retries or 0
     if workers is not None:
         raise ArgumentError(
             "workers",
@@ -161,14 +171,14 @@ def choose_executor(
         )
     from kourkoutas.lab.running import ray as cluster
 
-    factory = cluster.on_cluster(
+    executor = cluster.on_cluster(
         ray,
         cpus=1.0 if cpus_per_run is None else cpus_per_run,
         gpus=0.0 if gpus_per_run is None else gpus_per_run,
         storage=storage,
         limits=limits,
     )
-    return factory, RAY_RETRIES if retries is None else retries
+    return executor, RAY_RETRIES if retries is None else retries
 
 
 def holding(plan: Plan, out: str | Path, command: str) -> contextlib.AbstractContextManager[store.Writer]:
@@ -196,7 +206,7 @@ def make_runs(
     specs: Sequence[RunSpec],
     *,
     code: Code | None,
-    start: ExecutorFactory,
+    executor: Executor,
     retries: int = 0,
     retry_failed: bool = False,
     checkpoint_every: int | None = None,
@@ -204,7 +214,7 @@ def make_runs(
 ) -> None:
     """Make those of the runs that the folder does not hold.
 
-    `start` gets who makes them. A lost run is made again up to `retries` times.
+    A lost run is made again up to `retries` times.
     """
     pending, kept, failed = [], 0, 0
     for spec in specs:
@@ -232,9 +242,14 @@ def make_runs(
         )
         for spec in pending
     ]
-    with contextlib.closing(start(study, tasks)) as started:
-        observer.planned(len(specs), kept, failed, started.size)
-        run_all(tasks, started, study, observer, retries)
+    executor.prepare(study, tasks)
+    observer.planned(len(specs), kept, failed, executor.size)
+    try:
+        with terminated_as_interrupt():  # again: Ray has set a handler of its own
+            run_all(tasks, executor, study, observer, retries)
+    except BaseException:
+        executor.cancel()  # before this process lets go of the folder, where another one may go on
+        raise
 
 
 def run_all(
@@ -244,30 +259,29 @@ def run_all(
     left = {task.spec.id: task for task in tasks}
     again = dict.fromkeys(left, retries)
     started: set[str] = set()
-    with _terminated_as_interrupt():
-        for task in tasks:
-            executor.submit(task)
-        while left:
-            for event in executor.events():
-                task = left[event.run]
-                if event.run not in started:
-                    started.add(event.run)
-                    observer.started(task.spec)
-                if isinstance(event, Progress):
-                    observer.progress(task.spec, event.step, event.steps, event.loss)
-                elif isinstance(event, Ended):
-                    result = study.run(task.spec).result
-                    if result is None and event.lost and again[event.run] > 0:
-                        again[event.run] -= 1
-                        executor.submit(task)
-                        continue
-                    if result is None:
-                        attempts = f"\nAttempts: {retries + 1}" if event.lost and retries else ""
-                        result = RunResult(status="failed", error=event.reason + attempts, seconds=event.seconds)
-                        study.finish(task.spec, result)
-                    del left[event.run]
-                    observer.finished(task.spec, result)
-                    _check_study(result)
+    for task in tasks:
+        executor.submit(task)
+    while left:
+        for event in executor.events():
+            task = left[event.run]
+            if event.run not in started:
+                started.add(event.run)
+                observer.started(task.spec)
+            if isinstance(event, Progress):
+                observer.progress(task.spec, event.step, event.steps, event.loss)
+            elif isinstance(event, Ended):
+                result = study.run(task.spec).result
+                if result is None and event.lost and again[event.run] > 0:
+                    again[event.run] -= 1
+                    executor.submit(task)
+                    continue
+                if result is None:
+                    attempts = f"\nAttempts: {retries + 1}" if event.lost and retries else ""
+                    result = RunResult(status="failed", error=event.reason + attempts, seconds=event.seconds)
+                    study.finish(task.spec, result)
+                del left[event.run]
+                observer.finished(task.spec, result)
+                _check_study(result)
 
 
 def _check_study(result: RunResult) -> None:
@@ -277,7 +291,7 @@ def _check_study(result: RunResult) -> None:
 
 
 @contextlib.contextmanager
-def _terminated_as_interrupt() -> Iterator[None]:
+def terminated_as_interrupt() -> Iterator[None]:
     """Treat SIGTERM and SIGHUP as Ctrl-C, so that a stopped job ends as cleanly as one stopped by hand."""
 
     def interrupt(number: int, frame: object) -> None:

@@ -1,7 +1,8 @@
 """The executor on this machine: worker processes that make the runs of a study, are watched, and their end explained.
 
 A worker takes one seed at a time and makes all its arms in a row, so that the seed's data are made once; a worker
-without a seed left helps with another's.
+without a seed left helps with another's. Workers wait for the next phase of a study, and for the next study, as long as
+the pool is open, so that each imports its framework once.
 
 NOTE: a worker that dies (kill -9, out of memory, a crash in native code) costs one run; a new worker takes its place.
 
@@ -33,22 +34,51 @@ import kourkoutas
 from kourkoutas.lab import machine
 from kourkoutas.lab.errors import ArgumentError, argument
 from kourkoutas.lab.results import store
-from kourkoutas.lab.running.executor import GIB, Ended, Event, Executor, ExecutorFactory, Limits, Progress, Started
+from kourkoutas.lab.running.executor import GIB, Ended, Event, Limits, Progress, Started
 from kourkoutas.lab.running.worker import Task
 
 SECONDS_TO_WAIT = 0.5  # for something to happen; then limits are looked after
 SECONDS_BETWEEN_LOOKS = 1.0  # at the memory
+SECONDS_OF_A_LONG_RUN = 30.0  # beside which a few seconds for a new worker, which has more cores, are little
 
 
 class Pool:
-    """`size` worker processes on this machine."""
+    """Worker processes on this machine, at most `workers` of them, which share its cores; by default one per core."""
 
-    def __init__(self, size: int, threads: int, limits: Limits) -> None:
-        self.size, self._limits = size, limits
-        self._env = worker_environment(threads, shared=size > 1)
+    def __init__(self, workers: int | None = None, limits: Limits | None = None) -> None:
+        if workers is not None and workers < 1:
+            raise ArgumentError("workers", f"{argument('workers')} must be at least 1; got {workers}")
+        self.size = 0
+        self._workers, self._limits = workers, limits or Limits()
+        self._env: dict[str, str] = {}
         self._waiting: list[Task] = []
         self._seeds: dict[int, int] = {}  # of each worker's last run
         self._working: dict[int, Process] = {}
+        self._imports: frozenset[str] = frozenset()  # of the present runs
+        self._imported: dict[int, frozenset[str]] = {}  # by each worker
+        self._seconds: list[float] = []  # that runs took
+
+    def prepare(self, study: store.Writer, tasks: Sequence[Task]) -> None:
+        self._imports = imports_of(tasks)
+        self.resize(len(tasks))
+
+    def resize(self, runs: int) -> None:
+        """Choose how many workers make so many runs; with fewer workers each has more cores.
+
+        NOTE: how many cores a worker may use is settled when it imports a framework. So a few runs that follow many
+        get new workers only if that pays.
+        """
+        cores = machine.cores()
+        size = min(self._workers or cores, runs)
+        if size < self.size and not self._has_long_runs():
+            return
+        env = worker_environment(max(1, cores // size), shared=size > 1)
+        if env != self._env:
+            self._end(list(self._working))
+        self.size, self._env = size, env
+
+    def _has_long_runs(self) -> bool:
+        return bool(self._seconds) and sum(self._seconds) / len(self._seconds) > SECONDS_OF_A_LONG_RUN
 
     def submit(self, task: Task) -> None:
         self._waiting.append(task)
@@ -61,6 +91,7 @@ class Pool:
             found += process.happened()
             if not process.alive:
                 del self._working[number]
+        self._seconds += [event.seconds for event in found if isinstance(event, Ended)]
         return found
 
     def _hand_out(self) -> list[Event]:
@@ -72,11 +103,21 @@ class Pool:
                 continue
             task = self.take(number)
             if task is not None:
-                if process is None:
-                    process = self._working[number] = Process(self._env, self._limits)
-                process.give(task)
+                self._worker(number).give(task)
                 given.append(Started(task.spec.id))
         return given
+
+    def _worker(self, number: int) -> Process:
+        """Worker `number`: the one that waits, if it is alive and has imported nothing that these runs must not see."""
+        process = self._working.get(number)
+        if process is not None:
+            process.happened()  # notices when it has ended while it waited
+            if process.alive and self._imported[number] == self._imports:
+                return process
+            self._end([number])
+        process = self._working[number] = Process(self._env, self._limits)
+        self._imported[number] = self._imports
+        return process
 
     def take(self, number: int) -> Task | None:
         """The next run of worker `number`: of its seed, else of a seed that no worker has, else any."""
@@ -88,25 +129,31 @@ class Pool:
                     return self._waiting.pop(at)
         return None
 
+    def cancel(self) -> None:
+        self._waiting.clear()
+        self._end([number for number, process in self._working.items() if process.task is not None])
+
     def close(self) -> None:
-        for process in self._working.values():
+        self._end(list(self._working))
+
+    def _end(self, numbers: Sequence[int]) -> None:
+        ending = [self._working.pop(number) for number in numbers]
+        for process in ending:
             process.stop()
-        for process in self._working.values():
+        for process in ending:
             process.close()
-        self._working.clear()
 
 
-def local(workers: int | None = None, limits: Limits | None = None) -> ExecutorFactory:
-    """A pool of `workers` processes that share the cores; by default one per core."""
-    if workers is not None and workers < 1:
-        raise ArgumentError("workers", f"{argument('workers')} must be at least 1; got {workers}")
+def imports_of(tasks: Sequence[Task]) -> frozenset[str]:
+    """What a worker has imported after these runs: a framework, and the modules of a user's folders.
 
-    def start(study: store.Writer, tasks: Sequence[Task]) -> Executor:
-        cores = machine.cores()
-        size = min(workers or cores, len(tasks))
-        return Pool(size, max(1, cores // size), limits or Limits())
-
-    return start
+    NOTE: modules of two folders may have the same name, and two frameworks compete for memory and threads. So runs of
+    another folder or another engine get a new worker.
+    """
+    found = {f"engine {task.spec.engine}" for task in tasks}
+    for task in tasks:
+        found.update(str(Path(file).parent) for file in task.files)
+    return frozenset(found)
 
 
 class Process:

@@ -27,7 +27,7 @@ from kourkoutas.lab.errors import ArgumentError, argument
 from kourkoutas.lab.results import parcel, store
 from kourkoutas.lab.results.parcel import Backups, resolved
 from kourkoutas.lab.running import node
-from kourkoutas.lab.running.executor import GIB, Ended, Event, Executor, ExecutorFactory, Limits
+from kourkoutas.lab.running.executor import GIB, Ended, Event, Limits
 from kourkoutas.lab.running.worker import Task
 
 LOCAL = "local"  # a cluster of this machine, which lives as long as the study
@@ -40,49 +40,48 @@ class RayExecutor:
 
     Args:
       cpus, gpus: that Ray sets aside for each run.
-      code: the user's files, by the path that they have here.
-      storage: address and study of the backups from which runs of lost nodes go on.
+      storage: where the backups are kept from which runs of lost nodes go on.
     """
 
-    def __init__(
-        self,
-        address: str,
-        cpus: float,
-        gpus: float,
-        limits: Limits,
-        code: dict[str, parcel.Files],
-        storage: tuple[str, str] | None,
-    ) -> None:
+    def __init__(self, address: str, cpus: float, gpus: float, limits: Limits, storage: str | None) -> None:
         import ray
 
         self._ray = ray
-        self._limits, self._gpus, self._storage = limits, gpus, storage
-        self._backups = Backups(*storage) if storage is not None else None
+        self._address, self._storage = address, storage
+        self._limits, self._cpus, self._gpus = limits, cpus, gpus
+        self.size = 0
+        self._threads = max(1, int(cpus))
         self._versions = store.versions()
         self._streams: dict[Any, tuple[Task, float]] = {}
-        self._threads = max(1, int(cpus))
-        wanted = {"CPU": cpus, "GPU": gpus, "memory": (limits.memory or 0) * GIB}
-        with contextlib.ExitStack() as connection:
-            connection.enter_context(_connected(address))
-            self.size = sum(_fitting(each["Resources"], wanted) for each in ray.nodes() if each["Alive"])
-            if self.size == 0:
-                asked = {"cpus_per_run": cpus, "gpus_per_run": gpus, "memory": limits.memory}
-                given = ", ".join(f"{argument(name)} {amount:g}" for name, amount in asked.items() if amount)
-                raise ValueError(
-                    f"no node of the Ray cluster has room for a run with {given}: ask for less, or add nodes"
-                )
-            self._code = ray.put(code)
-            self._make = ray.remote(node.make).options(
-                num_cpus=cpus,
-                num_gpus=gpus,
-                memory=int(wanted["memory"]) or None,
-                max_retries=0,  # whether a lost run is made again is decided by executor.run_all
-            )
-            self._connection = connection.pop_all()
+        self._place: tuple[str, str] | None = None  # address and study of the backups
+        self._connection = contextlib.ExitStack()  # empty before the first runs
+        self._connected = False
+
+    def prepare(self, study: store.Writer, tasks: Sequence[Task]) -> None:
+        if self._storage is not None and (place := _backups_of(study, self._storage)) != self._place:
+            self._remove_backups()
+            _check_writable(place, self._storage)
+            self._place = place
+        if not self._connected:
+            self._connection.enter_context(_connected(self._address))
+            self._connected = True
+        wanted = {"CPU": self._cpus, "GPU": self._gpus, "memory": (self._limits.memory or 0) * GIB}
+        self.size = sum(_fitting(each["Resources"], wanted) for each in self._ray.nodes() if each["Alive"])
+        if self.size == 0:
+            asked = {"cpus_per_run": self._cpus, "gpus_per_run": self._gpus, "memory": self._limits.memory}
+            given = ", ".join(f"{argument(name)} {amount:g}" for name, amount in asked.items() if amount)
+            raise ValueError(f"no node of the Ray cluster has room for a run with {given}: ask for less, or add nodes")
+        self._code = self._ray.put({file: parcel.of_code(Path(file)) for task in tasks for file in task.files})
+        self._make = self._ray.remote(node.make).options(
+            num_cpus=self._cpus,
+            num_gpus=self._gpus,
+            memory=int(wanted["memory"]) or None,
+            max_retries=0,  # whether a lost run is made again is decided by executor.run_all
+        )
 
     def submit(self, task: Task) -> None:
         order = node.Order(
-            task, parcel.of_run(task.folder), self._limits, self._threads, self._gpus > 0, self._storage, self._versions
+            task, parcel.of_run(task.folder), self._limits, self._threads, self._gpus > 0, self._place, self._versions
         )
         self._streams[self._make.remote(order, self._code)] = (task, time.monotonic())
 
@@ -115,28 +114,39 @@ class RayExecutor:
         elif isinstance(told, node.Home):
             if not told.ended.lost:
                 parcel.unpack_run(told.files, task.folder)
-                if self._backups is not None:
+                if self._place is not None:
                     with contextlib.suppress(Exception):  # what stays there is of no use, and no reason to stop
-                        self._backups.clear(task.spec.id)
+                        Backups(*self._place).clear(task.spec.id)
             told = told.ended
         if isinstance(told, Ended):
             del self._streams[stream]
         return told
 
     def close(self) -> None:
+        self.cancel()
+        self._remove_backups()
+        self._connection.close()
+        self._connected = False
+
+    def cancel(self) -> None:
+        if self._streams:
+            self._place = None  # what is there is where these runs go on
         for stream in self._streams:
             with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
                 self._ray.cancel(stream, force=True)
-        if self._backups is not None and not self._streams:
-            with contextlib.suppress(Exception):
-                self._backups.close()
         self._streams.clear()
-        self._connection.close()
+
+    def _remove_backups(self) -> None:
+        """The study has ended: remove the place of its backups, unless a run has one to go on from."""
+        if self._place is not None:
+            with contextlib.suppress(Exception):
+                Backups(*self._place).close()
+            self._place = None
 
 
 def on_cluster(
     address: str = "", *, cpus: float = 1.0, gpus: float = 0.0, storage: str | None = None, limits: Limits | None = None
-) -> ExecutorFactory:
+) -> RayExecutor:
     """An executor on the Ray cluster at `address`.
 
     Args:
@@ -159,14 +169,8 @@ def on_cluster(
         raise ArgumentError("cpus_per_run", f"{argument('cpus_per_run')} must be above 0; got {cpus}")
     if not (math.isfinite(gpus) and gpus >= 0):
         raise ArgumentError("gpus_per_run", f"{argument('gpus_per_run')} must be 0 or above; got {gpus}")
-
-    def start(study: store.Writer, tasks: Sequence[Task]) -> Executor:
-        files = {file: parcel.of_code(Path(file)) for task in tasks for file in task.files}
-        place = None if storage is None else _prepared(storage, study)
-        chosen = address or os.environ.get("RAY_ADDRESS") or LOCAL
-        return RayExecutor(chosen, cpus, gpus, limits or Limits(), files, place)
-
-    return start
+    chosen = address or os.environ.get("RAY_ADDRESS") or LOCAL
+    return RayExecutor(chosen, cpus, gpus, limits or Limits(), storage)
 
 
 @contextlib.contextmanager
@@ -203,20 +207,22 @@ def _connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def _prepared(address: str, study: store.Writer) -> tuple[str, str]:
-    """Address and name of the study's backups, checked to be writable.
+def _backups_of(study: store.Writer, address: str) -> tuple[str, str]:
+    """Address and name of the study's backups.
 
     NOTE: the name is the same whenever the same results folder is continued, and another for any other folder.
     """
     own = hashlib.sha256(f"{study.path.resolve()} {study.record.created}".encode()).hexdigest()[:12]
-    found = (resolved(address), f"{study.path.resolve().name}-{own}")
+    return resolved(address), f"{study.path.resolve().name}-{own}"
+
+
+def _check_writable(place: tuple[str, str], address: str) -> None:
     try:
-        Backups(*found).prepare()
+        Backups(*place).prepare()
     except Exception as error:  # every file system of fsspec has errors of its own
         raise ArgumentError(
             "storage", f"{argument('storage')} {address} cannot be written: {type(error).__name__}: {error}"
         ) from None
-    return found
 
 
 def _fitting(has: dict[str, float], wanted: dict[str, float]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -25,21 +25,38 @@ NAME = 30  # characters of a bar's name at 80 columns
 def showing(console: Console, plan: Plan) -> Iterator[Observer]:
     """An observer that writes to `console`: what is studied, each phase by its name, and every run."""
     view = (Bars if console.is_terminal else Lines)(console, plan)
-    harmless = Harmless(view)
-    harmless.tell(view.begin_showing)
+    with guarding(view) as guard:
+        yield Harmless(view, guard)
+    guard.tell(view.done)
+
+
+class Screen(Protocol):
+    """What is begun and ended around a view, and where a line can be written."""
+
+    def begin_showing(self) -> None: ...
+
+    def end_showing(self) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+@contextlib.contextmanager
+def guarding(screen: Screen) -> Iterator[Guard]:
+    """A guard of what is shown on `screen`, which is begun and ended here."""
+    guard = Guard(screen)
+    guard.tell(screen.begin_showing)
     try:
-        yield harmless
+        yield guard
     finally:
         with contextlib.suppress(Exception, SystemExit):
-            view.end_showing()
-    harmless.tell(view.done)
+            screen.end_showing()
 
 
-class Harmless(Observer):
-    """Passes on to a view what happens, until it raises an error: then the study goes on without it."""
+class Guard:
+    """Lets things be shown, until one raises an error: then nothing more is shown, and the study goes on."""
 
-    def __init__(self, view: Lines) -> None:
-        self._view, self._fine = view, True
+    def __init__(self, screen: Screen) -> None:
+        self._screen, self._fine = screen, True
 
     def tell(self, show: Callable[..., None], *what: Any) -> None:
         if not self._fine:
@@ -48,21 +65,29 @@ class Harmless(Observer):
             show(*what)
         except (Exception, SystemExit) as error:  # which rich raises where nobody reads any more
             self._fine = False
+            text = f"Progress can no longer be shown ({type(error).__name__}: {error}); the study goes on."
             with contextlib.suppress(Exception, SystemExit):
-                self._view.end_showing()
-                self._view.say(f"Progress can no longer be shown ({type(error).__name__}: {error}); the study goes on.")
+                self._screen.end_showing()
+                self._screen.say(text)
+
+
+class Harmless(Observer):
+    """Passes on to a view what happens, by way of a guard."""
+
+    def __init__(self, view: Observer, guard: Guard) -> None:
+        self._view, self._tell = view, guard.tell
 
     def planned(self, total: int, kept: int, failed: int, workers: int) -> None:
-        self.tell(self._view.planned, total, kept, failed, workers)
+        self._tell(self._view.planned, total, kept, failed, workers)
 
     def started(self, spec: RunSpec) -> None:
-        self.tell(self._view.started, spec)
+        self._tell(self._view.started, spec)
 
     def progress(self, spec: RunSpec, step: int, steps: int | None, loss: float | None) -> None:
-        self.tell(self._view.progress, spec, step, steps, loss)
+        self._tell(self._view.progress, spec, step, steps, loss)
 
     def finished(self, spec: RunSpec, result: RunResult) -> None:
-        self.tell(self._view.finished, spec, result)
+        self._tell(self._view.finished, spec, result)
 
 
 class Lines(Observer):

@@ -115,7 +115,9 @@ def render(analysis: Analysis, *, live: bool = False) -> str:
     """The page as text; a `live` one reloads itself."""
     snapshot = analysis.snapshot
     arms = looks.looks_of([arm.label for arm in snapshot.record.arms])
-    return _template().render(
+    return page(
+        _file("report.html.j2"),
+        title=f"Study: {snapshot.record.testbed}",
         analysis=analysis,
         live=live,
         facts=_facts(snapshot),
@@ -126,7 +128,7 @@ def render(analysis: Analysis, *, live: bool = False) -> str:
         looks=arms,
         failures=failures(snapshot.runs),
         repeat=repeat(snapshot.record),
-        runs_csv=_csv(export.rows(snapshot)),
+        runs_csv=as_csv(export.rows(snapshot)),
         sections=_sections(analysis, arms),
         status=status_of(snapshot),
     )
@@ -178,7 +180,7 @@ def _typical(arm: ArmSummary, value: float | None) -> str:
     return show(value, 3) if arm.diverged else show(value, 3).replace("diverged", "failed")
 
 
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """A table as the address of a file to download."""
     out = io.StringIO()
     if rows:
@@ -460,9 +462,15 @@ def _style() -> str:
     return sheet + "\n".join(f".c{k} {{ --c: var(--c{k}); }}" for k in range(len(looks.LIGHT)))
 
 
+def page(first: str, *, title: str, facts: Mapping[str, str], sections: Sequence[Section], **more: Any) -> str:
+    """A page as text: the template of its first screen, which extends the skeleton, and foldable sections below."""
+    template = _environment().from_string(first)
+    return template.render(title=title, facts=facts, sections=sections, **{"live": False, **more})
+
+
 @cache
-def _template() -> jinja2.Template:
-    """The page with its style, its script and the policy that allows no other."""
+def _environment() -> jinja2.Environment:
+    """Templates with the style, the script and the policy that allows no other."""
 
     def digest(of: str) -> str:
         return "'sha256-" + base64.b64encode(hashlib.sha256(of.encode("utf-8")).digest()).decode("ascii") + "'"
@@ -473,8 +481,12 @@ def _template() -> jinja2.Template:
         "base-uri 'none'; form-action 'none'"
     )
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FunctionLoader(_file),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.globals.update(show=show, typical=_typical, swatch=swatch, unbroken=unbroken, policy=policy)
     environment.globals.update(style=Markup(style), script=Markup(script))
-    return environment.from_string(_file("report.html.j2"))
+    return environment
