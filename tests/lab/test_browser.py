@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -219,3 +220,15 @@ def test_axe_finds_no_serious_violation(browser: Any, address: str, scheme: str)
         assert found["passes"]
         bad = [one for one in found["violations"] if one["impact"] in ("serious", "critical")]
         assert [(one["id"], one["nodes"][0]["html"], len(one["nodes"])) for one in bad] == []
+
+
+def test_every_figure_can_be_saved_as_a_picture_of_its_own(browser: Any, address: str) -> None:
+    with Tab(browser, address) as tab:
+        figures, buttons = tab.page.locator("figure:has(> svg)"), tab.page.locator("button.save")
+        assert buttons.count() == figures.count() > 3
+        with tab.page.expect_download() as waiting:
+            buttons.first.click()
+        text = Path(waiting.value.path()).read_text(encoding="utf-8")
+        assert waiting.value.suggested_filename == "effects.svg"
+        assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+        assert tab.complaints == []

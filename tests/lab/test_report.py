@@ -360,3 +360,34 @@ def test_the_map_shows_which_bucket_spikes(page: str) -> None:
     assert "K-β: sun by bucket" in text
     assert "sun of each bucket against step, K-β: the largest of each stretch, mean of 10 runs" in page
     assert "a.very.l…t.weight" in text
+
+
+def test_the_page_names_the_command_that_would_settle_what_is_open(tmp_path: Path) -> None:
+    study = made_study.rare_trigger(tmp_path / "out", ("kbeta", "adam95"))
+    assert study.record.tuning is None
+    step = analysed(study).next_step
+    assert step.startswith("Next, for a fair answer: kbeta study rare_trigger --seeds 0-9")
+    assert "--tune lr=1e-3:1e-1" in step  # ten times less to ten times more than 1e-2
+    assert step.endswith("out-tuned")
+    assert "--tune lr=1e-3:1e-1" in text_of(rendered(study)).replace("\u2060", "")
+
+
+def test_the_sentence_for_a_paper_has_the_size_the_interval_and_the_test(tmp_path: Path) -> None:
+    study = made_study.rare_trigger(tmp_path / "out", ("kbeta", "adam95"))
+    found = analysed(study)
+    (c,) = found.primary.contrasts
+    assert c.p is not None
+    assert found.for_a_paper.startswith("On rare_trigger (paper, jax), seeds 0-9: K-β is better than Adam 0.95 (")
+    assert "9.0 % lower [−" in found.for_a_paper
+    assert f"p = {c.p:.3g}" in found.for_a_paper
+
+
+def test_a_study_without_a_verdict_has_no_sentence_for_a_paper(tmp_path: Path) -> None:
+    study = made_study.own(tmp_path / "out", {"new": {0: 1.0}, "old": {0: 2.0}})
+    assert analysed(study).for_a_paper == ""
+
+
+def test_the_profile_and_the_maps_are_folded(page: str) -> None:
+    assert '<details id="traces">' in page
+    assert '<details id="profiles">' in page
+    assert '<details id="curves" open>' in page

@@ -183,12 +183,13 @@ def times_between(low: float, high: float, higher_is_better: bool) -> str:
 def digits(value: float) -> str:
     """Two digits of a small number, all before the point of a large one, without its sign.
 
-    >>> [digits(x) for x in (0.8123, 9.0, 41.4, -312.2, 0.0)]
-    ['0.81', '9.0', '41', '312', '0']
+    >>> [digits(x) for x in (0.8123, 9.0, 41.4, -312.2, 0.0, 2.61e6, 2e-4)]
+    ['0.81', '9.0', '41', '312', '0', '2.6e6', '2e-4']
     """
     size = abs(value)
     if size >= 1e5 or 0 < size < 1e-3:
-        return f"{size:.2g}"
+        number, _, power = f"{size:.1e}".partition("e")
+        return f"{float(number):g}e{int(power)}" if math.isfinite(size) else f"{size}"
     return f"{size:.0f}" if size >= 9.95 or size == 0 else f"{size:#.2g}"
 
 

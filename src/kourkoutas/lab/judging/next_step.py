@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from kourkoutas.lab.errors import argument, in_python
 from kourkoutas.lab.judging.comparing import Comparison, Contrast
 from kourkoutas.lab.judging.failures import repeat
-from kourkoutas.lab.judging.fairness import tuning_range
+from kourkoutas.lab.judging.fairness import short_runs, tuning_range
 from kourkoutas.lab.judging.headline import effect_words, lost_words, p_text
 from kourkoutas.lab.judging.values import seed_ranges
 from kourkoutas.lab.optimizers.looks import name_of
@@ -36,6 +36,10 @@ def next_step(snapshot: Snapshot, primary: Comparison) -> str:
         return f"Next, for evidence: {_changed(snapshot, 'laptop', preset='laptop')}"
     if record.tuning is None:
         return f"Next, for a fair answer: {_changed(snapshot, 'tuned', tune=tuning_range(snapshot))}"
+    if short_runs(snapshot):
+        arms = ["kbeta-exact", *(arm.optimizer for arm in record.arms if arm.optimizer not in ("kbeta", "kbeta-exact"))]
+        asked = ",".join(dict.fromkeys(arms))
+        return f"Next, without the warmup that short runs do not leave: {_changed(snapshot, 'exact', optimizers=asked)}"
     first = max(record.seeds) + 1
     if "untested" in verdicts:
         least = Family(primary.contrasts[0].family).least_pairs
@@ -46,9 +50,10 @@ def next_step(snapshot: Snapshot, primary: Comparison) -> str:
     unclear = [c for c in primary.contrasts if c.verdict == "unclear"]
     if not unclear:
         return ""
-    needed = max(_seeds_needed(c) for c in unclear)
+    widest = max(unclear, key=_seeds_needed)
+    needed = _seeds_needed(widest)
     if needed > MOST_SEEDS:
-        return f"A difference as small as this one would take more than {MOST_SEEDS} seeds to be clear."
+        return f"{widest.name}: a difference as small as this one takes more than {MOST_SEEDS} seeds to be clear."
     command = _changed(snapshot, "more", seeds=f"{first}-{first + needed - 1}")
     return f"Next, with as many new seeds as a difference of this size needs: {command}"
 

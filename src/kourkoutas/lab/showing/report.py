@@ -354,7 +354,7 @@ def _further(analysis: Analysis) -> Section:
         heading("Compare two studies"),
         note(
             "Two studies are compared by seed, so they need the same seeds and the same endpoint. Write one table with "
-            "the columns seed, optimizer and value, from runs.csv of both, each optimizer with a name of its own. Then:"
+            "the columns seed, optimizer and value, from runs.csv of both, with a name of its own for each optimizer:"
         ),
         element("pre", f"kbeta export {path.name} --to one.csv\nkbeta stats both.csv --baseline NAME", tabindex=0),
     ]
