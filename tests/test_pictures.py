@@ -1,6 +1,7 @@
 """The pictures of README and docs: what draws them, and what they say."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,10 @@ def train(trial):
 
 
 @pytest.fixture
-def make():
+def make(monkeypatch):
     spec = importlib.util.spec_from_file_location("pictures_make", FOLDER / "make.py")
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # where dataclasses look
     spec.loader.exec_module(module)
     return module
 
@@ -47,6 +49,13 @@ def test_an_optimizer_has_the_colour_that_it_has_in_reports(make):
     for arm, look in looks_of(arms).items():
         assert make.colour("light", arm) == LIGHT[look.colour]
         assert make.colour("dark", arm) == DARK[look.colour]
+
+
+def test_every_point_of_the_curves_has_a_step_of_its_own(make, monkeypatch):
+    monkeypatch.setattr(make, "EIGENBASIS", Path("not there"))
+    for _, table in make.losses().values():
+        assert table.shape == (300, 10)
+        assert list(table.index) == list(range(5, 1501, 5))
 
 
 @pytest.mark.parametrize("testbed", ["B", "C", "D"])
