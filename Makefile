@@ -95,7 +95,8 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/step_time.py
 
-# Every picture of README and docs, from the tables beside docs/pictures/make.py and the records in archive/memory_trial/.
+# Every picture of README and docs, from the tables beside docs/pictures/make.py and the records in archive/ and benchmarks/.
+# The screenshot of a report needs Chromium, and stays as it is without.
 pictures: $(STUDY)
 	$(BIN)/python docs/pictures/make.py
 

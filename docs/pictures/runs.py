@@ -21,7 +21,8 @@ FILE = Path(__file__).parent / "curves.csv"
 def main(results: Path) -> None:
     table = load(results).curves()
     run = table["optimizer"] + "-" + table["seed"].astype(str)
-    new = table.assign(run=run).pivot(index="step", columns="run", values="loss")
+    steps = table["step"].astype(int)  # a float would be rounded in the file like a loss
+    new = table.assign(run=run, step=steps).pivot(index="step", columns="run", values="loss")
     old = pd.read_csv(FILE, index_col="step") if FILE.exists() else pd.DataFrame(index=new.index)
     both = old.drop(columns=new.columns, errors="ignore").join(new, how="outer")
     both[sorted(both.columns)].to_csv(FILE, float_format="%.3g", lineterminator="\n")
