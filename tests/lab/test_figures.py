@@ -250,6 +250,15 @@ def test_the_papers_arms_keep_their_looks_and_no_two_arms_look_alike() -> None:
     assert len(set(found.values())) == len(names)
 
 
+def test_the_warmed_adam_and_the_eigenbasis_have_the_same_colour_in_every_study() -> None:
+    one = looks.looks_of(["kbeta", "lion", "adam95-warm", "muon", "kbeta-eigen"])
+    other = looks.looks_of(["kbeta-eigen", "adam95-warm", "sgd"])
+    assert [one[arm] for arm in ("adam95-warm", "kbeta-eigen")] == [
+        other[arm] for arm in ("adam95-warm", "kbeta-eigen")
+    ]
+    assert len({look.colour for look in one.values()}) == len(one)
+
+
 def contrast(one: str, two: str) -> float:
     """The ratio of luminances, as the Web Content Accessibility Guidelines define it."""
 
