@@ -325,3 +325,24 @@ def test_the_help_of_a_study_has_panels_defaults_and_an_example() -> None:
     ):
         assert default in words
     assert words.index("Example: kbeta study rare_trigger") > panels[-1]
+
+
+def test_the_help_names_no_type_for_a_flag() -> None:
+    for command in ([], ["study"], ["stats"], ["report"]):
+        shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "120"})
+        assert shown.exit_code == 0
+        assert "--help" in shown.output
+        assert "<bool>" not in shown.output
+
+
+def test_a_folder_of_a_tuned_study_says_so_to_one_that_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "task.py"
+    file.write_text(
+        "def train(trial):\n    return trial.seed + trial.settings.get('lr', 1.0) + (trial.arm == 'kbeta')\n"
+    )
+    call = ["study", f"{file}:train", "--seeds", "0-1", "--out", str(tmp_path / "out"), "--optimizers", "kbeta,adam95"]
+    plain = CliRunner().invoke(app, call)
+    assert plain.exit_code == 0, plain.output
+    tuned = CliRunner().invoke(app, [*call, "--tune", "lr=1:2", "--trials", "2"])
+    said = " ".join(str(tuned.exception or tuned.output).split())
+    assert "holds a study that was not tuned: leave out --tune, or choose another --out" in said

@@ -250,6 +250,15 @@ def test_the_papers_arms_keep_their_looks_and_no_two_arms_look_alike() -> None:
     assert len(set(found.values())) == len(names)
 
 
+def test_the_warmed_adam_and_the_eigenbasis_have_the_same_colour_in_every_study() -> None:
+    one = looks.looks_of(["kbeta", "lion", "adam95-warm", "muon", "kbeta-eigen"])
+    other = looks.looks_of(["kbeta-eigen", "adam95-warm", "sgd"])
+    assert [one[arm] for arm in ("adam95-warm", "kbeta-eigen")] == [
+        other[arm] for arm in ("adam95-warm", "kbeta-eigen")
+    ]
+    assert len({look.colour for look in one.values()}) == len(one)
+
+
 def contrast(one: str, two: str) -> float:
     """The ratio of luminances, as the Web Content Accessibility Guidelines define it."""
 
@@ -343,3 +352,11 @@ def test_a_loss_that_rises_a_little_is_not_cut() -> None:
         "adam95": {0: course(np.geomspace(1, 100, 50).tolist())},
     }
     assert all("↑ to" not in one.svg for one in panels(arms))
+
+
+def test_labels_of_an_axis_are_not_written_over_each_other() -> None:
+    scale = drawing.Scale(0.0, 10.0, 12.0, 344.0)
+    drawn = "".join(drawing.x_axis(scale, 20.0, ticks=[0, 1, 4, 9], show=lambda tick: f"{tick:g}0× higher"))
+    places = [float(x) for x in re.findall(r'<text x="([\d.]+)"', drawn)]
+    assert len(places) == 3  # at 0, 4 and 9: that at 1 would touch the first
+    assert len(re.findall(r"<line", drawn)) == 5

@@ -111,7 +111,9 @@ def test_a_setting_that_nobody_reads_stops_the_study_after_the_first_run(tmp_pat
     )
     assert done.returncode == 2
     said = " ".join(done.stderr.strip().splitlines()[-1].split())
-    assert "stopped after the first run: nothing in train reads lr or passes it to trial.optimizer" in said
+    assert (
+        "stopped after the first run: train() never reads trial.settings['lr'], nor does it make its optimizer" in said
+    )
     assert "Traceback" not in done.stderr
     assert len(list(out.glob("runs/*/result.json"))) <= 2
 

@@ -9,9 +9,39 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
 
-app = typer.Typer(
+
+def _without_type(params: list[Any]) -> list[Any]:
+    """The same options; a flag takes no value, so that the help names no type for it."""
+    for param in params:
+        if getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
+    return params
+
+
+class Command(TyperCommand):
+    """A command whose help shows `--json`, and not `--json <bool>`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_type(super().get_params(ctx))
+
+
+class Commands(TyperGroup):
+    """The same for `kbeta --help`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_type(super().get_params(ctx))
+
+
+class App(typer.Typer):
+    def command(self, *names: Any, **more: Any) -> Any:
+        return super().command(*names, **{"cls": Command, **more})
+
+
+app = App(
     name="kbeta",
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

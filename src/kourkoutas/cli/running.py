@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kourkoutas.lab.results.snapshot import Snapshot
 
 EXAMPLE = (
-    "Example: kbeta study rare_trigger --engine jax --tune lr=1e-2:1\n\n"
+    "Example: kbeta study rare_trigger --preset laptop --engine jax --tune lr=1e-3:1e-1\n\n"
     "It tunes every optimizer on other seeds, then compares the best of each on ten seeds."
 )
 

@@ -75,7 +75,8 @@ def _changed(snapshot: Snapshot, folder: str = "", **options: str) -> str:
         with in_python():
             return "the same study with " + ", ".join(argument(name, value) for name, value in options.items())
     if folder:
-        options["out"] = f"{snapshot.path.parent.name}/{snapshot.path.name}-{folder}"
+        before = words[words.index("--out") + 1] if "--out" in words else f"results/{snapshot.path.name}"
+        options["out"] = f"{before.rstrip('/')}-{folder}"
     for name, value in options.items():
         flag = f"--{name}"
         words = [word for word in words if not word.startswith(f"{flag}=")]

@@ -15,6 +15,8 @@ from kourkoutas.lab.optimizers.rivals import RIVALS
 LIGHT = ("#0072B2", "#B97100", "#00805C", "#C94F00", "#A8467F", "#2783B8", "#666666")
 DARK = ("#58B4F2", "#F0B03F", "#35C795", "#FF8B50", "#E79CC8", "#9ADBFF", "#B5B5B5")
 KNOWN = {"K-β": 0, "Adam 0.95": 1, "Adam 0.999": 2}
+# (colour, dash) of two that most studies have, too; others get these colours only when they are not there.
+USUAL = {"Adam 0.95 warmed": (3, "--"), "K-β eigen": (4, ":")}
 OTHERS = (3, 4, 5, 6)
 DASHES = {"-": None, "--": "7 3", ":": "2 3", "-.": "8 3 2 3"}
 
@@ -77,15 +79,19 @@ class Look:
 def looks_of(arms: Sequence[str]) -> dict[str, Look]:
     """One look per arm, given by id or by name, and by its place among those that the paper does not have."""
     out: dict[str, Look] = {}
+    names = [name_of(arm) for arm in arms]
+    taken = [USUAL[name][0] for name in names if name in USUAL]
+    free = [colour for colour in OTHERS if colour not in taken]
     dashes, spare = tuple(DASHES), 0
-    for arm in arms:
-        name = name_of(arm)
+    for arm, name in zip(arms, names, strict=True):
         if name in KNOWN:
             out[arm] = Look(KNOWN[name], "-", name)
+        elif name in USUAL:
+            out[arm] = Look(*USUAL[name], name)
         else:
             # a new dash with each new colour too, and another one when the colours come round again
-            dash = dashes[(1 + spare + spare // len(OTHERS)) % len(dashes)]
-            out[arm] = Look(OTHERS[spare % len(OTHERS)], dash, name)
+            dash = dashes[(1 + spare + spare // len(free)) % len(dashes)]
+            out[arm] = Look(free[spare % len(free)], dash, name)
             spare += 1
     return out
 

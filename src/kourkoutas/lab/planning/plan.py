@@ -112,10 +112,10 @@ class Plan:
         if not family.contrasts or family.can_judge(pairs):
             return []
         seeds = "1 seed is" if pairs == 1 else f"{pairs} seeds are"
+        least = max(10, family.least_pairs)
         return [
-            f"{seeds} too few for a verdict on {family.words()}: all on one side would give "
-            f"p = {family.smallest_p(pairs):.2g}. {family.least_pairs} seeds can: "
-            f"{argument('seeds', f'0-{family.least_pairs - 1}')}"
+            f"{seeds} too few for a verdict on {family.words()}: even if all agreed, p would be "
+            f"{family.smallest_p(pairs):.2g}. Use {argument('seeds', f'0-{least - 1}')}"
         ]
 
     def axes(self) -> dict[str, list[Axis]]:

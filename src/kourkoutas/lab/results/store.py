@@ -371,6 +371,16 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
     differs = _differences(_configuration(old, new), _configuration(new, old))
     if old.code is not None and new.code is not None and old.code.sha256 != new.code.sha256:
         differs.append(f"{new.code.file}:{new.code.function} or a value that it uses has changed since")
+    if old.tuning is not None and new.tuning is None:
+        raise StoreError(
+            f"{argument('out')} {path} holds a tuned study: add {argument('tune')} as there, or choose another "
+            f"{argument('out')}"
+        )
+    if old.tuning is None and new.tuning is not None:
+        raise StoreError(
+            f"{argument('out')} {path} holds a study that was not tuned: leave out {argument('tune')}, or choose "
+            f"another {argument('out')}"
+        )
     if differs:
         raise StoreError(
             f"{argument('out')} {path} holds results of another configuration: {'; '.join(differs)}. Nothing was "

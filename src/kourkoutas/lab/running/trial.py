@@ -215,11 +215,11 @@ def _check_read(code: Code, trial: Trial) -> None:
     unread = [name for name in trial.settings if name not in trial.settings.read]
     if unread:
         name = unread[0]
-        also = " or passes it to trial.optimizer" if name == "lr" else ""
+        places = ", ".join(f"trial.settings[{one!r}]" for one in unread)
+        also = ", nor does it make its optimizer with trial.optimizer" if name == "lr" else ""
         raise StudyError(
-            f"nothing in {code.function} reads {', '.join(unread)}{also}, so that it changes nothing: read "
-            f"trial.settings[{name!r}], or leave {name} out of {argument('settings')}, {argument('grid')} and "
-            f"{argument('tune')}"
+            f"{code.function}() never reads {places}{also}, so the setting would change nothing: read it there, or "
+            f"leave {name} out of {argument('settings')}, {argument('grid')} and {argument('tune')}"
         )
 
 

@@ -246,14 +246,21 @@ def x_axis(
 ) -> list[Markup]:
     """A horizontal axis at the height `y` with round ticks, grid lines up to `top` and a title below."""
     parts = [element("line", x1=scale.start, x2=scale.stop, y1=y, y2=y, class_="axis")]
+    written = -math.inf  # how far to the right there are labels
     for tick in scale.ticks(most) if ticks is None else ticks:
         at = scale.at(tick)
         high, kind = (y, "axis") if top is None else (top, "grid")
         parts.append(element("line", x1=at, x2=at, y1=high, y2=y + 4, class_=kind))
         words = show(tick)
-        half = TYPICAL * len(words) / 2
-        end = "end" if at + half > scale.stop + 12 else "start" if at - half < scale.start - 12 else "middle"
-        parts.append(label(words, at, y + 16, text_anchor=end, class_="soft"))
+        wide = TYPICAL * len(words)
+        end, left = "middle", at - wide / 2
+        if left + wide > scale.stop + 12:
+            end, left = "end", at - wide
+        elif left < scale.start - 12:
+            end, left = "start", at
+        if left > written:  # else it would be written over the one before
+            parts.append(label(words, at, y + 16, text_anchor=end, class_="soft"))
+            written = left + wide
     if title:
         parts.append(label(title, (scale.start + scale.stop) / 2, y + 31, text_anchor="middle", class_="soft"))
     return parts

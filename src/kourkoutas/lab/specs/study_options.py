@@ -58,10 +58,10 @@ class StudyOptions:
 
     train: str | Callable[..., Any]
     _: KW_ONLY
-    seeds: str | Iterable[int] = option("0-9", "Of the runs that are compared: 0-9 or 0,3,7.", kind=str)
+    seeds: str | Iterable[int] = option("0-9", "Seeds of the runs that are compared: 0-9 or 0,3,7.", kind=str)
     optimizers: str | Sequence[str | Callable[..., Any]] = option(
         (),
-        "Comma-separated, your own as MODULE:NAME or FILE.py:NAME; the first is compared with the others.",
+        "Separated by commas, your own as MODULE:NAME or FILE.py:NAME; the first is compared with the others.",
         show_default="the testbed's",
         completes="optimizer",
         in_python='A list, too, also of classes and functions: ["kbeta", Mine].',
@@ -77,7 +77,7 @@ class StudyOptions:
     )
     settings: Mapping[str, Any] | Sequence[str] = option(
         (),
-        "A setting (steps=500) or an optimizer's option (kbeta.alpha=0.9).",
+        "A setting (steps=500) or an optimizer's option (kbeta.alpha=0.9). Repeat for several.",
         kind=list[str] | None,
         flag="--set",
         metavar="NAME=VALUE",
@@ -96,35 +96,36 @@ class StudyOptions:
         metavar="METRIC",
         show_default="what your function returns; a testbed's first endpoint",
     )
-    log: bool = option(False, "Your own function: compare ratios, on log10.", kind=bool)
-    higher_is_better: bool = option(False, "Your own function: for accuracies and the like.", kind=bool)
+    log: bool = option(False, "For your own function: compare ratios instead of differences.", kind=bool)
+    higher_is_better: bool = option(False, "For your own function: more is better, as for accuracies.", kind=bool)
     margin: str | None = option(
-        None, "Differences within it do not matter: 1%. What lies within it is called equal.", metavar="PERCENT"
+        None, "Differences smaller than this do not matter, and are called equal: 1%.", metavar="PERCENT"
     )
     count_failed: bool = option(
-        False, "Rank a failed run as the worst, for example with a timeout as a budget.", kind=bool
+        False, "Count a failed run as the worst, for example with --timeout as a budget.", kind=bool
     )
     tune: Mapping[str, Range] | Sequence[str] = option(
         (),
-        "Tune every optimizer alike on other seeds, then compare the best: lr=1e-4:1e-1. Several: spread out.",
+        "Tune every optimizer alike on other seeds, then compare the best: lr=1e-4:1e-1. Repeat to tune several "
+        "options.",
         TUNING,
         list[str] | None,
         metavar="NAME=LOW:HIGH",
         in_python='{"lr": (1e-4, 1e-1)}; a third entry "linear" spaces by difference instead of by ratio.',
     )
-    trials: int = option(8, "Values tried for each optimizer.", TUNING, int)
+    trials: int = option(8, "How many values to try for each optimizer.", TUNING, int)
     tune_seeds: str | Iterable[int] = option(
-        "100-102", "Seeds of the tuning, none of those that are compared.", TUNING, str
+        "100-102", "Seeds for tuning, none of those that are compared.", TUNING, str
     )
     tune_budget: int = option(2, "How often to widen the range when a best value is at its edge.", TUNING, int)
     workers: int | None = option(
-        None, "Processes; they share the cores.", PLACE, int | None, show_default="one per core", minimum=1
+        None, "How many runs at once; they share the cores.", PLACE, int | None, show_default="one per core", minimum=1
     )
     timeout: float | None = option(
-        None, "End a run after this time; it has failed.", PLACE, float | None, metavar="SECONDS"
+        None, "Stop a run after SECONDS; it counts as failed.", PLACE, float | None, metavar="SECONDS"
     )
     memory: float | None = option(
-        None, "End a run that holds more memory; it has failed.", PLACE, float | None, metavar="GIB"
+        None, "Stop a run that takes more than GIB of memory; it counts as failed.", PLACE, float | None, metavar="GIB"
     )
     checkpoint_every: int | None = option(
         None,
@@ -146,8 +147,12 @@ class StudyOptions:
         metavar="[ADDRESS]",
         in_python='"" is without ADDRESS.',
     )
-    cpus_per_run: float | None = option(None, "Of a node of the Ray cluster.", PLACE, float | None, show_default="1")
-    gpus_per_run: float | None = option(None, "Of a node of the Ray cluster.", PLACE, float | None, show_default="0")
+    cpus_per_run: float | None = option(
+        None, "Cores for each run on a Ray cluster.", PLACE, float | None, show_default="1"
+    )
+    gpus_per_run: float | None = option(
+        None, "GPUs for each run on a Ray cluster.", PLACE, float | None, show_default="0"
+    )
     storage: str | None = option(
         None,
         "A folder that all nodes of the Ray cluster share, or an fsspec address: runs of a lost node go on from there.",
