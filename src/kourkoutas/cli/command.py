@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def _without_type(params: list[Any]) -> list[Any]:
@@ -35,7 +37,9 @@ class Commands(TyperGroup):
 
 
 class App(typer.Typer):
-    def command(self, *names: Any, **more: Any) -> Any:
+    """A typer whose commands are `Command`s."""
+
+    def command(self, *names: Any, **more: Any) -> Callable[[Decorated], Decorated]:
         return super().command(*names, **{"cls": Command, **more})
 
 
