@@ -350,7 +350,7 @@ def stamps(out: Path) -> dict[str, int]:
 
 
 def account(done: Snapshot) -> Any:
-    """All that a study says, but for how long it took and when."""
+    """All that a study says, but for how long it took and when, and for the command that comes next: it has a folder."""
     runs = {
         run.id: run.result.model_dump_json(exclude={"seconds", "times"})
         for run in [*done.tuning_runs, *done.runs]
@@ -359,6 +359,7 @@ def account(done: Snapshot) -> Any:
     said = to_json(analyse(done))
     for arm in said["arms"]:
         del arm["seconds"], arm["seconds_per_step"]
+    del said["next_step"]
     return runs, done.record.chosen, said
 
 

@@ -77,7 +77,7 @@ TOGETHER = {
 def test_every_option_and_every_named_choice_travels(cases):
     tried = {name: {options[name] for options in cases.values() if name in options} for name in HYPER_NAMES}
     assert {name for name, values in tried.items() if not values - {getattr(Hyper(), name)}} == set()
-    assert tried["bias_correction"] | {Hyper.bias_correction} == set(BIAS_CORRECTIONS)
+    assert tried["bias_correction"] | {Hyper().bias_correction} == set(BIAS_CORRECTIONS)
     assert {str(options["buckets"]) for options in cases.values() if "buckets" in options} >= {*BUCKETS, str(by_kind)}
 
 

@@ -67,13 +67,18 @@ def headline(endpoints: Sequence[Comparison]) -> str:
     return " ".join(lines)
 
 
+def _within(words: str, margin: float | None) -> str:
+    """The words of a size, "Adam (0.4 % lower)", which say that it is small, too."""
+    return f"{words.removesuffix(')')}: clear, and smaller than {margin:g} %)"
+
+
 def _about(treatment: str, contrasts: Sequence[Contrast], margin: float | None) -> str:
     who, groups = name_of(treatment), dict[str, list[Contrast]]()
     for c in contrasts:
         groups.setdefault(c.verdict, []).append(c)
     lines = []
     if clear := [*groups.get("better", ()), *groups.get("worse", ())]:
-        sizes = [f"{size(c)}{f' (clear, and smaller than {margin:g} %)' if c.small else ''}" for c in clear]
+        sizes = [_within(size(c), margin) if c.small else size(c) for c in clear]
         lines.append(f"{who} is {listed(sizes)} on the deciding endpoint.")
     if equal := groups.get("equal"):
         lines.append(f"{who} is equal to {listed([name_of(c.baseline) for c in equal])} within {margin:g} %.")

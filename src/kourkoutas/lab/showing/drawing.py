@@ -252,11 +252,11 @@ def x_axis(
         high, kind = (y, "axis") if top is None else (top, "grid")
         parts.append(element("line", x1=at, x2=at, y1=high, y2=y + 4, class_=kind))
         words = show(tick)
-        wide = TYPICAL * len(words)
+        wide, widest = TYPICAL * len(words), CHARACTER * len(words)
         end, left = "middle", at - wide / 2
-        if left + wide > scale.stop + 12:
+        if at + widest / 2 > scale.stop + 12:
             end, left = "end", at - wide
-        elif left < scale.start - 12:
+        elif at - widest / 2 < scale.start - 12:
             end, left = "start", at
         if left > written:  # else it would be written over the one before
             parts.append(label(words, at, y + 16, text_anchor=end, class_="soft"))
