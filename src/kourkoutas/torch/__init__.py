@@ -11,7 +11,7 @@ The way of a step through torch's own operations (compile, modes, subclasses, no
 
 The way of a step in the eigenbasis (`basis="eigen"`): `optimizer.py`, `routes.py`, `group.py`, `eigenbasis.py` with
 `lists.py` and kourkoutas/`eigenbasis.py`, `stacks.py`, `rotation.py`, and `eigenbasis_kernel.py` with `kernel.py`.
-Without the C kernel, rule.py takes the place of the last two.
+Without a compiler, rule.py takes the place of the last two.
 
 A step has the same stages whichever way it goes; options.py is passed when an option has changed:
 
