@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
+
+Made = TypeVar("Made", bound=Callable[..., Any])
 
 
 def _without_type(params: list[Any]) -> list[Any]:
@@ -35,7 +37,9 @@ class Commands(TyperGroup):
 
 
 class App(typer.Typer):
-    def command(self, *names: Any, **more: Any) -> Any:
+    """An application whose commands are of the class above."""
+
+    def command(self, *names: Any, **more: Any) -> Callable[[Made], Made]:
         return super().command(*names, **{"cls": Command, **more})
 
 

@@ -136,7 +136,7 @@ class Scale:
     def __call__(self, value: ArrayLike) -> Array:
         low, high = self.low, self.high
         # 0 on a log scale, and what else is beyond the range, stands at its end
-        x = np.clip(np.asarray(value, float), low, high)
+        x: Array = np.clip(np.asarray(value, float), low, high)
         if self.log:
             x, low, high = np.log10(x), math.log10(low), math.log10(high)
         return self.start + (x - low) / (high - low) * (self.stop - self.start)
