@@ -95,14 +95,16 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/step_time.py
 
-# Every picture of README and docs, from the tables beside docs/pictures/make.py and the records in archive/memory_trial/.
+# Every picture of README and docs, from the tables beside docs/pictures/make.py and the records in archive/ and benchmarks/.
+# The screenshot of a report needs Chromium, and stays as it is without.
 pictures: $(STUDY)
 	$(BIN)/python docs/pictures/make.py
 
 # The site, into site/. KaTeX sets the formulas; its files are copied into the site, which then asks for nothing outside.
+# Without --quiet, which would also keep --strict from seeing warnings.
 docs: .venv-docs/.ready
 	.venv-docs/bin/python -m doctest docs/site/docstrings.py
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 # sdist and wheel into dist/, checked, and tried in fresh environments with one framework each.
 dist: $(READY) .venv-dist/.ready

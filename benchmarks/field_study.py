@@ -1,7 +1,7 @@
-"""The records of the field's problems (docs/field-study.md): K-β, Adam and rivals on PINNs and operators, tuned alike.
+"""The records of the field's problems (docs/results.md): K-β, Adam and rivals on PINNs and operators, tuned alike.
 
     python benchmarks/field_study.py unpack OUT       what is kept, as the folder of the suite `field`
-    kbeta suite OUT                                   its answer; --markdown: the tables of docs/field-study.md
+    kbeta suite OUT                                   its answer; --markdown: the tables of docs/results.md
     kbeta suite field --out OUT                       goes on with the runs, or makes them
     python benchmarks/field_study.py keep OUT         the runs into benchmarks/field_study/PROBLEM.csv and .tar.xz
     python benchmarks/field_study.py pace PROBLEM     microseconds per step, on an idle machine

@@ -1,7 +1,7 @@
 """Recovery from a gradient spike, and from a fall: the set-up of NVIDIA's Emerging-Optimizers, with more optimizers.
 
     python benchmarks/spikes.py             the tables, as Markdown
-    python benchmarks/spikes.py --picture   docs/pictures/spikes.png
+    python benchmarks/spikes.py --curves    docs/pictures/spikes.csv, from which `make pictures` draws
 
 Published: NVIDIA-NeMo/Emerging-Optimizers, docs/primer/gradient_spike/optimizer-update-comparison.md. One float32
 parameter (128, 64) of zeros, lr 1, no weight decay; every gradient is standard normal (one generator, seed 0), times a
@@ -22,6 +22,7 @@ out.
 
 from __future__ import annotations
 
+import csv
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ from numpy.typing import NDArray
 
 from kourkoutas.torch import KourkoutasBeta
 
-PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "spikes.png"
+CURVES = Path(__file__).parents[1] / "docs" / "pictures" / "spikes.csv"
 SHORT, LONG = 200, 2_000  # steps in all; steps after an event
 EARLY, LATE = 50, 1_000
 BAND, LAST = 0.1, 30
@@ -59,11 +60,11 @@ def rules() -> dict[str, Make]:
         return lambda ps: torch.optim.AdamW(ps, lr=1.0, betas=(beta1, beta2), eps=1e-8, weight_decay=0.0)
 
     found: dict[str, Make] = {
+        "K-β": lambda ps: KourkoutasBeta(ps, lr=1.0),
+        "K-β, exact": lambda ps: KourkoutasBeta(ps, lr=1.0, bias_correction="exact"),
         "AdamW 0.95": adamw(0.95),
         "AdamW 0.999": adamw(0.999),
         "AdamW, β1 = β2 = 0.95": adamw(0.95, 0.95),
-        "K-β": lambda ps: KourkoutasBeta(ps, lr=1.0),
-        "K-β, exact": lambda ps: KourkoutasBeta(ps, lr=1.0, bias_correction="exact"),
     }
     try:
         import pytorch_optimizer as rivals
@@ -175,39 +176,29 @@ def _power(x: float) -> str:
     return f"{x:.0e}".replace("e+0", "e").replace("e-0", "e-")
 
 
-SHOWN = {
-    "AdamW 0.95": ("0.6", "-", 3.0),  # color, line, width: wide ones first, since some lie on each other
-    "AdamW 0.999": ("black", "-", 1.3),
-    "K-β, exact": ("tab:orange", "-", 1.3),
-    "Stable-SPAM 0.95": ("tab:red", "-", 1.3),
-    "AdaGC 0.95": ("tab:green", "--", 1.3),
-}
+DRAWN = ("K-β", "AdamW 0.95", "AdamW 0.999", "Stable-SPAM 0.95", "AdaGC 0.95")
+BEFORE, AFTER = 30, 400  # steps around the event
 
 
-def draw(picture: Path) -> None:
-    """Update size over that of the same run without the event, 0 to 400 steps after it."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    events = {
-        "a spike: one gradient × 1,000": spike(1e3, LATE),
-        "a fall: gradients × 0.01 from here on": fall(1e-2, LATE),
-    }
-    found = rules()
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
-    for axis, (title, event) in zip(axes, events.items(), strict=True):
-        axis.axhspan(1 - BAND, 1 + BAND, color="0.92", lw=0)
-        for name, (color, line, width) in SHOWN.items():
-            if name in found:
-                calm, sizes = (rms(found[name], each, LATE + 400) for each in (spike(1, LATE), event))
-                axis.plot(sizes[LATE:] / calm[LATE:], color=color, ls=line, lw=width, label=name)
-        axis.set(title=title, xlabel="steps after it", yscale="log", xlim=(0, 400), ylim=(8e-3, 60))
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("update RMS / without the event")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    figure.savefig(picture, dpi=130)
+def keep_curves(file: Path) -> None:
+    """Gradient norms, over their usual size, and update sizes, over those of the same run without the event."""
+    events = {"spike": spike(1e3, LATE), "fall": fall(1e-2, LATE)}
+    found, first, last = rules(), LATE - BEFORE, LATE + AFTER
+    if missing := [name for name in DRAWN if name not in found]:
+        raise SystemExit(f"the curves need {', '.join(missing)}: pip install pytorch-optimizer==4.1.0")
+    norms = _gradients(LATE + LONG).flatten(1).norm(dim=1).numpy()
+    usual = norms[:LATE].mean()
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(["event", "step", "norm", *DRAWN])
+        for title, event in events.items():
+            ratios = []
+            for name in DRAWN:
+                calm, sizes = (rms(found[name], each, last) for each in (spike(1, LATE), event))
+                ratios.append(sizes / calm)
+            for k in range(first, last):
+                values = [event(k) * norms[k] / usual, *(ratio[k] for ratio in ratios)]
+                writer.writerow([title, k - LATE, *(f"{value:.4g}" for value in values)])
 
 
 def main(argv: Sequence[str]) -> int:
@@ -215,8 +206,8 @@ def main(argv: Sequence[str]) -> int:
     match argv:
         case []:
             sys.stdout.write(tables())
-        case ["--picture"]:
-            draw(PICTURE)
+        case ["--curves"]:
+            keep_curves(CURVES)
         case _:
             sys.stderr.write(__doc__ or "")
             return 2

@@ -6,8 +6,9 @@
 One round is one step of each optimizer on the same batch, in alternating order; reported are the median of the rounds'
 ratios of Adam's time to K-β's (above 1: K-β is faster), its quartiles, and the peak memory of the process, which holds
 all models with their optimizers. `cpu_ratio` is the same of processor time, which other load on the machine disturbs
-less. `tracing` is the ratio of K-β's time with sun and β2 recorded to that without. For the character model there are
-tokens per second.
+less. `tracing` is the ratio of K-β's time with sun and β2 recorded to that without. `eigenbasis` is the ratio of all
+rounds' time in the eigenbasis to K-β's; it turns every tenth step, so take a multiple of ten rounds. For the character
+model there are tokens per second.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-ARMS = ("kbeta", "adam95", "traced")
+ARMS = ("kbeta", "adam95", "traced", "kbeta-eigen")
 
 
 def problem_of(testbed: Any, preset: str, length: int, precision: str) -> Any:
@@ -84,6 +85,7 @@ def measure(
         "ratio_quartiles": [low, high],
         "cpu_ratio": statistics.median(ratios(cpu, "adam95")),
         "tracing": statistics.median(ratios(seconds, "traced")),
+        "eigenbasis": sum(taken["kbeta-eigen"]) / sum(taken["kbeta"]),
         "seconds": taken,
         "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30,
         "load_average": os.getloadavg()[0],

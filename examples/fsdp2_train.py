@@ -29,7 +29,8 @@ def make(mesh):
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return model, KourkoutasBeta(model.named_parameters(), lr=3e-3, buckets="module")
+    # Each entry of a step is at most 3 learning rates, so that gradients need no clip: β2 should see their spikes.
+    return model, KourkoutasBeta(model.named_parameters(), lr=3e-3, buckets="module", decay=0, max_ratio=3)
 
 
 def train(model, optimizer, steps):
@@ -40,7 +41,6 @@ def train(model, optimizer, steps):
         loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), (5 * tokens + 1).flatten() % 32)
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     return loss.item()
 

@@ -3,8 +3,8 @@
 Python blocks of one page run in order, in one namespace. A block that is a file of `examples/` is run by the tests
 of that example. Shell lines: a `make` target must exist, a `kbeta` call must parse, also within a sentence. Calls of
 `kbeta` and `python` are also run, at the smallest size, by slow tests, but for `kbeta report --follow`, which goes on
-until the study has ended and has tests of its own. `pip` lines must name extras that exist. Blocks marked `text` or
-`diff` are not code.
+until the study has ended, and `kbeta suite`: they have tests of their own. `pip` lines must name extras that exist.
+A block of TOML is a suite, and must be one that can be planned. Blocks marked `text` or `diff` are not code.
 """
 
 import os
@@ -64,9 +64,10 @@ KBETA = parameters(commands(), "kbeta ")
 
 
 def test_every_block_says_what_it_is():
+    known = {"python", "sh", "toml", "text", "diff"}
     for page in PAGES:
         languages = {language for _, language, _ in BLOCK.findall(page.read_text(encoding="utf-8"))}
-        assert languages <= {"python", "sh", "text", "diff"}, f"{page.name} has code blocks of the kinds {languages}"
+        assert languages <= known, f"{page.name} has code blocks of the kinds {languages}"
 
 
 def test_there_is_no_indented_command():
@@ -133,6 +134,17 @@ def test_the_python_of_a_page_runs(page, tmp_path, run_page):
     (tmp_path / "page.py").write_text("\n".join(code), encoding="utf-8")
     status, printed = run_page(tmp_path)
     assert status == 0, printed
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "toml")], ids=lambda page: page.name)
+def test_a_suite_of_a_page_can_be_planned(page, tmp_path):
+    pytest.importorskip("pydantic")
+    from kourkoutas.lab.suites import asking
+
+    source = next(block for block in blocks(ROOT / "README.md", "python") if "def train(trial)" in block)
+    (tmp_path / "my_task.py").write_text(source, encoding="utf-8")
+    for block in blocks(page, "toml"):
+        assert asking.parse(block, "my_suite", tmp_path).plans
 
 
 def test_the_commands_are_of_a_known_kind():
@@ -221,10 +233,13 @@ def folder_with_a_study(tmp_path_factory):
     return folder
 
 
+READING = [
+    p for p in KBETA if p.values[0].split()[1] not in ("study", "suite", "script") and "--follow" not in p.values[0]
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "line", [p for p in KBETA if p.values[0].split()[1] not in ("study", "script") and "--follow" not in p.values[0]]
-)
+@pytest.mark.parametrize("line", READING)
 def test_a_command_that_reads_a_study_runs(line, folder_with_a_study):
     run = [sys.executable, "-P", "-m", "kourkoutas", *shlex.split(line)[1:]]
     done = subprocess.run(run, cwd=folder_with_a_study, capture_output=True, text=True, timeout=600)

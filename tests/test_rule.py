@@ -331,3 +331,11 @@ def test_sum_of_log_beta2_of_an_adam_state_is_zero_before_the_first_step_whateve
     assert rule.adam_log_beta2(np.array([0.5, 0.5, 0.9]), steps, np) == pytest.approx(
         [0, math.log(0.5), 50 * math.log(0.9)]
     )
+
+
+def test_a_basis_brings_its_own_defaults_and_what_is_given_stays():
+    with_basis = Hyper(basis="eigen")
+    assert (with_basis.beta1, with_basis.bias_correction) == (0.95, "exact")
+    given = Hyper(basis="eigen", beta1=0.9, bias_correction="none")
+    assert (given.beta1, given.bias_correction) == (0.9, "none")
+    assert (Hyper().beta1, Hyper().bias_correction) == (0.9, "beta2max")

@@ -67,6 +67,41 @@ def test_csv_sink_writes_one_row_per_step(tmp_path):
     assert float(rows[1]["beta2/b"]) == 1.0
 
 
+def test_csv_sink_takes_your_own_metrics_beside_those_of_the_trace(tmp_path):
+    sink = CsvSink(tmp_path / "t.csv")
+    with Trace(["a", "b"], sinks=[sink]) as trace:
+        trace.pull(ring_after(1), 1)
+        sink.write(1, {"loss": 0.5})
+        sink.write(2, {"loss": 0.25, "lr": 0.1})
+        trace.pull(ring_after(2), 2)
+    rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
+    names = ["step", "sun/a", "sun/b", "beta2/a", "beta2/b", "norm/a", "norm/b", "loss", "lr"]
+    assert list(rows[0]) == names
+    assert [row["step"] for row in rows] == ["1", "1", "2", "2"]
+    assert [row["loss"] for row in rows] == ["", "0.5", "0.25", ""]
+    assert [row["beta2/b"] for row in rows] == ["0.5", "", "", "1.0"]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_rows_of_a_ring_that_began_later_count_on_from_there():
+    trace = Trace(["a", "b"])
+    trace.pull(ring_after(3), 3, before=100)
+    trace.pull(ring_after(5), 5, before=100)
+    assert trace.steps.tolist() == [101, 102, 103, 104, 105]
+    assert trace.sun[:, 0].tolist() == [1, 2, 3, 4, 5]
+    assert trace.lost == 0
+    trace.pull(ring_after(5 + WINDOW + 2), 5 + WINDOW + 2, before=100)
+    assert trace.lost == 2
+    with pytest.raises(ValueError, match="`count` went back from 1131 to 101"):
+        trace.pull(ring_after(1), 1, before=100)
+
+
+def test_every_goes_by_the_step_of_the_run_when_a_trace_goes_on():
+    trace = Trace(["a", "b"], every=4)
+    trace.pull(ring_after(6), 6, before=9)
+    assert trace.steps.tolist() == [12]
+
+
 def test_wandb_sink_logs_to_the_active_run(monkeypatch):
     logged, axes = [], {}
     run = types.SimpleNamespace(

@@ -19,6 +19,7 @@ BLOCK = re.compile(r"^\.\. math::\n((?:[ \t]+.*\n|\n)+)", re.MULTILINE)
 INLINE = re.compile(r":math:`([^`]+)`")
 REFERENCE = re.compile(r":(?:class|meth|func|mod):(?=`)")
 EXAMPLE = re.compile(r"^Example:$", re.MULTILINE)
+SYNTAX = re.compile(r"(?<!`)\b[A-Z]+(?:\[:[^\]]+\])+")
 SESSION = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 
 
@@ -52,7 +53,13 @@ def markdown(text: str) -> str:
     'Examples:\n  >>> 1 + 1\n  2\n'
     >>> markdown("Adds.\n\n>>> 1 + 1\n2\n\nMore.")
     'Adds.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore.\n'
+
+    Brackets that say what may be left out would be taken for links.
+
+    >>> markdown("by METRIC[:best|tail][:max].")
+    'by `METRIC[:best|tail][:max]`.\n'
     """
+    text = SYNTAX.sub(lambda found: f"`{found[0]}`", text)
     text = BLOCK.sub(lambda found: f"$$\n{textwrap.dedent(found[1]).strip()}\n$$\n\n", text + "\n")
     text = SESSION.sub(lambda found: f"```pycon\n{found[0]}\n```", EXAMPLE.sub("Examples:", text))
     return REFERENCE.sub("", INLINE.sub(r"$\1$", text))

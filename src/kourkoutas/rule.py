@@ -84,12 +84,19 @@ def check_basis(every: Any, memory: Any, limit: Any, prefix: str = "") -> None:
             raise ValueError(f"`{prefix}{name}` must be a whole number >= 1, for example {example}; got {value!r}")
 
 
+DEFAULTS: dict[str | None, dict[str, Any]] = {
+    None: {"beta1": 0.9, "bias_correction": "beta2max"},
+    "eigen": {"beta1": 0.95, "bias_correction": "exact"},
+}
+"""`basis` → what is meant by None: the paper's values, and those that were better in the eigenbasis."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hyper:
     """Hyper-parameters of Kourkoutas-β, the same names and defaults in every front end.
 
     Args:
-      beta1: first-moment decay β1, in [0, 1).
+      beta1: first-moment decay β1, in [0, 1); None: 0.9, and 0.95 with a basis.
       beta2_min: β2 under the strongest spike, in [0, beta2_max].
       beta2_max: β2 when the norm is far below its moving average, in [beta2_min, 1).
       alpha: decay of the moving average of the pooled norm, in (0, 1).
@@ -101,7 +108,8 @@ class Hyper:
         `decay=None` it turns on AMSGrad, as in the paper; use `decay=0` to clip only.
       adaptive_tiny: add tiny_denom·max(⟨|p|⟩, 1) to the denominator.
       bias_correction: v is divided by 1 - β2_max^t ("beta2max", the paper's; early steps are smaller than Adam's),
-        by 1 - Π β2, the weight that v really holds ("exact"), or neither m nor v is corrected ("none").
+        by 1 - Π β2, the weight that v really holds ("exact"), or neither m nor v is corrected ("none"). None:
+        "beta2max", and "exact" with a basis.
       warmup_steps: steps of a bucket during which β2 stays at ½(β2_min + β2_max), ≥ 0.
       weight_decay: decoupled weight decay, ≥ 0.
       lr_warmup: multiply the learning rate by √(1 - β2_max^t). Refused with bias_correction="beta2max", whose division
@@ -118,7 +126,7 @@ class Hyper:
       basis_limit: the longest axis that gets a factor, ≥ 1; memory and time grow with its square and its cube.
     """
 
-    beta1: float = 0.9
+    beta1: float = None  # type: ignore[assignment]  # never None once it is made: see DEFAULTS
     beta2_min: float = 0.88
     beta2_max: float = 0.999
     alpha: float = 0.93
@@ -128,7 +136,7 @@ class Hyper:
     decay: float | None = None
     max_ratio: float | None = None
     adaptive_tiny: bool = False
-    bias_correction: Literal["none", "beta2max", "exact"] = "beta2max"
+    bias_correction: Literal["none", "beta2max", "exact"] = None  # type: ignore[assignment]  # the same
     warmup_steps: int = 0
     weight_decay: float = 0.0
     nonfinite: Literal["propagate", "skip", "raise"] = "propagate"
@@ -139,6 +147,11 @@ class Hyper:
     basis_limit: int = 1024
 
     def __post_init__(self) -> None:
+        if self.basis not in BASES:
+            raise ValueError(f'`basis` must be None or "eigen"; got {self.basis!r}')
+        for name, value in DEFAULTS[self.basis].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
         _check("beta1", self.beta1, lambda x: 0 <= x < 1, "must be in [0, 1), for example 0.9")
         _check("beta2_max", self.beta2_max, lambda x: 0 <= x < 1, "must be in [0, 1), for example 0.999")
         _check("beta2_min", self.beta2_min, lambda x: 0 <= x < 1, "must be in [0, 1), for example 0.88")
@@ -175,8 +188,6 @@ class Hyper:
             if value not in allowed:
                 choices = ", ".join(f'"{a}"' for a in allowed)
                 raise ValueError(f"`{name}` must be one of {choices}; got {value!r}")
-        if self.basis not in BASES:
-            raise ValueError(f'`basis` must be None or "eigen"; got {self.basis!r}')
         if self.lr_warmup and self.bias_correction == "beta2max":
             raise ValueError(
                 "`lr_warmup` is True, but bias_correction='beta2max' has the same warmup in it already: "

@@ -14,12 +14,15 @@ A bucket that had no gradient at a step, or was skipped, has NaN there.
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kourkoutas import atomic
 
 WINDOW = 1024
 KEYS = ("sun", "beta2", "norm")
@@ -39,7 +42,7 @@ class Trace:
     Args:
       names: bucket names, in the order of the ring's last axis.
       sinks: also send each row there, as `sun/<bucket>`, `beta2/<bucket>` and `norm/<bucket>`.
-      every: keep every k-th step only.
+      every: keep every k-th step only, those that k divides.
 
     Example:
       >>> ring = np.zeros((WINDOW, 3, 1), np.float32)
@@ -61,25 +64,32 @@ class Trace:
         self._steps: list[NDArray[np.int64]] = []
         self._rows: list[NDArray[np.float32]] = []
 
-    def pull(self, ring: Any, count: int) -> None:
-        """Take over the rows written since the last pull; `ring` is anything NumPy can read."""
+    def pull(self, ring: Any, count: int, before: int = 0) -> None:
+        """Take over the rows written since the last pull.
+
+        Args:
+          ring: anything NumPy can read.
+          count: the number of rows ever written into it.
+          before: how many steps were taken before the ring was made: its first row is step `before` + 1.
+        """
         ring = np.asarray(ring)
         if ring.ndim != 3 or ring.shape[1:] != (len(KEYS), len(self.names)):
             raise ValueError(
                 f"`ring` must have shape (window, {len(KEYS)}, {len(self.names)}) for the {len(self.names)} buckets of "
                 f"this trace; got {ring.shape}: make the Trace with the names of the same optimizer"
             )
-        count = int(count)
-        if count < self._seen:
-            raise ValueError(f"`count` went back from {self._seen} to {count}: use a new Trace after loading a state")
-        first = max(self._seen, count - ring.shape[0])
-        self.lost += first - self._seen
-        self._seen = count
-        steps = np.arange(first + 1, count + 1, dtype=np.int64)
+        last = int(before) + int(count)
+        if last < self._seen:
+            raise ValueError(f"`count` went back from {self._seen} to {last}: use a new Trace after loading a state")
+        wanted = max(self._seen, int(before))
+        first = max(wanted, last - ring.shape[0])
+        self.lost += first - wanted
+        self._seen = last
+        steps = np.arange(first + 1, last + 1, dtype=np.int64)
         steps = steps[steps % self.every == 0]
         if not steps.size:
             return
-        rows = ring[(steps - 1) % ring.shape[0]].astype(np.float32)
+        rows = ring[(steps - before - 1) % ring.shape[0]].astype(np.float32)
         self._steps.append(steps)
         self._rows.append(rows)
         if self.sinks:
@@ -145,17 +155,39 @@ class Trace:
 
 
 class CsvSink:
-    """Rows to a CSV file: `step`, then one column per value."""
+    """Rows to a CSV file: `step`, then one column per value.
+
+    Values may come in several calls, those of the trace and your own: each call is a row, and a column that it has
+    no value for stays empty. When a name comes for the first time, the file is written anew with one more column.
+    """
 
     def __init__(self, path: str | Path) -> None:
-        self._file = open(path, "w", newline="", encoding="utf-8")  # noqa: SIM115 - closed by close()
-        self._writer: csv.DictWriter[str] | None = None
+        self._path = Path(path)
+        self._columns = ["step"]
+        self._file = self._open("w")
+        self._writer = csv.DictWriter(self._file, self._columns)
+
+    def _open(self, mode: str) -> IO[str]:
+        return open(self._path, mode, newline="", encoding="utf-8")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        if self._writer is None:
-            self._writer = csv.DictWriter(self._file, ["step", *values])
-            self._writer.writeheader()
+        new = [name for name in values if name not in self._columns]
+        if new:
+            self._add_columns(new)
         self._writer.writerow({"step": step, **values})
+
+    def _add_columns(self, names: Sequence[str]) -> None:
+        self._file.close()
+        with self._open("r") as file:
+            rows = list(csv.DictReader(file))
+        self._columns.extend(names)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        atomic.replace(self._path, lambda file: file.write(text.getvalue().encode()))
+        self._file = self._open("a")
+        self._writer = csv.DictWriter(self._file, self._columns)
 
     def close(self) -> None:
         self._file.close()

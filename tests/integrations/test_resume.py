@@ -45,7 +45,7 @@ def test_the_trainer_gives_every_module_its_own_bucket_though_names_are_lost(tmp
     it = load("hf_trainer").trainer(str(tmp_path), 1, "optimizer_cls_and_kwargs", save_strategy="no")
     it.create_optimizer()
     modules = {name.rpartition(".")[0] for name, _ in it.model.named_parameters()}
-    assert {name.partition("@")[0] for name in it.optimizer.bucket_names} == modules
+    assert set(it.optimizer.bucket_names) == modules
     bare = [{"params": list(it.model.parameters())}]
     with pytest.raises(ValueError, match="names"):
         KourkoutasBeta(bare, buckets="module")

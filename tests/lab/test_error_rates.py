@@ -1,6 +1,6 @@
 """The error rate of the whole procedure: tune arms on synthetic endpoints, compare them, and count what is said.
 
-benchmarks/error_rates.py makes the table of docs/laboratory.md from the same simulations.
+benchmarks/error_rates.py makes the table of docs/reading-the-answer.md from the same simulations.
 """
 
 from __future__ import annotations

@@ -382,7 +382,7 @@ def field(tmp_path_factory: pytest.TempPathFactory) -> SuiteAnalysis:
 
 
 def test_the_tables_of_the_field_study_are_those_of_the_suite(field: SuiteAnalysis) -> None:
-    text = (ROOT / "docs" / "field-study.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     rows = [line for line in markdown(field).splitlines() if line.startswith("|") and not line.startswith("|---")]
     assert len(rows) == 9 + 4 * 10
     for row in rows:

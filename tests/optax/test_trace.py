@@ -86,3 +86,17 @@ def test_tracing_changes_no_update():
     a, _ = jax.jit(plain.update)(params, plain.init(params), params)
     b, _ = jax.jit(traced.update)(params, traced.init(params), params)
     assert np.array_equal(a["w"], b["w"])
+
+
+def test_the_trace_of_a_resumed_state_goes_on_counting():
+    params = {"w": jnp.ones(3)}
+    solver = kourkoutas_beta(1e-2, diagnostics=True)
+    state = solver.init(params)
+    for _ in range(4):
+        _, state = solver.update(params, state, params)
+    leaves, treedef = jax.tree.flatten(state)
+    resumed = jax.tree.unflatten(treedef, [jnp.asarray(np.array(x)) for x in leaves])
+    _, resumed = solver.update(params, resumed, params)
+    trace = Trace(bucket_names(params))
+    pull(trace, resumed)
+    assert trace.steps.tolist() == [1, 2, 3, 4, 5]

@@ -97,7 +97,7 @@ def test_gradients_that_are_diagonal_in_one_fixed_frame_are_stepped_in_that_fram
     # Off the diagonal there are rounding errors, which a large ε keeps small; without a memory of norms, the gradient
     # that only one of the two optimizers has seen makes no difference.
     optimizer = eigen(params, alpha=1e-12, eps=1e-3, basis_every=3)
-    plain = Oracle({"w": np.zeros((4, 4))}, Hyper(alpha=1e-12, eps=1e-3), lr=1e-2)
+    plain = Oracle({"w": np.zeros((4, 4))}, Hyper(alpha=1e-12, eps=1e-3, beta1=0.95, bias_correction="exact"), lr=1e-2)
     for d in diagonals[1:]:
         plain.step({"w": d})
     feed(optimizer, params, [{"w": torch.from_numpy(u @ d @ v.T)} for d in diagonals])
@@ -261,7 +261,11 @@ def test_stochastic_rounding_keeps_changes_of_bfloat16_parameters_that_are_too_s
     moved = []
     for dtype, options in ((torch.float32, {}), (torch.bfloat16, {"stochastic_rounding": True}), (torch.bfloat16, {})):
         params = parameters({"w": (32, 32)}, dtype)
-        feed(eigen(params, lr=1e-3, **options), params, [{"w": g["w"].to(dtype)} for g in grads])
+        feed(
+            eigen(params, lr=1e-3, bias_correction="beta2max", **options),
+            params,
+            [{"w": g["w"].to(dtype)} for g in grads],
+        )
         moved.append(params["w"].detach().double() - 1)
     exact, by_chance, to_nearest = moved
     slope = float((by_chance * exact).sum() / (exact * exact).sum())
@@ -297,7 +301,7 @@ def test_an_adam_checkpoint_goes_on_in_its_own_coordinates_until_the_first_turn(
     optimizer = KourkoutasBeta(params.values(), lr=1e-2, basis="eigen", basis_every=100)
     optimizer.load_state_dict(adam.state_dict())
     plain_params = {name: torch.nn.Parameter(p.detach().clone()) for name, p in params.items()}
-    plain = KourkoutasBeta(plain_params.values(), lr=1e-2)
+    plain = KourkoutasBeta(plain_params.values(), lr=1e-2, beta1=0.95, bias_correction="exact")
     plain.load_state_dict(adam.state_dict())
     feed(optimizer, params, grads[4:])
     feed(plain, plain_params, grads[4:])
@@ -375,3 +379,11 @@ def test_the_compiled_step_is_one_graph_that_turns_the_basis(backend):
     assert counter.frame_count == 1
     for name in shapes:
         torch.testing.assert_close(eager[name], compiled[name], rtol=0, atol=2e-6)
+
+
+def test_each_group_has_the_defaults_of_its_own_basis():
+    a, b, c = (torch.ones(3, 3, requires_grad=True) for _ in range(3))
+    groups = [{"params": [a]}, {"params": [b], "basis": "eigen"}, {"params": [c], "basis": "eigen", "beta1": 0.8}]
+    optimizer = KourkoutasBeta(groups)
+    found = [(group["betas"][0], group["bias_correction"]) for group in optimizer.param_groups]
+    assert found == [(0.9, "beta2max"), (0.95, "exact"), (0.8, "exact")]

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 import torch
 
 from kourkoutas.torch import KourkoutasBeta
+from kourkoutas.trace import Trace
 
 FULL = {"decay": 0.98, "max_ratio": 3, "adaptive_tiny": True, "bias_correction": "exact", "nonfinite": "skip"}
 
@@ -264,7 +266,7 @@ def test_a_group_added_later_has_buckets_of_its_own_and_is_saved():
     steps(model, optimizer, 0, 2)
     extra = torch.nn.Parameter(torch.ones(3))
     optimizer.add_param_group({"params": [("extra", extra)], "alpha": 0.5, "lr": 0.1})
-    assert optimizer.bucket_names == ["all@0", "all@1"]
+    assert optimizer.bucket_names == ["group0.all", "group1.all"]
     extra.grad = torch.ones(3)
     steps(model, optimizer, 2, 4)
     # r = ½·r + ½·√3, twice from 0
@@ -341,3 +343,48 @@ def test_the_names_of_many_buckets_take_no_quadratic_time():
         group["bucket_names"] = [Counted(name) for name in group["bucket_names"]]
     assert len(optimizer.bucket_names) == 10_001
     assert Counted.compared < 100_000
+
+
+def test_the_trace_of_a_resumed_optimizer_goes_on_counting():
+    model, optimizer = model_and_optimizer(diagnostics=True)
+    whole = Trace(optimizer.bucket_names)
+    steps(model, optimizer, 0, 30)
+    saved = copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    steps(model, optimizer, 30, 35)
+    optimizer.pull(whole)
+
+    model, optimizer = model_and_optimizer(diagnostics=True)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    trace = Trace(optimizer.bucket_names)
+    for first, last in ((30, 33), (33, 35)):
+        steps(model, optimizer, first, last)
+        optimizer.pull(trace)
+    assert trace.steps.tolist() == [31, 32, 33, 34, 35]
+    assert trace.lost == 0
+    assert np.array_equal(trace.beta2, whole.beta2[30:])
+
+
+def test_the_trace_of_a_pickled_optimizer_goes_on_counting():
+    model, optimizer = model_and_optimizer(diagnostics=True)
+    steps(model, optimizer, 0, 4)
+    resumed = pickle.loads(pickle.dumps(optimizer))
+    for p in resumed.param_groups[0]["params"]:
+        p.grad = torch.ones_like(p)
+    resumed.step()
+    trace = Trace(resumed.bucket_names)
+    resumed.pull(trace)
+    assert trace.steps.tolist() == [5]
+
+
+def test_buckets_of_the_same_name_are_called_after_their_group():
+    encoder, head = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)
+    groups = [{"params": encoder.named_parameters(), "name": "encoder"}, {"params": head.named_parameters()}]
+    optimizer = KourkoutasBeta(groups)
+    assert optimizer.bucket_names == ["encoder.weight", "encoder.bias", "group1.weight", "group1.bias"]
+
+
+def test_a_name_made_from_a_group_does_not_take_that_of_another_bucket():
+    a, b, c = (torch.nn.Parameter(torch.ones(1)) for _ in range(3))
+    groups = [{"params": [("w", a), ("head.w", b)]}, {"params": [("w", c)], "name": "head"}]
+    assert KourkoutasBeta(groups).bucket_names == ["group0.w", "head.w", "head.w#2"]

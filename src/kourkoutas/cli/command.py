@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
-Made = TypeVar("Made", bound=Callable[..., Any])
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def _without_type(params: list[Any]) -> list[Any]:
@@ -37,9 +37,9 @@ class Commands(TyperGroup):
 
 
 class App(typer.Typer):
-    """An application whose commands are of the class above."""
+    """A typer whose commands are `Command`s."""
 
-    def command(self, *names: Any, **more: Any) -> Callable[[Made], Made]:
+    def command(self, *names: Any, **more: Any) -> Callable[[Decorated], Decorated]:
         return super().command(*names, **{"cls": Command, **more})
 
 

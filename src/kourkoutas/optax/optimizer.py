@@ -40,7 +40,7 @@ _DEFAULT = Hyper()
 def kourkoutas_beta(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    beta1: Scalar = _DEFAULT.beta1,
+    beta1: Scalar | None = None,
     beta2_min: Scalar = _DEFAULT.beta2_min,
     beta2_max: Scalar = _DEFAULT.beta2_max,
     alpha: Scalar = _DEFAULT.alpha,
@@ -50,7 +50,7 @@ def kourkoutas_beta(
     decay: Scalar | None = _DEFAULT.decay,
     max_ratio: Scalar | None = _DEFAULT.max_ratio,
     adaptive_tiny: bool = _DEFAULT.adaptive_tiny,
-    bias_correction: str = _DEFAULT.bias_correction,
+    bias_correction: str | None = None,
     warmup_steps: int | jax.Array = _DEFAULT.warmup_steps,
     weight_decay: optax.ScalarOrSchedule = _DEFAULT.weight_decay,
     mask: PyTree | Callable[[optax.Params], PyTree] | None = None,
@@ -164,7 +164,7 @@ def _scheduled_decay(schedule: optax.Schedule) -> optax.GradientTransformation:
 @explain_adams_names
 def scale_by_kourkoutas_beta(
     *,
-    beta1: Scalar = _DEFAULT.beta1,
+    beta1: Scalar | None = None,
     beta2_min: Scalar = _DEFAULT.beta2_min,
     beta2_max: Scalar = _DEFAULT.beta2_max,
     alpha: Scalar = _DEFAULT.alpha,
@@ -174,7 +174,7 @@ def scale_by_kourkoutas_beta(
     decay: Scalar | None = _DEFAULT.decay,
     max_ratio: Scalar | None = _DEFAULT.max_ratio,
     adaptive_tiny: bool = _DEFAULT.adaptive_tiny,
-    bias_correction: str = _DEFAULT.bias_correction,
+    bias_correction: str | None = None,
     warmup_steps: int | jax.Array = _DEFAULT.warmup_steps,
     buckets: Buckets = "parameter",
     nonfinite: str = _DEFAULT.nonfinite,

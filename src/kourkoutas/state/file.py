@@ -1,4 +1,4 @@
-"""The portable form of an optimizer's state, the file that holds it (docs/portable-state.md), and whether it fits.
+"""The portable form of an optimizer's state, the file that holds it (docs/checkpoints.md), and whether it fits.
 
 NOTE: 16-bit moments are widened to float32, which is exact, and rounded back by an optimizer that keeps 16 bits.
 Moments of a complex parameter are written as pairs (real, imaginary) along one more axis, the last.

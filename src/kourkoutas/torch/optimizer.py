@@ -18,7 +18,7 @@ from kourkoutas.rule import Buckets, Hyper
 from kourkoutas.torch import eigenbasis, options, routes, sharding
 from kourkoutas.torch.group import Collected, Group, Members, Tensors
 from kourkoutas.torch.lists import ListStep
-from kourkoutas.torch.recorder import Recorder
+from kourkoutas.torch.recorder import Recorder, most_steps
 from kourkoutas.torch.routes import Step
 from kourkoutas.torch.sharding import Pool
 from kourkoutas.torch.stacks import Stacked
@@ -55,7 +55,7 @@ class KourkoutasBeta(Optimizer):
         ranks hold other parts (FSDP1 with use_orig_params=True) or other members (ZeroRedundancyOptimizer, pipeline
         stages) of this rank's buckets; "local" if there are none, as under DistributedDataParallel. None is enough for
         DTensors, and where buckets are single parameters or modules. Norms are those of whole tensors, so all ranks
-        must step together: see docs/scaling-out.md.
+        must step together: see docs/distributed.md.
 
     Example:
       >>> optimizer = KourkoutasBeta(torch.nn.Linear(3, 1).named_parameters(), lr=1e-2)
@@ -90,7 +90,7 @@ class KourkoutasBeta(Optimizer):
         weight_decay: float = 0.0,
         amsgrad: bool = False,
         *,
-        beta1: float = Hyper.beta1,
+        beta1: float | None = None,
         beta2_min: float = Hyper.beta2_min,
         beta2_max: float = Hyper.beta2_max,
         alpha: float = Hyper.alpha,
@@ -99,7 +99,7 @@ class KourkoutasBeta(Optimizer):
         decay: float | None = None,
         max_ratio: float | None = None,
         adaptive_tiny: bool = False,
-        bias_correction: str = "beta2max",
+        bias_correction: str | None = None,
         warmup_steps: int = 0,
         buckets: Buckets = "parameter",
         nonfinite: str = "propagate",
@@ -122,7 +122,7 @@ class KourkoutasBeta(Optimizer):
         sharding.check_process_group(process_group)
         if betas is None:
             del defaults["betas"]
-        elif beta1 != Hyper.beta1 or beta2_max != Hyper.beta2_max:
+        elif beta1 is not None or beta2_max != Hyper.beta2_max:
             options.refuse_two_sets_of_betas()
         else:
             del defaults["beta1"], defaults["beta2_max"]
@@ -161,7 +161,7 @@ class KourkoutasBeta(Optimizer):
         group = self.param_groups.pop()
         options.join_betas(group)
         options.take_amsgrad(group)
-        options.check_group(group)
+        options.take_defaults(group)
         if group["buckets"] == "custom":
             raise ValueError(
                 "`buckets` was a function that was not saved with the optimizer, since it cannot be pickled: give the "
@@ -219,10 +219,13 @@ class KourkoutasBeta(Optimizer):
 
     @property
     def bucket_names(self) -> list[str]:
-        """Names of all buckets; one that several groups use has its group's number behind it."""
-        names = [(i, name) for i, group in enumerate(self.param_groups) for name in group["bucket_names"]]
-        count = Counter(name for _, name in names)
-        return [name if count[name] == 1 else f"{name}@{i}" for i, name in names]
+        """Names of all buckets; one that several groups use has its group's `name`, or its number, in front."""
+        count = Counter(name for group in self.param_groups for name in group["bucket_names"])
+        names = []
+        for i, group in enumerate(self.param_groups):
+            prefix = group.get("name", f"group{i}")
+            names += [name if count[name] == 1 else f"{prefix}.{name}" for name in group["bucket_names"]]
+        return unique_names(names)
 
     def pull(self, trace: Trace) -> None:
         """Move the rows recorded since the last pull into `trace` (needs `diagnostics=True`)."""
@@ -261,7 +264,7 @@ class KourkoutasBeta(Optimizer):
         for own in self._groups:
             own.check()
         if self._recorder is None and any(group["diagnostics"] for group in self.param_groups):
-            self._recorder = Recorder(self.param_groups)
+            self._recorder = Recorder(self.param_groups, most_steps(self.state))
         if self._pool is None or self._pool.process_group is not self.process_group:
             self._pool = Pool(self._groups, self.process_group)
         if all_ranks and not self._pool.exchanged:

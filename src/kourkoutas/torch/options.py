@@ -44,7 +44,7 @@ def noisy_states(group: dict[str, Any]) -> bool:
 
 def join_betas(options: dict[str, Any]) -> None:
     """Put `beta1` and `beta2_max` where torch's schedulers and Adam look for them: options["betas"]."""
-    betas = options.get("betas", (Hyper.beta1, Hyper.beta2_max))
+    betas = options.get("betas", (None, Hyper.beta2_max))
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise ValueError(f"`betas` must be a pair (beta1, beta2_max), for example (0.9, 0.999); got {betas!r}")
     options["betas"] = (options.pop("beta1", betas[0]), options.pop("beta2_max", betas[1]))
@@ -134,6 +134,15 @@ def _check_eigenbasis(options: dict[str, Any]) -> None:
         raise ValueError(
             '`state_dtype` is torch.bfloat16 but `basis` is "eigen", whose state is float32 at least: leave it out'
         )
+
+
+def take_defaults(group: dict[str, Any]) -> None:
+    """Check a group, and put what its `basis` means by None into its place."""
+    hyper = check_group(group)
+    if group["betas"][0] is None:
+        group["betas"] = (hyper.beta1, group["betas"][1])
+    if group["bias_correction"] is None:
+        group["bias_correction"] = hyper.bias_correction
 
 
 def check_parameter(p: Tensor, group: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ from kourkoutas.lab.errors import argument, unknown
 from kourkoutas.lab.optimizers import own
 from kourkoutas.lab.optimizers.rivals import DECAYED, RIVALS, torch_switch
 from kourkoutas.lab.specs.spec import Origin, coerce, guess
-from kourkoutas.rule import HYPER_NAMES, Hyper
+from kourkoutas.rule import DEFAULTS, HYPER_NAMES, Hyper
 
 WARM = 0.999
 ENDLESS = 10**9
@@ -48,6 +48,8 @@ PLACEHOLDER = 1e-3
 USUAL = ("kbeta", "adam95", "adam999", "adam95-warm")
 CONTROLS = ("kbeta-static", "adam-mid", "adam95-warm", "adam999-warm", "kbeta-exact")
 
+# Written out, so that a run says what it was made with.
+EIGEN = {"basis": "eigen", **DEFAULTS["eigen"]}
 # What sets a K-β arm apart from `kbeta`, and an Adam from Adam's usual options.
 KBETAS: dict[str, dict[str, Any]] = {
     "kbeta": {},
@@ -55,10 +57,10 @@ KBETAS: dict[str, dict[str, Any]] = {
     "kbeta-exact": {"bias_correction": "exact"},
     "kbeta-fixed": {},
     "kbeta-lbfgs": {},
-    "kbeta-eigen": {"basis": "eigen"},
-    "eigen95": {"basis": "eigen", "beta2_min": 0.95, "beta2_max": 0.95},
+    "kbeta-eigen": EIGEN,
+    "eigen95": {**EIGEN, "beta2_min": 0.95, "beta2_max": 0.95},
 }
-# What a user gets by typing basis="eigen" and no more: a testbed's options for K-β, the paper's, are not for these.
+# A testbed's options for K-β, the paper's, are not for these.
 PLAIN = ("kbeta-eigen", "eigen95")
 ADAMS: dict[str, dict[str, Any]] = {
     "adam90": {"beta2": 0.9},

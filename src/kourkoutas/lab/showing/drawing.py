@@ -139,7 +139,8 @@ class Scale:
         x: Array = np.clip(np.asarray(value, float), low, high)
         if self.log:
             x, low, high = np.log10(x), math.log10(low), math.log10(high)
-        return self.start + (x - low) / (high - low) * (self.stop - self.start)
+        placed: Array = self.start + (x - low) / (high - low) * (self.stop - self.start)
+        return placed
 
     def at(self, value: float) -> float:
         return float(self(value))
