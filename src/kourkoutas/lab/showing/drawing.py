@@ -252,7 +252,7 @@ def x_axis(
         high, kind = (y, "axis") if top is None else (top, "grid")
         parts.append(element("line", x1=at, x2=at, y1=high, y2=y + 4, class_=kind))
         words = show(tick)
-        wide = TYPICAL * len(words)
+        wide = CHARACTER * len(words)
         end, left = "middle", at - wide / 2
         if left + wide > scale.stop + 12:
             end, left = "end", at - wide
