@@ -339,7 +339,7 @@ def tuned(**changes: Any) -> SearchSpace:
 def test_another_tuning_is_another_study(tmp_path: Path) -> None:
     make(tmp_path / "out", (SPEC, None), tuning=tuned())
     refused(tmp_path / "out", "tuning.trials is 2 there and 3 here", tuning=tuned(trials=3))
-    refused(tmp_path / "out", "tuning is {'axes': [{'name': 'lr', ", "} there and None here")
+    refused(tmp_path / "out", "holds a tuned study: add --tune as there, or choose another --out")
 
 
 def test_another_function_of_the_same_file_is_another_study(tmp_path: Path) -> None:

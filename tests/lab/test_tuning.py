@@ -350,7 +350,7 @@ def stamps(out: Path) -> dict[str, int]:
 
 
 def account(done: Snapshot) -> Any:
-    """All that a study says, but for how long it took and when, and for the next command, which names the folder."""
+    """All that a study says, but for how long it took and when, and for the next command, which names its folder."""
     runs = {
         run.id: run.result.model_dump_json(exclude={"seconds", "times"})
         for run in [*done.tuning_runs, *done.runs]
@@ -402,7 +402,7 @@ def test_a_folder_of_another_tuning_or_of_none_is_left_alone(task: Path, whole: 
     with pytest.raises(store.StoreError, match=r"tuning\.trials is 5 there and 6 here"):
         execute(plan(task, trials=6, options=PAUSE), whole.path)
     plain = planning.plan_study(f"{task}:train", seeds=[0], optimizers=ARMS, options={"lr": "0.01"})
-    with pytest.raises(store.StoreError, match=r"holds a tuned study: add --tune as there, or choose another --out"):
+    with pytest.raises(store.StoreError, match="holds a tuned study: add --tune as there, or choose another --out"):
         execute(plain, whole.path)
     assert (whole.path / "study.json").read_bytes() == before
 

@@ -120,7 +120,7 @@ def test_a_plan_with_too_few_seeds_for_its_family_says_so_before_the_compute() -
 
     (said,) = doubts(6, "kbeta", "adam95", "adam999")
     assert said.startswith("6 seeds are too few for a verdict on 2 comparisons × 2 endpoints")
-    assert said.endswith("--seeds 0-9")
+    assert said.endswith("It takes at least 8, and more if a run diverges: use --seeds 0-9")
     assert doubts(8, "kbeta", "adam95", "adam999") == []
     assert doubts(1, "kbeta") == []  # nothing is compared
 
@@ -147,7 +147,7 @@ def test_an_interval_inside_the_margin_is_equal_and_a_clear_difference_inside_it
         assert c.percent.interval is not None
         assert -1 < c.percent.interval.low < c.percent.interval.high < 1
     assert "K-β is equal to Adam 0.95 within 1 %." in found.headline
-    assert "ahead of Adam 0.999 (0.40 % lower: clear, and smaller than 1 %)" in found.headline
+    assert "ahead of Adam 0.999 (0.40 % lower; clear, and smaller than 1 %)" in found.headline
     assert "No clear difference between K-β and Lion." in found.headline
     assert "equal within 1 %" in found.answers[0]
     assert "equal to Adam 0.95 within 1" in rendered(study)

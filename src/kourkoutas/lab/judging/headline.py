@@ -67,18 +67,13 @@ def headline(endpoints: Sequence[Comparison]) -> str:
     return " ".join(lines)
 
 
-def _within(words: str, margin: float | None) -> str:
-    """The words of a size, "Adam (0.4 % lower)", which say that it is small, too."""
-    return f"{words.removesuffix(')')}: clear, and smaller than {margin:g} %)"
-
-
 def _about(treatment: str, contrasts: Sequence[Contrast], margin: float | None) -> str:
     who, groups = name_of(treatment), dict[str, list[Contrast]]()
     for c in contrasts:
         groups.setdefault(c.verdict, []).append(c)
     lines = []
     if clear := [*groups.get("better", ()), *groups.get("worse", ())]:
-        sizes = [_within(size(c), margin) if c.small else size(c) for c in clear]
+        sizes = [size(c, margin) for c in clear]
         lines.append(f"{who} is {listed(sizes)} on the deciding endpoint.")
     if equal := groups.get("equal"):
         lines.append(f"{who} is equal to {listed([name_of(c.baseline) for c in equal])} within {margin:g} %.")
@@ -198,7 +193,7 @@ def digits(value: float) -> str:
     return f"{size:.0f}" if size >= 9.95 or size == 0 else f"{size:#.2g}"
 
 
-def size(c: Contrast) -> str:
+def size(c: Contrast, margin: float | None = None) -> str:
     """Who is ahead of whom, and by how much: "behind Adam 0.999 (3.1 % higher)".
 
     How many runs were lost stands in the table of optimizers.
@@ -209,6 +204,8 @@ def size(c: Contrast) -> str:
     facts = []
     if percent is not None and math.isfinite(percent) and (percent > 0) == ahead:
         facts.append(percent_text(percent, c.higher_is_better))
+    if c.small and margin is not None:
+        facts.append(f"clear, and smaller than {margin:g} %")
     facts += lost_ways(c)
     return f"{of} ({'; '.join(facts)})" if facts else of
 

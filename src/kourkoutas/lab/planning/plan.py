@@ -112,10 +112,11 @@ class Plan:
         if not family.contrasts or family.can_judge(pairs):
             return []
         seeds = "1 seed is" if pairs == 1 else f"{pairs} seeds are"
-        least = max(10, family.least_pairs)
+        enough = max(10, family.least_pairs)
         return [
             f"{seeds} too few for a verdict on {family.words()}: even if all agreed, p would be "
-            f"{family.smallest_p(pairs):.2g}. Use {argument('seeds', f'0-{least - 1}')}"
+            f"{family.smallest_p(pairs):.2g}. It takes at least {family.least_pairs}, and more if a run diverges: use "
+            f"{argument('seeds', f'0-{enough - 1}')}"
         ]
 
     def axes(self) -> dict[str, list[Axis]]:

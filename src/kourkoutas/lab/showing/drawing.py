@@ -136,7 +136,7 @@ class Scale:
     def __call__(self, value: ArrayLike) -> Array:
         low, high = self.low, self.high
         # 0 on a log scale, and what else is beyond the range, stands at its end
-        x = np.clip(np.asarray(value, float), low, high)
+        x: Array = np.clip(np.asarray(value, float), low, high)
         if self.log:
             x, low, high = np.log10(x), math.log10(low), math.log10(high)
         placed: Array = self.start + (x - low) / (high - low) * (self.stop - self.start)
@@ -252,11 +252,11 @@ def x_axis(
         high, kind = (y, "axis") if top is None else (top, "grid")
         parts.append(element("line", x1=at, x2=at, y1=high, y2=y + 4, class_=kind))
         words = show(tick)
-        wide, widest = TYPICAL * len(words), CHARACTER * len(words)
+        wide = CHARACTER * len(words)
         end, left = "middle", at - wide / 2
-        if at + widest / 2 > scale.stop + 12:
+        if left + wide > scale.stop + 12:
             end, left = "end", at - wide
-        elif at - widest / 2 < scale.start - 12:
+        elif left < scale.start - 12:
             end, left = "start", at
         if left > written:  # else it would be written over the one before
             parts.append(label(words, at, y + 16, text_anchor=end, class_="soft"))
