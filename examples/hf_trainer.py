@@ -25,8 +25,7 @@ def trainer(folder: str, steps: int = 100, way: str = "optimizers", **arguments)
     model, data = model_and_data()
     options = {"lr": 1e-2, "warmup_steps": 10, "decay": 0, "max_ratio": 3}
     if way == "optimizers":
-        # The optimizer is made here, with names, so that buckets can be modules.
-        optimizer = KourkoutasBeta(model.named_parameters(), buckets="module", **options)
+        optimizer = KourkoutasBeta(model.named_parameters(), buckets="module", **options)  # names tell the modules
         given = {"optimizers": (optimizer, None)}
     else:
         # The Trainer makes it: groups with and without weight decay, of parameters that have lost their names.
