@@ -5,6 +5,7 @@ without a seed left helps with another's. Workers wait for the next phase of a s
 the pool is open, so that each imports its framework once.
 
 NOTE: a worker that dies (kill -9, out of memory, a crash in native code) costs one run; a new worker takes its place.
+One that dies while it waits costs none: if a run was given to it before its end could be seen, another worker makes it.
 
 NOTE: a run that exceeds its limits is ended by killing the worker and what it has started, which also ends a function
 that is stuck in native code. The next run gets a new worker.
@@ -91,6 +92,8 @@ class Pool:
             found += process.happened()
             if not process.alive:
                 del self._working[number]
+                if process.task is not None:  # which it has not begun
+                    self._waiting.insert(0, process.task)
         self._seconds += [event.seconds for event in found if isinstance(event, Ended)]
         return found
 
@@ -161,14 +164,14 @@ class Process:
 
     Attributes:
       alive: False when the process has ended; another one has to make what is left.
-      task: the run under way.
+      task: the run under way; of a process that has ended, one that it was given and did not begin.
     """
 
     def __init__(self, env: Mapping[str, str], limits: Limits) -> None:
         self._limits = limits
         self.task: Task | None = None
         self.alive = True
-        self._begun = False
+        self._begun = self._has_waited = False
         self._since = self._looked = 0.0
         self._killed: str | None = None
         self._unread = b""
@@ -257,18 +260,23 @@ class Process:
                 raise store.DiskFull(told["error"])
             else:
                 found.append(Ended(run, "the run ended but its result.json is gone", self._seconds()))
-                self.task = None
+                self.task, self._has_waited = None, True
         return found
 
     def _end(self) -> list[Event]:
-        """The process has ended: by itself when it had nothing left, else in the middle of a run."""
+        """The process has ended: while it waited, or in the middle of a run.
+
+        NOTE: one that ended before it began its first run counts as in the middle of it; else what a process cannot
+        even import would be tried for ever.
+        """
         self._release()
-        if self.task is None:
+        if self.task is None or (self._has_waited and not self._begun and self._killed is None):
             return []
         code = self._process.returncode
         reason = (self._killed or _reason(code)) + _tail(self.task.folder / "output.txt")
         lost = self._killed is None and code == -signal.SIGKILL
-        return [Ended(self.task.spec.id, reason, self._seconds(), lost)]
+        run, self.task = self.task.spec.id, None
+        return [Ended(run, reason, self._seconds(), lost)]
 
     def _hold_to_limits(self) -> None:
         timeout, gib = self._limits.timeout, self._limits.memory
