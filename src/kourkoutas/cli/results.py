@@ -142,7 +142,10 @@ def say_how_far(snapshot: Snapshot) -> None:
     if found.state == "finished":
         return
     answer(str(found))
-    print_table(["optimizer", *STATES], [(name_of(a), *(str(n[s]) for s in STATES)) for a, n in found.arms.items()])
+    rows = []
+    for arm, counts in found.arms.items():
+        rows.append((name_of(arm), *(str(counts[state]) for state in STATES)))
+    print_table(["optimizer", *STATES], rows)
 
 
 def analyse_folder(folder: Path, endpoints: Sequence[str] | None = None, **more: Any) -> Analysis:

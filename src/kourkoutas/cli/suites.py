@@ -93,7 +93,9 @@ def suite(
         out.print(Answer(found.analysis, None if no_report else found.path / "suite.html"))
     if not no_report:
         found.report()
-    failed = sum(row.failed for problem in found.analysis.problems for row in problem.rows)
+    failed = 0
+    for problem in found.analysis.problems:
+        failed += sum(row.failed for row in problem.rows)
     if failed and not folders:
         again = called_as() if place["retry_failed"] else f"{called_as()} --retry-failed"
         say(f"{failed} run{'' if failed == 1 else 's'} failed; to try again: {again}")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -244,7 +245,8 @@ def notes_on(measure: Measure, numbers: Numbers, runs: Sequence[store.StoredRun]
     if fine and not measure.declared:
         if sum(map(len, lone.values())) == len(fine):
             raise _no_value(measure, [result for _, result in fine])
-        if until is None and all(math.isnan(x) for by_seed in numbers.values() for x in by_seed.values()):
+        values = itertools.chain.from_iterable(by_seed.values() for by_seed in numbers.values())
+        if until is None and all(map(math.isnan, values)):
             asked = f"{argument('endpoint')} {measure.name}"
             raise ArgumentError("endpoint", f"{asked}: every value of {measure.endpoint.metric} is NaN")
     what, notes = measure.endpoint.metric, []
@@ -253,7 +255,9 @@ def notes_on(measure: Measure, numbers: Numbers, runs: Sequence[store.StoredRun]
         notes.append(STEPS)
         if until.seconds:
             notes.append(SECONDS)
-    return [*notes, *(f"{name_of(arm)} has no {what} for {of_seeds(in_order(seeds))}" for arm, seeds in lone.items())]
+    for arm, seeds in lone.items():
+        notes.append(f"{name_of(arm)} has no {what} for {of_seeds(in_order(seeds))}")
+    return notes
 
 
 def _no_value(measure: Measure, results: Sequence[RunResult]) -> ValueError:

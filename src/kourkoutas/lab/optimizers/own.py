@@ -46,11 +46,12 @@ def named(optimizers: Iterable[str], ours: Collection[str]) -> tuple[list[str], 
     words = list(dict.fromkeys(word.strip() for word in optimizers if word.strip()))
     origins = {word: origin_of(word) for word in words if ":" in word.partition("[")[0]}
     counts = Counter(origin.name for origin in origins.values())
-    labels = {}
+    labels, named = {}, {}
     for word, origin in origins.items():
         alone = counts[origin.name] == 1 and origin.name not in ours
         labels[word] = origin.name if alone else f"{_place(origin, origins.values())}.{origin.name}"
-    return [labels.get(word, word) for word in words], {labels[word]: origin for word, origin in origins.items()}
+        named[labels[word]] = origin
+    return [labels.get(word, word) for word in words], named
 
 
 def _place(origin: Origin, all_origins: Iterable[Origin]) -> str:
