@@ -10,7 +10,7 @@ import torch._dynamo.testing
 
 from kourkoutas.oracle import Oracle
 from kourkoutas.rule import Hyper
-from kourkoutas.torch import KourkoutasBeta
+from kourkoutas.torch import KourkoutasBeta, kernel, rotation
 from kourkoutas.trace import Trace
 
 SQUARES = {"a": (5, 5), "b": (5, 5), "c": (5,), "d": (3, 2, 3)}
@@ -191,6 +191,70 @@ def orthogonality_after(steps):
 
 def test_the_basis_stays_orthogonal_while_eigenvectors_cross():
     orthogonality_after(2_000)
+
+
+needs_lapack = pytest.mark.skipif(not kernel.turns, reason="the C kernel was not built, or this torch has no LAPACK")
+
+
+def factors_and_bases(length, dtype, count=5):
+    """Factors whose eigenvalues the bases know in no order."""
+    generator = torch.Generator().manual_seed(length)
+    x = torch.randn(count, length, 2 * length, generator=generator, dtype=dtype)
+    bases = torch.linalg.qr(torch.randn(count, length, length, generator=generator, dtype=dtype)).Q.contiguous()
+    return x @ x.mT, bases
+
+
+@needs_lapack
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("length", [1, 2, 7, 64, 130])
+def test_the_kernel_turns_bases_as_torch_does(length, dtype):
+    factors, bases = factors_and_bases(length, dtype)
+    want, want_order = rotation.turned(factors, bases)
+    order = torch.empty(bases.shape[:2], dtype=torch.int64)
+    kernel.extension.turn(factors @ bases, bases, order, 2)
+    assert torch.equal(order, want_order)
+    torch.testing.assert_close(bases, want, rtol=0, atol=200 * torch.finfo(dtype).eps)
+
+
+@needs_lapack
+def test_a_turned_basis_has_the_same_bits_on_any_number_of_threads():
+    factors, before = factors_and_bases(96, torch.float32)
+    product, found = factors @ before, []
+    for threads in (1, 2, 8):
+        found.append(before.clone())
+        kernel.extension.turn(product, found[-1], torch.empty(before.shape[:2], dtype=torch.int64), threads)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@needs_lapack
+def test_columns_with_equal_eigenvalues_or_none_keep_their_order():
+    values = torch.tensor([[1.0, 3.0, 1.0, 3.0], [torch.nan, 1.0, torch.nan, 2.0]])
+    bases, order = torch.eye(4).repeat(2, 1, 1), torch.empty(2, 4, dtype=torch.int64)
+    kernel.extension.turn(torch.diag_embed(values), bases, order, 1)
+    assert order[0].tolist() == [1, 3, 0, 2]
+    assert sorted(order[1].tolist()) == [0, 1, 2, 3]
+
+
+@needs_lapack
+@pytest.mark.parametrize(
+    "order", [torch.empty(2, 4), torch.empty(2, 3, dtype=torch.int64), torch.empty(4, 2, dtype=torch.int64).T]
+)
+def test_the_kernel_turns_nothing_into_memory_that_does_not_fit(order):
+    bases = torch.eye(4).repeat(2, 1, 1)
+    with pytest.raises(ValueError, match=r"`turn` takes square matrices of one kind, and int64"):
+        kernel.extension.turn(bases.clone(), bases, order, 1)
+
+
+def test_without_lapack_the_step_ends_where_it_ends_with_it(monkeypatch):
+    ends = []
+    for turns in (kernel.turns, False):
+        monkeypatch.setattr(kernel, "turns", turns)
+        params = parameters(SQUARES, torch.float64)
+        feed(eigen(params, decay=0.98, weight_decay=0.1), params, gradients(SQUARES, 13, dtype=torch.float64))
+        ends.append(params)
+    for name in SQUARES:
+        torch.testing.assert_close(ends[0][name], ends[1][name], rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow
