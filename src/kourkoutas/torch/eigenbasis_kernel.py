@@ -173,7 +173,8 @@ class EigenKernelStep(EigenStep):
 
 def _multiply(products: Sequence[Product]) -> None:
     for left, right, out in products:
-        torch.matmul(left, right, out=out)
+        # `bmm` is what `matmul` comes to in the end
+        (torch.bmm if left.ndim == right.ndim == 3 else torch.matmul)(left, right, out=out)
 
 
 def _turn(plan: Plan) -> None:
