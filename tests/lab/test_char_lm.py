@@ -13,7 +13,7 @@ from kourkoutas.lab.optimizers.recipes import recipe
 from kourkoutas.lab.running import train
 from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.specs.study_options import StudyOptions
-from kourkoutas.lab.testbeds.char_lm import CharLM, Model, Settings, check_bfloat16, corpus, init, split
+from kourkoutas.lab.testbeds.char_lm import CharLM, Model, Settings, check_bfloat16, init, split
 from kourkoutas.lab.testbeds.char_lm.corpus import CorpusError
 from tests.lab.gradients import value_and_grad
 
