@@ -12,7 +12,7 @@ from kourkoutas.lab.running import train
 from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.testbeds.char_lm import CharLM, Model, Settings, check_bfloat16, corpus, init, split
 from kourkoutas.lab.testbeds.char_lm.corpus import CorpusError
-from tests.lab.gradients import value_and_grad
+from tests.lab.testbeds.gradients import value_and_grad
 
 TESTBED = CharLM()
 SMOKE = TESTBED.presets["smoke"]
