@@ -98,11 +98,14 @@ def _named(contrasts: Sequence[Contrast]) -> str:
 
 def _sizes(clear: Sequence[Contrast], margin: float | None) -> str:
     """How far ahead or behind; of many on which side of how many."""
-    if len(clear) <= MOST_NAMES:
-        return listed([size(c, margin) for c in clear])
-    sides = [("better", "ahead of"), ("worse", "behind")]
-    counts = [(words, sum(c.verdict == verdict for c in clear)) for verdict, words in sides]
-    return listed([f"{words} {count} optimizers" for words, count in counts if count])
+    sides = []
+    for verdict, side in (("better", "ahead of"), ("worse", "behind")):
+        own = [c for c in clear if c.verdict == verdict]
+        if len(own) > MOST_NAMES:
+            sides.append(f"{side} {len(own)} optimizers")
+        elif own:
+            sides.append(f"{side} {listed([size(c, margin).removeprefix(f'{side} ') for c in own])}")
+    return " and ".join(sides)
 
 
 def _unclear(who: str, unclear: Sequence[Contrast], contrasts: int) -> str:
