@@ -14,8 +14,8 @@ import pytest
 
 from kourkoutas.lab.showing import report
 from tests.lab import made_study
-from tests.lab.browsing import AXE, MISSING, Tab, chromium
-from tests.lab.test_report import EVIL
+from tests.lab.showing.browsing import AXE, MISSING, Tab, chromium
+from tests.lab.showing.test_report import EVIL
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 

@@ -18,8 +18,6 @@ from statsmodels.stats.power import TTestPower
 from kourkoutas.lab.judging import analysis, attribution, comparing, endpoints, headline, intervals
 from kourkoutas.lab.judging.headline import digits
 from kourkoutas.lab.judging.hypothesis_tests import detectable_ratio, power_of_t
-from kourkoutas.lab.planning import plan as planning
-from kourkoutas.lab.planning.contrasts import contrasts
 from kourkoutas.lab.results import store
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.showing import console
@@ -359,34 +357,6 @@ def test_an_absent_control_leaves_its_step_with_the_next() -> None:
     (found,) = shares(values)
     assert {part.cause for part in found.parts} == {"hidden warmup", "dynamics of β2 and mean of β2"}
     assert shares({arm: values[arm] for arm in ("kbeta", "adam95")}) == ()
-
-
-# Grids
-
-
-def pairs_of(optimizers: list[str], grids: dict[str, str]) -> list[tuple[str, str]]:
-    _, arms = planning.arms_of(optimizers, {}, grids)
-    return contrasts(arms)
-
-
-def test_a_grid_over_a_setting_compares_like_with_like() -> None:
-    found = pairs_of(["kbeta", "adam95", "lion"], {"lr": "0.1,0.01,0.001"})
-    assert len(found) == 6
-    assert all(a.removeprefix("kbeta") == b.removeprefix("adam95").removeprefix("lion") for a, b in found)
-
-
-def test_grids_of_both_optimizers_are_no_cross_product() -> None:
-    found = pairs_of(["kbeta", "adam95"], {"kbeta.alpha": "0.8,0.85,0.9", "adam95.beta2": "0.9,0.95"})
-    assert len(found) == 4
-    assert {arm for pair in found for arm in pair} == {
-        *(f"kbeta[alpha={a}]" for a in (0.8, 0.85, 0.9)),
-        *(f"adam95[beta2={b}]" for b in (0.9, 0.95)),
-    }
-
-
-def test_a_large_grid_has_about_as_many_contrasts_as_arms() -> None:
-    values = ",".join(str(1 + i) for i in range(300))
-    assert len(pairs_of(["kbeta", "adam95"], {"lr": values})) == 300
 
 
 # What is missing, and what is large

@@ -220,7 +220,7 @@ def test_a_read_only_folder_is_an_error_and_stays_as_it_was(whole, tmp_path):
 ORDINARY = """
 import sys
 from pathlib import Path
-from tests.lab.test_under_fire import study
+from tests.lab.results.test_under_fire import study
 
 path = Path(sys.argv[1])
 try:
@@ -256,7 +256,7 @@ def test_a_folder_without_write_permission_is_an_error_and_goes_on_when_it_has_i
     libc, drop, dac_override = ctypes.CDLL(None), 24, 1  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE
     done = subprocess.run(
         [sys.executable, "-c", ORDINARY, str(path)], capture_output=True, text=True, check=False, timeout=300,
-        cwd=Path(__file__).parents[2], preexec_fn=lambda: libc.prctl(drop, dac_override, 0, 0, 0),
+        cwd=Path(__file__).parents[3], preexec_fn=lambda: libc.prctl(drop, dac_override, 0, 0, 0),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("refused"), done.stdout

@@ -692,7 +692,7 @@ def test_the_slurm_script_starts_a_node_per_machine_makes_the_study_and_leaves_n
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_CPUS_PER_TASK": "1",
     }
-    script = Path(__file__).parents[2] / "examples" / "ray_slurm.sbatch"
+    script = Path(__file__).parents[3] / "examples" / "ray_slurm.sbatch"
     out = tmp_path / "out"
     arguments = [f"{plain}:train", "--out", str(out), "--optimizers", "kbeta", "--no-report", *options(plain)]
     with subprocess.Popen(["bash", str(script), *arguments], env=env, start_new_session=True) as job:

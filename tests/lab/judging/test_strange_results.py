@@ -28,8 +28,8 @@ from kourkoutas.lab.specs.spec import RunResult, RunSpec
 from kourkoutas.lab.tuning import luck, search, trials
 from kourkoutas.lab.tuning.trials import Tried
 from tests.lab import made_study
+from tests.lab.judging.test_analysis import CODE, folder
 from tests.lab.made_study import analysed, rendered
-from tests.lab.test_analysis import CODE, folder
 
 SETUP: dict[str, Any] = {"testbed": "task.train", "preset": "own", "engine": "own", "settings": {}}
 Row = Mapping[str, float]

@@ -14,7 +14,7 @@ from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.testbeds.heat2d import data, evaluate, model
 from kourkoutas.lab.testbeds.heat2d.quantize import fake_quantize, int8
 from kourkoutas.lab.testbeds.heat2d.settings import Settings, learning_rates
-from tests.lab.gradients import value_and_grad
+from tests.lab.testbeds.gradients import value_and_grad
 
 TESTBED = testbeds.get("heat2d")
 SMALL = dataclasses.replace(TESTBED.presets["smoke"], samples=20, frames=14)

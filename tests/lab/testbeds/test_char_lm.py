@@ -15,7 +15,7 @@ from kourkoutas.lab.specs.spec import RunSpec
 from kourkoutas.lab.specs.study_options import StudyOptions
 from kourkoutas.lab.testbeds.char_lm import CharLM, Model, Settings, check_bfloat16, init, split
 from kourkoutas.lab.testbeds.char_lm.corpus import CorpusError
-from tests.lab.gradients import value_and_grad
+from tests.lab.testbeds.gradients import value_and_grad
 
 TESTBED = CharLM()
 SMOKE = TESTBED.presets["smoke"]

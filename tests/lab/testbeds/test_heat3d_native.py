@@ -15,7 +15,7 @@ from kourkoutas.lab import engines
 from kourkoutas.lab.testbeds.heat3d import Heat3DProblem, Settings, geometry, network
 from kourkoutas.lab.testbeds.heat3d.geometry import Points
 from kourkoutas.lab.testbeds.heat3d.squares import plan
-from tests.lab.gradients import value_and_grad
+from tests.lab.testbeds.gradients import value_and_grad
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(_native.taylor is None, reason="the kernel was not built")

@@ -24,7 +24,7 @@ from kourkoutas.lab.results.snapshot import Holder, Snapshot, holder_of
 from kourkoutas.lab.results.store import StoreError
 from kourkoutas.lab.showing import report, status
 from tests.lab import made_study
-from tests.lab.browsing import MISSING, Tab, chromium
+from tests.lab.showing.browsing import MISSING, Tab, chromium
 
 KBETA = [sys.executable, "-m", "kourkoutas"]
 # `kbeta report --follow` with pages that follow each other closely
