@@ -1,16 +1,19 @@
 """The character language model: against NumPy, across engines, its data, its schedule, its errors."""
 
 import dataclasses
+import hashlib
 import math
 
 import numpy as np
 import pytest
 
 from kourkoutas.lab import engines, testbeds
+from kourkoutas.lab.api import plan_of
 from kourkoutas.lab.optimizers.recipes import recipe
 from kourkoutas.lab.running import train
 from kourkoutas.lab.specs.spec import RunSpec
-from kourkoutas.lab.testbeds.char_lm import CharLM, Model, Settings, check_bfloat16, corpus, init, split
+from kourkoutas.lab.specs.study_options import StudyOptions
+from kourkoutas.lab.testbeds.char_lm import CharLM, Model, Settings, check_bfloat16, init, split
 from kourkoutas.lab.testbeds.char_lm.corpus import CorpusError
 from tests.lab.testbeds.gradients import value_and_grad
 
@@ -330,11 +333,50 @@ def test_the_windows_are_read_from_a_mapped_file(cache):
 
 def test_a_text_that_was_changed_is_not_taken_for_the_pinned_one(tmp_path):
     text = written(tmp_path, "abcdefgh" * 2_000)
-    pinned = corpus.pin(text)
+    pinned = testbeds.pinned(TESTBED, {"text": text})
     problem(**pinned)
     written(tmp_path, "abcdefgh" * 1_999 + "abcdefhg")
     with pytest.raises(CorpusError, match="not the one of this study"):
         problem(**pinned)
+
+
+TEXT = "the quick brown fox jumps over the lazy dog\n" * 400
+
+
+def planned(**arguments):
+    return plan_of(StudyOptions("char-lm", optimizers="kbeta", seeds=[0], **arguments))
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"settings": {"text": "text.txt"}},
+        {"settings": {"text": "text.txt", "text_sha256": hashlib.sha256(TEXT.encode()).hexdigest()}},
+        {"settings": ["text=text.txt"]},
+    ],
+    ids=["text", "text and hash", "words"],
+)
+def test_a_study_names_its_text_by_its_content_however_it_is_asked_for(tmp_path, monkeypatch, named):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, TEXT)
+    (spec,) = planned(**named).specs()
+    assert spec.settings == {"text": "text.txt", "text_sha256": hashlib.sha256(TEXT.encode()).hexdigest()}
+
+
+def test_a_study_of_two_texts_names_each_by_its_content(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    contents = {"a.txt": TEXT, "b.txt": TEXT[::-1]}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    specs = planned(grid={"text": list(contents)}).specs()
+    assert [spec.optimizer for spec in specs] == ["kbeta[text=a.txt]", "kbeta[text=b.txt]"]
+    for spec in specs:
+        assert spec.settings["text_sha256"] == hashlib.sha256(contents[spec.settings["text"]].encode()).hexdigest()
+
+
+def test_a_study_of_the_generated_text_has_nothing_to_name_by_its_content():
+    (spec,) = planned(settings={"text": "generated", "characters": 50_000}).specs()
+    assert spec.settings == {"text": "generated", "characters": 50_000}
 
 
 # Runs

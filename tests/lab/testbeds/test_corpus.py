@@ -143,12 +143,6 @@ def test_where_the_cache_cannot_be_written_the_ids_stay_in_memory(tmp_path, monk
     assert spelled(corpus.keep(corpus.load(str(path)))) == TEXT
 
 
-def test_a_pin_names_the_content(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text(TEXT, encoding="utf-8")
-    assert corpus.pin(str(path)) == {"text": str(path), "text_sha256": hashlib.sha256(TEXT.encode()).hexdigest()}
-
-
 def test_enwik8_before_it_was_fetched_says_how_to_get_it():
     with pytest.raises(CorpusError, match="kbeta study char-lm --text enwik8"):
         corpus.load("enwik8")
