@@ -33,7 +33,7 @@ test: $(READY) browser
 # What the tests of the report in a real browser need beside Chromium itself: its driver and axe-core. Both are fetched
 # once; where one cannot be had, its tests are skipped with the reason.
 browser: $(READY)
-	@if $(BIN)/python -c 'from tests.lab.browsing import CHROMIUM; raise SystemExit(CHROMIUM is None)'; then \
+	@if $(BIN)/python -c 'from tests.lab.showing.browsing import CHROMIUM; raise SystemExit(CHROMIUM is None)'; then \
 		$(BIN)/python -c "import playwright" 2>/dev/null || \
 			$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright || true; \
 		test -e .venv/axe/node_modules/axe-core/axe.min.js || \
@@ -45,7 +45,7 @@ test-all: $(READY) browser
 
 # Keras has one backend per process. test_rivals has tests of rivals whose packages are not in .venv.
 test-integrations: .venv-integrations/.ready
-	.venv-integrations/bin/python $(PYTEST) tests/integrations tests/lab/test_rivals.py
+	.venv-integrations/bin/python $(PYTEST) tests/integrations tests/lab/optimizers/test_rivals.py
 	KERAS_BACKEND=torch .venv-integrations/bin/python $(PYTEST) tests/integrations/test_keras.py
 	KERAS_BACKEND=jax .venv-integrations/bin/python $(PYTEST) tests/integrations/test_keras.py
 
@@ -62,7 +62,7 @@ test-floors:
 # Starts Ray clusters on this machine, kills parts of them, and takes about ten minutes.
 test-ray: $(READY)
 	$(BIN)/python -c "import ray" 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt ray fsspec
-	$(BIN)/python -m pytest tests/lab/test_ray.py
+	$(BIN)/python -m pytest tests/lab/running/test_ray.py
 
 # Each pass takes some minutes; Linux with GCC only.
 test-sanitize: $(READY)
@@ -74,9 +74,9 @@ coverage: $(READY)
 	$(BIN)/python -c "import keras" 2>/dev/null || $(BIN)/python $(PIP) -c constraints.txt keras
 	$(BIN)/python $(PYTEST) -m "not slow" $(COVERAGE) --cov-report= \
 		tests/test_rule.py tests/test_warmup.py tests/test_buckets.py tests/conformance tests/properties tests/state \
-		tests/old_state tests/torch_frontend tests/torch_sharded tests/optax tests/mlx_frontend tests/lab/test_stats.py \
-		tests/lab/test_store.py tests/lab/test_files.py tests/lab/test_under_fire.py tests/lab/test_parcel.py \
-		tests/lab/test_train.py tests/lab/test_analysis.py tests/lab/test_deciding.py
+		tests/old_state tests/torch_frontend tests/torch_sharded tests/optax tests/mlx_frontend tests/lab/results \
+		tests/lab/running/test_train.py \
+		$(addprefix tests/lab/judging/test_,comparing.py hypothesis_tests.py analysis.py deciding.py)
 	KERAS_BACKEND=torch $(BIN)/python -m pytest $(COVERAGE) --cov-append --cov-report= tests/integrations/test_keras.py
 	KERAS_BACKEND=jax $(BIN)/python -m pytest $(COVERAGE) --cov-append --cov-report= tests/integrations/test_keras.py
 	$(BIN)/coverage combine --append --quiet || true  # of processes that ended after their tests

@@ -53,13 +53,14 @@ def keep(out: Path, testbed: str, to: Path, evaluated: str | None = None) -> int
 
 
 def _without_folders(record: store.StudyRecord, out: Path) -> store.StudyRecord:
-    """The record with its commands as if they had been given in `out`."""
+    """The record with its commands as if they had been given in `out`, and a function's file without its folder."""
 
     def shorter(command: str) -> str:
         return command.replace(f"{out.absolute()}/", "")
 
     calls = [call.model_copy(update={"command": shorter(call.command)}) for call in record.calls]
-    return record.model_copy(update={"command": shorter(record.command), "calls": calls})
+    code = record.code and record.code.model_copy(update={"file": Path(record.code.file).name})
+    return record.model_copy(update={"command": shorter(record.command), "calls": calls, "code": code})
 
 
 def _thinned(curve: Mapping[str, Sequence[float]], metric: str | None) -> dict[str, list[float]]:

@@ -30,16 +30,21 @@ class Target(NamedTuple):
     tests: tuple[str, ...]
 
 
+JUDGING = "tests/lab/judging"
 TARGETS = {
     "rule": Target("kourkoutas.rule", ("tests/test_rule.py", "tests/test_warmup.py", "tests/properties/test_rule.py")),
     "buckets": Target("kourkoutas.buckets", ("tests/test_buckets.py",)),
     **{
-        name: Target(f"kourkoutas.lab.judging.{name}", ("tests/lab/test_stats.py",))
+        name: Target(
+            f"kourkoutas.lab.judging.{name}", (f"{JUDGING}/test_comparing.py", f"{JUDGING}/test_hypothesis_tests.py")
+        )
         for name in ("hypothesis_tests", "intervals", "comparing", "statistics", "values")
     },
-    "deciding": Target("kourkoutas.lab.judging.deciding", ("tests/lab/test_deciding.py",)),
-    "luck": Target("kourkoutas.lab.tuning.luck", ("tests/lab/test_deciding.py",)),
-    "verdicts": Target("kourkoutas.lab.judging.verdicts", ("tests/lab/test_verdicts.py", "tests/lab/test_stats.py")),
+    "deciding": Target("kourkoutas.lab.judging.deciding", (f"{JUDGING}/test_deciding.py",)),
+    "luck": Target("kourkoutas.lab.tuning.luck", (f"{JUDGING}/test_deciding.py",)),
+    "verdicts": Target(
+        "kourkoutas.lab.judging.verdicts", (f"{JUDGING}/test_verdicts.py", f"{JUDGING}/test_comparing.py")
+    ),
 }
 ARITHMETIC = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult}
 COMPARISONS = {

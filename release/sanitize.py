@@ -32,7 +32,7 @@ TESTS = (
     "tests/torch_frontend/test_state_dtype.py",
     "tests/torch_frontend/test_stochastic_rounding.py",
     "tests/torch_frontend/test_strange_use.py",
-    "tests/lab/test_heat3d_native.py",
+    "tests/lab/testbeds/test_heat3d_native.py",
 )
 KERNELS = runpy.run_path(str(ROOT / "setup.py"))["KERNELS"]
 

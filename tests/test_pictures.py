@@ -1,6 +1,8 @@
 """The pictures of README and docs: what draws them, and what they say."""
 
+import hashlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import kept_runs
 from kourkoutas.lab import api
 from kourkoutas.lab.optimizers.looks import DARK, LIGHT, looks_of
 from kourkoutas.lab.planning import plan as planning
+from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.tuning import search as asking
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
@@ -49,6 +52,16 @@ def test_an_optimizer_has_the_colour_that_it_has_in_reports(make):
     for arm, look in looks_of(arms).items():
         assert make.colour("light", arm) == LIGHT[look.colour]
         assert make.colour("dark", arm) == DARK[look.colour]
+
+
+def test_the_screenshot_is_of_the_example_that_readme_shows(make):
+    readme = (FOLDER.parents[1] / "README.md").read_text(encoding="utf-8")
+    source = re.search(r"```python\n(# my_task.py\n.*?)```", readme, re.DOTALL)[1]
+    optimizers = re.search(r"^kbeta study my_task.py:train .*--optimizers (\S+)$", readme, re.MULTILINE)[1]
+    with make.unpacked(make.REPORTED) as folder:
+        record = Snapshot.read(folder).record
+    assert record.code.sha256 == hashlib.sha256(source.encode()).hexdigest()
+    assert [arm.label for arm in record.arms] == optimizers.split(",")
 
 
 @pytest.mark.parametrize("testbed", ["B", "C", "D"])

@@ -11,10 +11,11 @@
 | spike       | spikes.csv, update sizes around an event; β2 follows by the rule                         |
 | spikes      | the same, with more optimizers                                                           |
 | warmup      | the formula                                                                              |
-| report      | a screenshot of the report on benchmarks/field_study/darcy.tar.xz; needs Chromium        |
+| report      | a screenshot of the report on example.tar.xz, the runs of README's own example; needs    |
+|             | Chromium                                                                                 |
 
 `make pictures` draws them all, `python docs/pictures/make.py curves report` two. runs.py beside this file made
-curves.csv, benchmarks/spikes.py made spikes.csv.
+curves.csv and example.tar.xz, benchmarks/spikes.py made spikes.csv.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 TRIAL = ROOT / "archive" / "memory_trial"
 EIGENBASIS = ROOT / "benchmarks" / "eigenbasis_trial" / "B.tar.xz"
-REPORTED = ROOT / "benchmarks" / "field_study" / "darcy.tar.xz"
+REPORTED = HERE / "example.tar.xz"
 ALPHA, BETA2_MIN, BETA2_MAX = 0.93, 0.88, 0.999
 ADAMS = ("adam90", "adam95", "adam99", "adam999", "adam90-warm", "adam95-warm", "adam99-warm", "adam999-warm")
 TESTBEDS = {

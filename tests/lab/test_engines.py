@@ -8,7 +8,7 @@ import pytest
 from kourkoutas.lab import engines
 from kourkoutas.lab.optimizers.recipes import recipe
 from kourkoutas.oracle import Oracle
-from tests.lab.gradients import value_and_grad
+from tests.lab.testbeds.gradients import value_and_grad
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((3, 4)).astype(np.float32)

@@ -76,14 +76,10 @@ def show_answer(done: Snapshot, *, page: bool, as_json: bool) -> int:
 
 
 def with_text(sets: Any, text: str | None) -> list[str]:
-    """`--set` with the text of `--text`, named by its content too, so that a changed file is another configuration."""
-    if text is None:
-        return list(sets or ())
-    from kourkoutas.lab.testbeds.char_lm import corpus
-
+    """`--set` with the text of `--text`, which is fetched if need be."""
     if text == "enwik8":
         fetch_enwik8()
-    return [*(sets or ()), *(f"{name}={value}" for name, value in corpus.pin(text).items())]
+    return [*(sets or ()), *([] if text is None else [f"text={text}"])]
 
 
 def fetch_enwik8() -> None:

@@ -18,6 +18,7 @@ from kourkoutas.lab.planning.contrasts import LEVEL, Family
 MOST_TREATMENTS = 2  # with more, as in a grid, the headline counts
 MOST_SECONDARY = 3
 MOST_SEEDS = 3  # named in a sentence
+MOST_NAMES = 4  # of optimizers in a sentence; the plot below it names the others
 NOTHING = "There is nothing to compare: no two optimizers have a finished seed in common."
 
 RULE = (
@@ -73,21 +74,38 @@ def _about(treatment: str, contrasts: Sequence[Contrast], margin: float | None) 
         groups.setdefault(c.verdict, []).append(c)
     lines = []
     if clear := [*groups.get("better", ()), *groups.get("worse", ())]:
-        sizes = [size(c, margin) for c in clear]
-        lines.append(f"{who} is {listed(sizes)} on the deciding endpoint.")
+        lines.append(f"{who} is {_sizes(clear, margin)} on the deciding endpoint.")
     if equal := groups.get("equal"):
-        lines.append(f"{who} is equal to {listed([name_of(c.baseline) for c in equal])} within {margin:g} %.")
+        lines.append(f"{who} is equal to {_named(equal)} within {margin:g} %.")
     if unclear := groups.get("unclear"):
         lines.append(_unclear(who, unclear, len(contrasts)))
     if same := groups.get("identical"):
-        lines.append(f"{who} ends exactly like {listed([name_of(c.baseline) for c in same])}.")
+        lines.append(f"{who} ends exactly like {_named(same)}.")
     if untested := groups.get("untested"):
-        others = listed([name_of(c.baseline) for c in untested])
-        lines.append(f"{who} cannot be compared with {others}: {listed(list(dict.fromkeys(c.why for c in untested)))}.")
+        why = listed(list(dict.fromkeys(c.why for c in untested)))
+        lines.append(f"{who} cannot be compared with {_named(untested)}: {why}.")
     if unfinished := groups.get("unfinished"):
-        others = listed([name_of(c.baseline) for c in unfinished])
-        lines.append(f"No verdict yet on {who} against {others}: runs failed.")
+        lines.append(f"No verdict yet on {who} against {_named(unfinished)}: runs failed.")
     return " ".join([*lines, *(line for c in contrasts if (line := carried_words(c)))])
+
+
+def _named(contrasts: Sequence[Contrast]) -> str:
+    """The baselines; of many how many."""
+    if len(contrasts) > MOST_NAMES:
+        return f"{len(contrasts)} optimizers"
+    return listed([name_of(c.baseline) for c in contrasts])
+
+
+def _sizes(clear: Sequence[Contrast], margin: float | None) -> str:
+    """How far ahead or behind; of many on which side of how many."""
+    sides = []
+    for verdict, side in (("better", "ahead of"), ("worse", "behind")):
+        own = [c for c in clear if c.verdict == verdict]
+        if len(own) > MOST_NAMES:
+            sides.append(f"{side} {len(own)} optimizers")
+        elif own:
+            sides.append(f"{side} {listed([size(c, margin).removeprefix(f'{side} ') for c in own])}")
+    return " and ".join(sides)
 
 
 def _unclear(who: str, unclear: Sequence[Contrast], contrasts: int) -> str:
@@ -95,6 +113,8 @@ def _unclear(who: str, unclear: Sequence[Contrast], contrasts: int) -> str:
         return "No clear winner on the deciding endpoint."
     if len(unclear) == 1:
         return f"No clear difference between {who} and {_with_lost(unclear[0])}."
+    if len(unclear) > MOST_NAMES:
+        return f"{who} is not clearly different from {_named(unclear)}."
     named = ", nor from ".join(_with_lost(c) for c in unclear)
     return f"{who} is not clearly different from {named}."
 
@@ -119,7 +139,7 @@ def carried_words(c: Contrast) -> str:
             without = f"without one of seeds {', '.join(map(str, seeds))}"
         else:
             without = f"without any one of {len(seeds)} of the {c.n} seeds"
-        parts.append(f"{without} {would[changed]}")
+        parts.append(f"{without}, {would[changed]}")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
@@ -301,17 +321,29 @@ def percent_words(low: float, value: float, high: float, higher_is_better: bool 
     ('9.3 % lower [−13, −4.3]', '0.80 % higher [−1.6, +3.1]', '8.4× higher [7.5×, 9.0×]')
     >>> percent_words(-math.inf, 9.26, math.inf), percent_words(-math.inf, -743, -650)
     ('9.3 % lower [no bounds]', '8.4× higher [at least 7.5×]')
+    >>> percent_words(-327, 21, 92), percent_words(-20, 60, 92)
+    ('21 % lower [13× lower, 4.3× higher]', '2.5× lower [13× lower, 20 % higher]')
     """
 
     def signed(x: float) -> str:
         return f"{'−' if x < 0 else '+'}{digits(x)}"
 
     text = percent_text(value, higher_is_better)
-    if "×" in text:
+    times = sorted(ratio(x, higher_is_better) for x in (low, high))
+    one_side = times[0] >= 1 or times[1] <= 1
+    far = times[0] <= 0.5 or times[1] >= 2
+    if far and times[0] > 0 and math.isfinite(times[1]) and not ("×" in text and one_side):
+        ends = ", ".join(percent_text(x, higher_is_better) for x in _by_value(low, high, higher_is_better))
+    elif "×" in text:
         ends = times_between(low, high, higher_is_better)
     else:
         ends = between(low, high, signed) if higher_is_better else between(-high, -low, signed)
     return text if low == high else f"{text} [{ends}]"
+
+
+def _by_value(low: float, high: float, higher_is_better: bool) -> tuple[float, float]:
+    """The ends of an interval of percentages, that of the lower value first."""
+    return (low, high) if higher_is_better else (high, low)
 
 
 def own_words(low: float, value: float, high: float) -> str:

@@ -396,6 +396,8 @@ def plan_study(
     if endpoint is not None and endpoint not in (metrics := [one.metric for one in testbed.endpoints]):
         raise unknown(f"endpoint of {testbed.name}", endpoint, metrics)
     settings, arms = arms_of(optimizers or testbed.arms, options or {}, grids or {})
+    settings = testbeds.pinned(testbed, settings)
+    arms = [_pinned(testbed, arm, settings) for arm in arms]
     shared = testbeds.settings_of(testbed, preset, settings)
     settings = _canonical({name: getattr(shared, name) for name in settings})
     plan = Plan(testbed.name, preset, engine, settings, arms, seeds, primary=endpoint, **judged)
@@ -405,6 +407,12 @@ def plan_study(
     for usable in {repr(one): one for one in each}.values():
         testbed.problem(usable, min(seeds))
     return plan if tuning is None else _tuned(plan, tuning)
+
+
+def _pinned(testbed: testbeds.Testbed, arm: Arm, shared: Mapping[str, Any]) -> Arm:
+    """The arm with what names its own settings for good, where those differ from the `shared` ones."""
+    every = testbeds.pinned(testbed, {**shared, **arm.settings})
+    return arm.model_copy(update={"settings": arm.settings | {k: v for k, v in every.items() if k not in shared}})
 
 
 def _distinct(arms: list[Arm]) -> list[Arm]:

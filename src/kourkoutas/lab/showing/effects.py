@@ -1,9 +1,9 @@
 """The effect plot: how much better or worse each treatment is, with its interval; a scale per endpoint.
 
 Right of the line the treatment is better. The endpoint that decides has filled marks and stands first; all others have
-open ones. An endpoint is drawn in percent; as ratios on a log scale where one of them is beyond a factor of 2, so that
-149× and 24,344× are not both next to 100 %; and in its own unit where percentages make no sense, as for values of both
-signs. Console and page show the same rows.
+open ones. An endpoint is drawn in percent; as ratios on a log scale where one of them is beyond a factor of 2, or where
+ratios are compared and an interval ends beyond it, so that 149× and 24,344× are not both next to 100 %; and in its own
+unit where percentages make no sense, as for values of both signs. Console and page show the same rows.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def unit_of(endpoint: Comparison) -> Unit:
     if not in_percent(endpoint):
         return "difference"
     found = [ends for c in endpoint.contrasts if (ends := ends_of(c, percent=True)) is not None]
-    ratios = [ratio(estimate, endpoint.higher_is_better) for _, estimate, _ in found]
+    shown = [end for ends in found for end in (ends if endpoint.log else ends[1:2])]
+    ratios = [ratio(x, endpoint.higher_is_better) for x in shown if math.isfinite(x)]
     beyond = any(times >= 2 or 0 < times <= 0.5 for times in ratios)
     return "ratio" if beyond and all(times > 0 for times in ratios) else "percent"
 

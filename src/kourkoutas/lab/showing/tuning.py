@@ -14,7 +14,7 @@ from markupsafe import Markup
 from kourkoutas.lab.errors import argument
 from kourkoutas.lab.judging.statistics import show
 from kourkoutas.lab.optimizers.looks import Look, name_of
-from kourkoutas.lab.showing.drawing import Drawing, Panel, cross, element, series
+from kourkoutas.lab.showing.drawing import Drawing, Panel, below_explosions, cross, element, series
 from kourkoutas.lab.tuning.sensitivity import Point, Sensitivity
 
 HEIGHT = 260.0
@@ -34,7 +34,10 @@ def draw(found: Sequence[Sensitivity], looks: Mapping[str, Look], title: str, *,
     values = [float(point.value) for one in found for point in one.points]
     ends = [x for one in found for p in one.points for x in (p.mean, p.low, p.high) if math.isfinite(x)]
     log_y = _positive(ends)
-    panel = Panel.over(values, ends, log_x=min(values) > 0, log_y=log_y, height=HEIGHT, x_label=option, edge=0.06)
+    top = None if maximize else below_explosions(ends, _usual_top(found), log=log_y)
+    panel = Panel.over(
+        values, ends, log_x=min(values) > 0, log_y=log_y, height=HEIGHT, x_label=option, edge=0.06, top=top
+    )
     for one in found:
         look = looks[one.arm]
         fine = [point for point in one.points if math.isfinite(point.mean)]
@@ -61,6 +64,12 @@ def _mark(panel: Panel, point: Point, of: Sensitivity, look: Look, maximize: boo
     if point.value == of.best:
         marks.append(element("circle", cx=x, cy=y, r=7, class_="chosen"))
     return element("g", *marks)
+
+
+def _usual_top(found: Sequence[Sensitivity]) -> float:
+    """The highest mean that a reader wants to tell from others: that of the middle one of all."""
+    means = sorted(p.mean for one in found for p in one.points if math.isfinite(p.mean))
+    return means[len(means) // 2] if means else math.nan
 
 
 def _positive(values: Sequence[float]) -> bool:

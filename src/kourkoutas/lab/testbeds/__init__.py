@@ -136,6 +136,8 @@ class Testbed(Protocol):
       presets: "smoke", "laptop" and "paper" → settings, a frozen dataclass.
       kbeta: the K-β options of this testbed; the other K-β arms start from them.
       arms: the optimizers of a study that names none.
+
+    One whose settings name a file also has `pinned`: see the function of that name.
     """
 
     @property
@@ -172,6 +174,15 @@ def settings_of(testbed: Testbed, preset: str, overrides: Mapping[str, Any]) -> 
     if preset not in testbed.presets:
         raise unknown(f"preset of {testbed.name}", preset, tuple(testbed.presets))
     return override(testbed.presets[preset], overrides, testbed.name)
+
+
+def pinned(testbed: Testbed, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`overrides` and the settings that name for good what they refer to, so that a changed file is noticed.
+
+    A testbed that reads files has a method `pinned`, which gives those settings.
+    """
+    of_testbed = getattr(testbed, "pinned", None)
+    return dict(overrides) if of_testbed is None else {**overrides, **of_testbed(overrides)}
 
 
 def _all() -> Iterable[Testbed]:

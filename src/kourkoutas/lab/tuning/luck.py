@@ -26,7 +26,7 @@ The model's assumptions, and which way each errs:
 * Every endpoint is given its own r, as if the optimizer could have been tuned for it. The choice was by the primary
   one, so for the others r is too large where they disagree about the best value.
 
-How often all of this errs is simulated: `tests/lab/test_error_rates.py`, benchmarks/error_rates.py.
+How often all of this errs is simulated: `tests/lab/judging/test_error_rates.py`, benchmarks/error_rates.py.
 
 References:
   Tsui and Weerahandi (1989), Generalized p-values in significance testing of hypotheses in the presence of nuisance

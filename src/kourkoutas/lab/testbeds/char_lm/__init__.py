@@ -446,6 +446,13 @@ class CharLM:
     def kbeta(self) -> Mapping[str, Any]:
         return {**PAPER, "warmup_steps": 250, "buckets": "parameter"}
 
+    def pinned(self, overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The hash of a text that comes from a file, unless the study names it; the generated one has none."""
+        text = str(overrides.get("text", "generated"))
+        if text == "generated" or "text_sha256" in overrides:
+            return {}
+        return {"text_sha256": corpus.load(text).sha256}
+
     def problem(self, settings: Settings, seed: int) -> Problem:
         problem = CharLMProblem(settings, seed)
         # A text that cannot be used is an error here, before a run has written anything.

@@ -59,11 +59,6 @@ def is_fetched() -> bool:
     return (cache_folder() / enwik8.SLICE).is_file()
 
 
-def pin(text: str) -> dict[str, str]:
-    """The settings that name a text for good: `text`, and `text_sha256`, by which a change of the file is noticed."""
-    return {"text": text, "text_sha256": load(text).sha256}
-
-
 def load(text: str, *, characters: int = generated.CHARACTERS) -> Corpus:
     """The text of that name or path; `characters` is the length of a generated one."""
     if text == "generated":
