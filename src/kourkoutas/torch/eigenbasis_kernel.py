@@ -2,7 +2,8 @@
 
 The kernel knows nothing of bases. In the place of each parameter that has one it gets a stand-in: zeros, with the
 rotated gradient. It moves m and v as ever, and the zeros by -Δ', which is rotated back and added to the parameter.
-Parameters without a basis it moves by itself. What is left to do here is linear algebra.
+Parameters without a basis it moves by itself. Its norms of the rotated gradients are those of the gradients, and weigh
+the factors. It turns the bases, too, if torch has LAPACK. What is left to do here are products.
 """
 
 from __future__ import annotations
