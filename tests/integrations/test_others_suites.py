@@ -41,4 +41,5 @@ def test_every_problem_of_another_project_is_learned_by_each_optimizer_and_answe
             assert run.result.status == "ok", run.result.error
             first, *_, last = run.result.curve["loss"]
             assert last < first, (study, run.id)
-    assert set(result.problems()["optimizer"]) == {"kbeta-exact"}
+    assert set(result.problems()["optimizer"]) == {"kbeta-exact", "adam999"}
+    assert list(result.summary()["optimizer"]) == ["kbeta-exact"]

@@ -483,7 +483,7 @@ def test_a_suite_is_made_on_two_nodes_and_goes_on_after_it_was_terminated(cluste
         return {file.parent.name + file.parts[-4]: file.stat().st_mtime_ns for file in out.glob("*/runs/*/result.json")}
 
     with cluster.start(call) as driver:
-        wait_for(lambda: len(finished(out / "second")) >= 2)
+        wait_for(lambda: len(finished(out / "second")) >= 2, seconds=240)
         driver.terminate()
         assert driver.wait(timeout=60) == 130
     kept = made()

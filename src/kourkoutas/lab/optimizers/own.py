@@ -44,7 +44,7 @@ def named(optimizers: Iterable[str], ours: Collection[str]) -> tuple[list[str], 
     `ours` are the labels that are taken.
     """
     words = list(dict.fromkeys(word.strip() for word in optimizers if word.strip()))
-    origins = {word: origin_of(word) for word in words if ":" in word.partition("[")[0]}
+    origins = {word: origin_of(word) for word in words if ":" in word.partition("[")[0] or word.endswith(".py")}
     counts = Counter(origin.name for origin in origins.values())
     labels, named = {}, {}
     for word, origin in origins.items():
@@ -69,6 +69,10 @@ def _place(origin: Origin, all_origins: Iterable[Origin]) -> str:
 def origin_of(word: str) -> Origin:
     """Where MODULE:NAME or FILE.py:NAME is found; it is loaded, and an error tells what to correct."""
     place, _, name = word.rpartition(":")
+    if word.endswith(".py"):
+        raise ArgumentError(
+            "optimizers", f"{argument('optimizers')} {word}: which optimizer of the file? Write {word}:NAME"
+        )
     if not place or not all(part.isidentifier() for part in name.split(".")):
         raise ArgumentError(
             "optimizers",
@@ -85,7 +89,7 @@ def origin_of(word: str) -> Origin:
             )
         found = Origin(place=str(path.resolve()), name=name, version=digest(path))
     else:
-        found = Origin(place=place, name=name, version=_version(_imported(place), word))
+        found = Origin(place=place, name=name, version=_version(_imported(place, word), word))
     engines_of(found)
     return found
 
@@ -126,7 +130,7 @@ def load(origin: Origin) -> Callable[..., Any]:
                 f"{argument('optimizers')} {origin.words}: {path}{line} cannot be loaded ({told}): correct the file",
             ) from None
     else:
-        module = _imported(origin.place)
+        module = _imported(origin.place, origin.words)
     found: Any = module
     for part in origin.name.split("."):
         if not hasattr(found, part):
@@ -145,8 +149,8 @@ def _public(module: Any) -> list[str]:
     return [name for name in names if getattr(vars(module)[name], "__module__", "") == module.__name__]
 
 
-def _imported(module: str) -> ModuleType:
-    """The module, also one of the working folder, as in a worker process."""
+def _imported(module: str, word: str) -> ModuleType:
+    """The module of `word`, also one of the working folder, as in a worker process."""
     here = os.getcwd()
     sys.path.append(here)
     try:
@@ -156,11 +160,11 @@ def _imported(module: str) -> ModuleType:
         missing = (error.name or top).partition(".")[0]
         if missing == top and isinstance(error, ModuleNotFoundError) and importlib.util.find_spec(top) is not None:
             raise ArgumentError(
-                "optimizers", f"{argument('optimizers')} {module}:…: {top} is installed, and has no module {module}"
+                "optimizers", f"{argument('optimizers')} {word}: {top} is installed, and has no module {module}"
             ) from None
         whom = "which is not installed" if missing == top else f"which needs {missing}, and that is not installed"
         raise ImportError(
-            f"{argument('optimizers')} {module}:…: the optimizer comes from {top}, {whom}: pip install "
+            f"{argument('optimizers')} {word}: the optimizer comes from {top}, {whom}: pip install "
             f"{missing.replace('_', '-')}"
         ) from None
     finally:
