@@ -3,17 +3,21 @@
 A front end's test supplies one function, `run(case) -> {name: array}`: build the optimizer from `case.hyper`,
 `case.buckets` and `case.lr`, start from `case.params()`, feed `case.grads()` (name → array, or None where a gradient is
 missing) and return the final parameters. `check(case, run(case))` does the rest.
+
+`CASES` holds every combination of options; `marked(CASES)` marks as slow what is not in `CORE`, in which any three
+values of options meet already.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 from kourkoutas.oracle import Oracle
 from kourkoutas.rule import Hyper
@@ -165,8 +169,33 @@ EIGEN: dict[str, dict[str, Any]] = {
 CASES = _table()
 
 
-def case_ids() -> list[str]:
-    return [case.id for case in CASES]
+def _core() -> frozenset[str]:
+    """The ids of a part of the table in which any three values of options meet, and any value meets any kind of bucket.
+
+    Always the case that adds most is taken next. All extra cases belong to it, and every case in both dtypes.
+    """
+    meets: dict[str, set[frozenset[tuple[str, Any]]]] = {}
+    for case in CASES:
+        if set(case.options) == set(OPTIONS):
+            values = tuple(case.options.items())
+            met = {frozenset(three) for three in itertools.combinations(values, 3)}
+            met |= {frozenset((value, ("buckets", case.buckets))) for value in values}
+            meets.setdefault(case.id.removesuffix(case.dtype), set()).update(met)
+    missing = set().union(*meets.values())
+    chosen = []
+    while missing:
+        chosen.append(max(meets, key=lambda name: len(meets[name] & missing)))
+        missing -= meets[chosen[-1]]
+    extra = [case.id for case in CASES if case.id.removesuffix(case.dtype) not in meets]
+    return frozenset([*extra, *(name + dtype for name in chosen for dtype in DTYPES)])
+
+
+CORE = _core()
+
+
+def marked(cases: Sequence[Case]) -> list[Any]:
+    """Parameters of a test, of which those that are not in `CORE` are slow."""
+    return [pytest.param(case, id=case.id, marks=[] if case.id in CORE else [pytest.mark.slow]) for case in cases]
 
 
 def relative_error(case: Case, got: Mapping[str, Any]) -> float:

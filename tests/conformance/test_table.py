@@ -7,7 +7,7 @@ import pytest
 
 from kourkoutas.oracle import Oracle
 from kourkoutas.rule import Hyper
-from tests.conformance.table import BUCKETS, CASES, DTYPES, EXTRA, OPTIONS
+from tests.conformance.table import BUCKETS, CASES, CORE, DTYPES, EXTRA, OPTIONS
 
 
 def test_every_pair_of_option_values_and_buckets_meets_in_some_case():
@@ -19,6 +19,19 @@ def test_every_pair_of_option_values_and_buckets_meets_in_some_case():
             seen |= {(a, values[a], b, values[b]) for a, b in itertools.combinations(axes, 2)}
     wanted = {(a, x, b, y) for a, b in itertools.combinations(axes, 2) for x, y in itertools.product(axes[a], axes[b])}
     assert wanted <= seen
+
+
+def test_every_three_option_values_meet_in_some_case_of_the_core_and_every_value_meets_every_kind_of_bucket():
+    core = [case for case in CASES if case.id in CORE and set(case.options) == set(OPTIONS)]
+    for dtype in DTYPES:
+        own = [case for case in core if case.dtype == dtype]
+        for names in itertools.combinations(OPTIONS, 3):
+            seen = {tuple(case.options[name] for name in names) for case in own}
+            assert seen == set(itertools.product(*(OPTIONS[name] for name in names))), names
+        for name, values in OPTIONS.items():
+            assert {(case.options[name], case.buckets) for case in own} == set(itertools.product(values, BUCKETS))
+    assert len(core) < len(CASES) / 2
+    assert {case.id for case in CASES if set(case.options) != set(OPTIONS)} <= CORE
 
 
 def test_extra_cases_are_in_the_table():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kourkoutas.torch import KourkoutasBeta
-from tests.conformance.table import CASES, Case, check
+from tests.conformance.table import CASES, Case, check, marked
 from tests.gpu.conftest import DEVICE
 
 
@@ -23,6 +23,6 @@ def run(case: Case) -> dict[str, np.ndarray]:
 PLAIN = [case for case in CASES if "basis" not in case.options]  # the eigenbasis has a step of its own
 
 
-@pytest.mark.parametrize("case", PLAIN, ids=[case.id for case in PLAIN])
+@pytest.mark.parametrize("case", marked(PLAIN))
 def test_agrees_with_the_oracle(case):
     check(case, run(case))

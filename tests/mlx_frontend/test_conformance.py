@@ -7,7 +7,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from kourkoutas.mlx import KourkoutasBeta
 from kourkoutas.rule import HYPER_NAMES
-from tests.conformance.table import CASES, Case, check
+from tests.conformance.table import CASES, Case, check, marked
 
 
 def run(case: Case) -> dict[str, np.ndarray]:
@@ -27,7 +27,7 @@ def run(case: Case) -> dict[str, np.ndarray]:
     return {name: np.array(p) for name, p in tree_flatten(params)}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", marked(CASES))
 def test_the_optimizer_follows_the_oracle(case):
     with mx.stream(mx.cpu):
         check(case, run(case))

@@ -67,9 +67,8 @@ def assert_same(got, want, rtol=1e-6, atol=1e-7):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("options", SOLVERS)
-def test_scan_equals_a_loop_of_jitted_steps(options):
-    solver, params, xs = kourkoutas_beta(1e-2, **options), init(), inputs(20)
+def test_scan_equals_a_loop_of_jitted_steps():
+    solver, params, xs = kourkoutas_beta(1e-2, **FULL), init(), inputs(20)
 
     def body(carry, x):
         return step(solver, *carry, x), None
@@ -78,9 +77,8 @@ def test_scan_equals_a_loop_of_jitted_steps(options):
     assert_same(scanned, loop(solver, params, xs), rtol=1e-5)
 
 
-@pytest.mark.parametrize("options", SOLVERS)
-def test_vmap_over_seeds_equals_one_run_per_seed(options):
-    solver = kourkoutas_beta(1e-2, **options)
+def test_vmap_over_seeds_equals_one_run_per_seed():
+    solver = kourkoutas_beta(1e-2, **FULL)
     runs = [(init(seed), inputs(6, seed)) for seed in range(2)]
     stacked = jax.tree.map(lambda *a: jnp.stack(a), *[params for params, _ in runs])
     xs = jnp.stack([x for _, x in runs], axis=1)
@@ -93,9 +91,8 @@ def test_vmap_over_seeds_equals_one_run_per_seed(options):
         assert_same(got, loop(solver, params, x), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", SOLVERS)
-def test_a_step_is_traced_once(options):
-    solver, params = kourkoutas_beta(optax.linear_schedule(1e-2, 1e-3, 5), **options), init()
+def test_a_step_is_traced_once():
+    solver, params = kourkoutas_beta(optax.linear_schedule(1e-2, 1e-3, 5), **FULL), init()
     traces = 0
 
     @jax.jit
@@ -287,11 +284,10 @@ def test_clipping_before_it_in_a_chain_is_seen_by_the_norm():
     np.testing.assert_allclose(state[1].ema, [0.5], rtol=1e-6)
 
 
-@pytest.mark.parametrize("options", SOLVERS)
-def test_masked_steps_only_where_the_mask_says(options):
+def test_masked_steps_only_where_the_mask_says():
     params = init()
     mask = {"enc": {"w": True, "b": False}, "dec": {"w": True}}
-    inner = kourkoutas_beta(1e-2, **options)
+    inner = kourkoutas_beta(1e-2, **FULL)
     solver = optax.masked(inner, mask)
     state = solver.init(params)
     assert state.inner_state[0].missed.shape == (2,)

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from kourkoutas.optax import kourkoutas_beta
-from tests.conformance.table import CASES, EXTRA, Case, case_ids, check
+from tests.conformance.table import CASES, CORE, EXTRA, Case, check
 
 EXTRA_IDS = {f"{name}-float64" for name in EXTRA}
 
@@ -23,14 +23,18 @@ def run(case: Case, *, jit: bool) -> dict[str, np.ndarray]:
     return {name: np.asarray(p) for name, p in params.items()}
 
 
-# JAX without jit takes a fifth of a second per case: in float64 the options one by one are enough to begin with.
+def is_by_default(case: Case) -> bool:
+    """JAX without jit takes a fifth of a second per case: in float64 the options one by one are enough."""
+    return case.dtype == "float32" or case.id in EXTRA_IDS
+
+
 BY_DEFAULT = [
-    pytest.param(case, marks=pytest.mark.slow) if case.dtype == "float64" and case.id not in EXTRA_IDS else case
+    pytest.param(case, id=case.id, marks=[] if case.id in CORE and is_by_default(case) else [pytest.mark.slow])
     for case in CASES
 ]
 
 
-@pytest.mark.parametrize("case", BY_DEFAULT, ids=case_ids())
+@pytest.mark.parametrize("case", BY_DEFAULT)
 def test_case_agrees_with_the_oracle(case):
     with jax.enable_x64(case.dtype == "float64"):
         check(case, run(case, jit=False))

@@ -52,9 +52,18 @@ def descend(solver, params, objective, steps, read=lambda state, params: params,
     return read(state, params)
 
 
-@pytest.mark.parametrize("options", [{}, {**FULL, "max_ratio": None}], ids=["default", "full"])
-@pytest.mark.parametrize("target", [parabola, rosenbrock])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.complex64])
+UNCLIPPED = {**FULL, "max_ratio": None}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "target", "options"),
+    [
+        (jnp.float32, parabola, {}),
+        (jnp.float32, rosenbrock, UNCLIPPED),
+        (jnp.complex64, parabola, UNCLIPPED),
+        (jnp.complex64, rosenbrock, {}),
+    ],
+)
 def test_it_finds_the_minimum(dtype, target, options):
     start, goal, objective = target(dtype)
     got = descend(kourkoutas_beta(1e-2, **options), start, objective, 10_000)
@@ -128,7 +137,13 @@ def test_inside_a_wrapper_a_fixed_beta2_is_adam_inside_it(name):
             np.testing.assert_allclose(a, b, rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", WRAPPERS)
+# Those that keep, copy, or take apart the state of what they wrap; the others pass it on, and are slow here.
+OF_STATES = ("schedule_free", "MultiSteps", "apply_if_finite", "inject_hyperparams", "partition", "sam")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in OF_STATES else [pytest.mark.slow]) for name in WRAPPERS]
+)
 def test_inside_a_wrapper_every_option_trains(name):
     if name == "inject_hyperparams":
         solver = WRAPPERS[name](lambda learning_rate: kourkoutas_beta(learning_rate, **FULL))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kourkoutas.torch import KourkoutasBeta
-from tests.conformance.table import CASES, Case, check
+from tests.conformance.table import CASES, Case, check, marked
 from tests.torch_frontend.routes import on_every_route
 
 
@@ -24,7 +24,7 @@ EIGEN = [case for case in CASES if "basis" in case.options]
 
 
 @on_every_route
-@pytest.mark.parametrize("case", PLAIN, ids=[case.id for case in PLAIN])
+@pytest.mark.parametrize("case", marked(PLAIN))
 def test_agrees_with_the_oracle(case, route):
     check(case, run(case, **route))
 

@@ -40,7 +40,9 @@ class Ranks:
         self._processes = []
 
     def _start(self):
-        context = mp.get_context("spawn")
+        # A server that has imported torch once makes all ranks; each of them would take seconds for it.
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["torch.distributed.tensor", "torch.distributed.fsdp", "kourkoutas.torch"])
         store = os.path.join(tempfile.mkdtemp(), "store")
         pairs = [context.Pipe() for _ in range(self.world)]
         self._pipes = [mine for mine, _ in pairs]

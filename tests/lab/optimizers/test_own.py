@@ -102,7 +102,8 @@ def test_it_trains_as_the_same_optimizer_of_the_framework_does(engine: str, mine
     assert one.settings["optimizer"]["family"] == f"mine.py:{name}"
 
 
-@pytest.mark.parametrize("engine", engines.NAMES)
+# The other engines are slow: that the optimizer trains on all three is the test above.
+@pytest.mark.parametrize("engine", ["torch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("jax", "mlx"))])
 def test_it_is_compared_and_tuned_like_any_other(engine: str, mine: Path, tmp_path: Path) -> None:
     _, name, _ = HEAVY[engine]
     result = lab.study(

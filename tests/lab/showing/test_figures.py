@@ -255,8 +255,9 @@ def test_a_trace_without_values_gives_no_picture() -> None:
     assert maps.drawings([maps.TraceData([1], [[NAN]], [[NAN]], ["a"])], looks.looks_of(["kbeta"])["kbeta"]) == []
 
 
-def test_the_papers_arms_keep_their_looks_and_no_two_arms_look_alike() -> None:
-    names = ["kbeta", "adam95", "adam999", *(f"rival{i}" for i in range(9))]
+@pytest.mark.parametrize("usual", [[], ["adam95-warm"], ["kbeta-eigen"], ["adam95-warm", "kbeta-eigen"]])
+def test_the_papers_arms_keep_their_looks_and_no_two_arms_look_alike(usual: list[str]) -> None:
+    names = ["kbeta", "adam95", "adam999", *usual, *(f"rival{i}" for i in range(8))]
     found = looks.looks_of(names)
     assert found["kbeta"] == looks.looks_of(["x", "kbeta"])["kbeta"]
     assert len(set(found.values())) == len(names)

@@ -210,7 +210,7 @@ def test_bad_settings_are_refused(changes: dict[str, Any], message: str) -> None
         Settings(**changes)
 
 
-@pytest.mark.parametrize("engine", ["torch", "jax", "mlx"])
+@pytest.mark.parametrize("engine", ["torch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("jax", "mlx"))])
 def test_a_smoke_run_reports_terms_and_error(engine: str) -> None:
     pytest.importorskip({"mlx": "mlx.core"}.get(engine, engine))
     result = train.run(RunSpec(testbed="heat3d", engine=engine, settings={"steps": 20, "ramp": 10}))
