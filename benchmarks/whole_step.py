@@ -52,7 +52,7 @@ def measure(
         arm: E.trainer(
             problem.loss,
             problem.params,
-            recipe("kbeta" if arm == "traced" else arm, testbed.kbeta),
+            recipe("kbeta" if arm == "traced" else arm, testbed.kbeta, {"basis_limit": 256} if arm == SHORT else None),
             constants=problem.constants,
             compile=problem.compile,
             trace_every=int(arm == "traced"),

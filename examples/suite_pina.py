@@ -44,9 +44,7 @@ def train(trial):
     solver = PhysicsInformedSingleModelSolver(problem, model, optimizer=optimizer)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     log = Log(trial, max(1, epochs // 20))
-    Trainer(
-        solver, max_epochs=epochs, accelerator="cpu", callbacks=[log], enable_checkpointing=False, **quiet
-    ).train()
+    Trainer(solver, max_epochs=epochs, accelerator="cpu", callbacks=[log], enable_checkpointing=False, **quiet).train()
     if not hasattr(problem, "solution"):
         return solver.trainer.callback_metrics["train_loss"]
     problem.discretise_domain(100, "grid", domains="D")

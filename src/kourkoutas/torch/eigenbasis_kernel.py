@@ -2,7 +2,8 @@
 
 The kernel knows nothing of bases. In the place of each parameter that has one it gets a stand-in: zeros, with the
 rotated gradient. It moves m and v as ever, and the zeros by -Δ', which is rotated back and added to the parameter.
-Parameters without a basis it moves by itself. What is left to do here is linear algebra.
+Parameters without a basis it moves by itself. Its norms of the rotated gradients are those of the gradients, and weigh
+the factors. It turns the bases, too, if torch has LAPACK. What is left to do here are products.
 """
 
 from __future__ import annotations
@@ -173,7 +174,8 @@ class EigenKernelStep(EigenStep):
 
 def _multiply(products: Sequence[Product]) -> None:
     for left, right, out in products:
-        torch.matmul(left, right, out=out)
+        # `bmm` is what `matmul` comes to in the end
+        (torch.bmm if left.ndim == right.ndim == 3 else torch.matmul)(left, right, out=out)
 
 
 def _turn(plan: Plan) -> None:
