@@ -4,7 +4,8 @@ Python blocks of one page run in order, in one namespace. A block that is a file
 of that example. Shell lines: a `make` target must exist, a `kbeta` call must parse, also within a sentence. Calls of
 `kbeta` and `python` are also run, at the smallest size, by slow tests, but for `kbeta report --follow`, which goes on
 until the study has ended, and `kbeta suite`: they have tests of their own. `pip` lines must name extras that exist.
-A block of TOML is a suite, and must be one that can be planned. Blocks marked `text` or `diff` are not code.
+A block of TOML is a suite, and must be one that can be planned. The lines of a `diff` are run before and after. Blocks
+marked `text` are no code of ours.
 """
 
 import os
@@ -246,8 +247,39 @@ def test_a_command_that_reads_a_study_runs(line, folder_with_a_study):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "diff")], ids=lambda page: page.name)
+def test_both_sides_of_a_diff_train_a_model(page):
+    torch = pytest.importorskip("torch")
+    from kourkoutas.torch import KourkoutasBeta
+
+    for line in "".join(blocks(page, "diff")).splitlines():
+        names = {"torch": torch, "KourkoutasBeta": KourkoutasBeta, "model": torch.nn.Linear(4, 3)}
+        before = names["model"].weight.clone()
+        exec(line[2:], names)
+        for _ in range(2):  # the first gradient of a matrix makes its basis and moves nothing
+            names["model"](torch.ones(2, 4)).square().sum().backward()
+            names["optimizer"].step()
+        assert not torch.equal(names["model"].weight, before), line
+
+
+def test_the_tables_of_the_field_study_are_what_the_commands_above_them_print(tmp_path):
+    pytest.importorskip("pydantic")
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    unpack, answer = (shlex.split(line) for line in blocks(ROOT / "docs" / "results.md", "sh")[0].splitlines())
+    for call in ([sys.executable, ROOT / unpack[1], *unpack[2:]], [sys.executable, "-m", "kourkoutas", *answer[1:]]):
+        done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert len(rows) > 40
+    for row in rows:
+        assert row in page
+
+
+TIMED = [p for p in parameters(commands(), "python ") if "field_study.py" not in p.values[0]]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("line", parameters(commands(), "python "))
+@pytest.mark.parametrize("line", TIMED)
 def test_a_benchmark_runs_at_the_smallest_size(line, tmp_path):
     script, *words = shlex.split(re.sub(r" --shape \S+", "", line))[1:]
     run = [sys.executable, ROOT / script, *words, "--shape", "tiny", "--rounds", "1", "--seconds", "0.1"]

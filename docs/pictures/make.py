@@ -266,8 +266,8 @@ def sensitivity(theme: str) -> Figure:
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     title = (
-        "D: K-β and warmed Adam stand eight times the learning rate that plain Adam does.\n"
-        "C: all are nearly alike. B: Adam 0.999 fails at every rate, the others at two to four times their best."
+        "D: K-β and warmed Adam tolerate eight times the learning rate that plain Adam does. C: all are nearly alike.\n"
+        "B: Adam 0.999 fails at every learning rate, the others at two to four times their best one."
     )
     figure.suptitle(title, fontsize=11.5)
     return figure
