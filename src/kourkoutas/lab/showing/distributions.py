@@ -5,7 +5,7 @@ the share of runs that end below every threshold, or have got there by every ste
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from markupsafe import Markup
@@ -194,3 +194,20 @@ def profile(judged: Comparison, looks: Mapping[str, Look]) -> Drawing | None:
     side = "above" if judged.higher_is_better else "below"
     title = f"Percent of the runs that end {side} a threshold"
     return panel.drawing(title, f"{title} of {judged.title}, for every threshold")
+
+
+Figure = Callable[[Comparison, Mapping[str, Look], Anchor], Drawing | None]
+
+# What "Where the runs end" shows of every endpoint, and what it folds: a new figure is its function and a line here.
+FIGURES: Sequence[Figure] = (rows,)
+FOLDED: Sequence[Figure] = (lambda one, looks, _: profile(one, looks) if one.primary or one.is_time else None,)
+
+
+def figures(
+    endpoints: Sequence[Comparison], looks: Mapping[str, Look], anchor: Anchor, chosen: Sequence[Figure] = FIGURES
+) -> list[Drawing]:
+    """What there is to see of some figures of this chapter, for every endpoint."""
+    drawn: list[Drawing] = []
+    for figure in chosen:
+        drawn += filter(None, [figure(one, looks, anchor) for one in endpoints])
+    return drawn
