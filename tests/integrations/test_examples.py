@@ -32,6 +32,8 @@ ELSEWHERE = {  # run by other tests
     "physicsnemo_fno",
     "jinns_solve",
     "torchphysics_poisson",
+    "suite_pina",
+    "suite_apebench",
     "pytorch_optimizer_registry",
 }
 

@@ -223,9 +223,9 @@ def test_an_unknown_suite_is_told_which_there_are() -> None:
         asking.read("feild")
 
 
-def test_every_shipped_suite_is_a_plan() -> None:
-    for name in ("paper", "smoke"):
-        assert len(asking.read(name).plans) >= 2
+@pytest.mark.parametrize("name", ["paper", "smoke", *sorted(map(str, (ROOT / "examples").glob("*.toml")))])
+def test_every_shipped_suite_is_a_plan(name: str) -> None:
+    assert len(asking.read(name).plans) >= 2
 
 
 def test_a_folder_of_something_else_is_left_alone(file: Path, tmp_path: Path) -> None:

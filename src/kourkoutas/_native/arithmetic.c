@@ -226,6 +226,7 @@ static void add_up_blocks(const GroupStep *group, Param *p, Bucket *bucket) {
         square += group->sums[block].square;
         abs += group->sums[block].abs;
     }
+    p->square = square;
     bucket->square += square;
     p->mean_abs = p->n ? abs / (double)p->n : 0;
 }
@@ -356,3 +357,5 @@ void step_group(GroupStep *group, double lr, int threads) {
 }
 
 void use_openmp(int wanted) { find_openmp(wanted); }
+
+void run_on_threads(void (*work)(void *), void *job, int threads) { parallel(work, job, threads); }

@@ -61,6 +61,7 @@ typedef struct { /* a parameter that has a gradient */
     int number;                         /* of the parameter in the group */
     int bucket;                         /* its place in `buckets` */
     uint32_t seed;                      /* of its noise at this step */
+    double square;                      /* Σ g² */
     double mean_abs;                    /* ⟨|θ|⟩, for adaptive_tiny */
     Coefficients k;
 } Param;
@@ -100,5 +101,8 @@ void step_group(GroupStep *group, double lr, int threads);
 
 /* Whether to run on the process's OpenMP threads, if it has them. */
 void use_openmp(int wanted);
+
+/* Calls work(job) on each of `threads` threads. */
+void run_on_threads(void (*work)(void *), void *job, int threads);
 
 #endif

@@ -4,7 +4,9 @@
 
      gather   describes a group's tensors, or says that one of them is not for this kernel
      sums     Σ g² of each bucket, for those who want to see it before anything moves
-     apply    moves everything that was gathered */
+     apply    moves everything that was gathered
+     squares  Σ g² of each parameter, once that was done
+     turn     turns bases, for the step in the eigenbasis */
 
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030b0000
@@ -18,6 +20,7 @@
 
 #include "arithmetic.h"
 #include "tensors.h"
+#include "turn.h"
 
 enum { WINDOW = 1024 }; /* rows of a trace, as in kourkoutas/trace.py */
 
@@ -31,7 +34,7 @@ static PyObject *grad_name;
 
 typedef struct { /* what `gather` found */
     GroupStep group;
-    int n_group_buckets; /* with a gradient or without */
+    int n_group_params, n_group_buckets; /* with a gradient or without */
     int *bucket_at;      /* per bucket of the group: its place in `group.buckets`, or -1 without a gradient */
     PyObject *written;   /* list of the tensors that the step writes */
     PyObject *grads;     /* list of the gradients, which must live as long */
@@ -61,6 +64,7 @@ static PyObject *new_plan(size_t n_params, size_t n_buckets) {
     plan->bucket_at = calloc(n_buckets + 1, sizeof(int));
     plan->written = PyList_New(0);
     plan->grads = PyList_New(0);
+    plan->n_group_params = (int)n_params;
     plan->n_group_buckets = (int)n_buckets;
     if (plan->group.params && plan->group.buckets && plan->bucket_at && plan->written && plan->grads) {
         for (size_t b = 0; b < n_buckets; b++) plan->bucket_at[b] = -1;
@@ -338,6 +342,53 @@ static PyObject *apply(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssiz
     return plan->written;
 }
 
+/* squares(plan) → Σ g² of every parameter of the group, after `apply`; 0 where there is no gradient. */
+static PyObject *squares(PyObject *Py_UNUSED(self), PyObject *capsule) {
+    Plan *plan = PyCapsule_GetPointer(capsule, PLAN);
+    if (!plan) return NULL;
+    PyObject *found = PyList_New(plan->n_group_params);
+    for (int i = 0; found && i < plan->n_group_params; i++) PyList_SetItem(found, i, PyFloat_FromDouble(0));
+    for (int i = 0; found && i < plan->group.n_params; i++) {
+        const Param *p = &plan->group.params[i];
+        PyList_SetItem(found, p->number, PyFloat_FromDouble(p->square));
+    }
+    return found;
+}
+
+/* turn(product, basis, order, threads): see turn.h. */
+static PyObject *turn(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t n_args) {
+    if (n_args != 4) return PyErr_Format(PyExc_TypeError, "turn takes 4 arguments; got %zd", n_args);
+    View product, basis, order;
+    int ok = read_tensor(args[0], &product) && read_like(args[1], &basis, &product) && read_tensor(args[2], &order);
+    int threads = (int)PyLong_AsLong(args[3]);
+    if (PyErr_Occurred()) return NULL;
+    ok = ok && product.dl.ndim == 3 && product.dl.shape[1] == product.dl.shape[2] && in_order(&product);
+    ok = ok && basis.kind == product.kind && (basis.kind == F32 || basis.kind == F64) && product.parts == 1;
+    ok = ok && order.integer && in_order(&order) && order.n * product.dl.shape[2] == product.n;
+    if (!ok) return PyErr_Format(PyExc_ValueError, "`turn` takes square matrices of one kind, and int64 for their order");
+    Turn job = {
+        .product = product.dl.data,
+        .basis = basis.dl.data,
+        .order = order.dl.data,
+        .count = product.dl.shape[0],
+        .n = (int)product.dl.shape[2],
+        .is_double = basis.kind == F64,
+    };
+    int done;
+    Py_BEGIN_ALLOW_THREADS
+    done = turn_bases(&job, threads);
+    Py_END_ALLOW_THREADS
+    if (!done) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+/* connect_lapack(path of a library) → whether `turn` can be used. */
+static PyObject *connect_lapack(PyObject *Py_UNUSED(self), PyObject *args) {
+    const char *path;
+    if (!PyArg_ParseTuple(args, "s", &path)) return NULL;
+    return PyBool_FromLong(find_lapack(path));
+}
+
 /* connect(exchange table, (tensor type, parameter type), openmp) → whether tensors can be asked for their lazy bits.
 
    `openmp`: whether to run on the process's OpenMP threads, if it has them. */
@@ -355,6 +406,9 @@ static PyMethodDef methods[] = {
     {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, "A plan of a group's step; None if not possible."},
     {"sums", (PyCFunction)(void (*)(void))sums, METH_FASTCALL, "Sum the squares of each bucket's gradients."},
     {"apply", (PyCFunction)(void (*)(void))apply, METH_FASTCALL, "Update everything gathered."},
+    {"squares", squares, METH_O, "The sums of squares of each parameter's gradient."},
+    {"connect_lapack", connect_lapack, METH_VARARGS, "Take LAPACK from a library that is loaded."},
+    {"turn", (PyCFunction)(void (*)(void))turn, METH_FASTCALL, "Turn bases."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -81,6 +81,14 @@ static int dense(const View *x) {
     return 1;
 }
 
+/* The same with the last axis innermost, and so on. */
+static int in_order(const View *x) {
+    int64_t stride = 1;
+    for (int d = x->dl.ndim - 1; d >= 0 && x->dl.strides; stride *= x->dl.shape[d--])
+        if (x->dl.shape[d] > 1 && x->dl.strides[d] != stride) return 0;
+    return 1;
+}
+
 static int same_layout(const View *a, const View *b) {
     if (a->n != b->n || a->parts != b->parts || a->dl.ndim != b->dl.ndim) return 0;
     for (int d = 0; d < a->dl.ndim; d++) {

@@ -122,7 +122,7 @@ class EigenStep(ListStep):
             if took is not None:  # zeros for what is skipped
                 grads = torch.where(as_column(took, grads), grads, 0)
             k_stack = Coefficients(*(as_column(x, grads) for x in coefficients[number]))
-            self.descend(stack, _update(stack, grads, k_stack), k_stack.fade)
+            self.add(stack, _update(stack, grads, k_stack), k_stack.fade)
             if stack.axes:
                 keep, gain, scale = weights[number]
                 if took is not None:
@@ -158,19 +158,19 @@ class EigenStep(ListStep):
         each = weights.split([len(stack.numbers) for stack in self.stacks], 1)
         return [part.unbind() for part in each]
 
-    def descend(self, stack: Stack, change: Tensor, fade: Any) -> None:
-        """θ ← θ - (fade·θ + Δ)."""
+    def add(self, stack: Stack, change: Tensor, fade: Any) -> None:
+        """θ ← θ + (change - fade·θ)."""
         params = [self.tensors.params[i] for i in stack.numbers]
         if fade is not None:
-            change = change + fade * wide(real(torch.stack(params)))
+            change = change - fade * wide(real(torch.stack(params)))
         if params[0].is_complex():
             change = torch.view_as_complex(change)
         if params[0].dtype is not torch.bfloat16 or not self.group["stochastic_rounding"]:
-            torch._foreach_sub_(params, list(change.unbind()))
+            torch._foreach_add_(params, list(change.unbind()))
             return
         for i, p, each in zip(stack.numbers, params, change.unbind(), strict=True):
             bits = rounding.noise_of("param", self.noise_bits(self.members.places[i], p))
-            p.copy_(rounding.rounded(p.float() - each, bits))
+            p.copy_(rounding.rounded(p.float() + each, bits))
 
 
 def stacked(own: Group, collected: Collected, state: Any) -> Stacked:
@@ -204,7 +204,7 @@ def as_column(x: Any, like: Tensor) -> Any:
 
 
 def _update(stack: Stack, grads: Tensor, k: Coefficients) -> Tensor:
-    """Move m, v and v_max in the basis, as `rule.Coefficients` says; Δ in the coordinates of the parameters."""
+    """Move m, v and v_max in the basis, as `rule.Coefficients` says; -Δ in the coordinates of the parameters."""
     m, v, v_hat = stack.m, stack.v, stack.v
     g = rotation.rotated(grads, stack.axes, stack.bases)
     # m ← m + c1·(g - m),  v ← β2·v + c2·g²
@@ -215,11 +215,11 @@ def _update(stack: Stack, grads: Tensor, k: Coefficients) -> Tensor:
         v_hat = stack.v_max.mul_(k.leak)
         torch.maximum(v_hat, v, out=v_hat)
     # Δ = rate·m / (√v̂ + floor), clipped to ±limit
-    delta = m / v_hat.sqrt().add_(k.floor)
-    delta.mul_(k.rate)
+    change = m / v_hat.sqrt().add_(k.floor)
+    change.mul_(-k.rate)
     if k.limit is not None:
-        delta = delta.clamp(-k.limit, k.limit)
-    return rotation.rotated(delta, stack.axes, stack.bases, back=True)
+        change = change.clamp(-k.limit, k.limit)
+    return rotation.rotated(change, stack.axes, stack.bases, back=True)
 
 
 def add_to_factors(stack: Stack, grads: Tensor, keep: Tensor, gain: Tensor) -> None:

@@ -115,8 +115,7 @@ class EigenKernelStep(EigenStep):
     def measure(self) -> None:
         for plan in self.plans:
             self._stack_grads(plan.stack, plan.grads)
-            for left, right, out in plan.forth:
-                torch.matmul(left, right, out=out)
+            _multiply(plan.forth)
             plan.moved.zero_()
         self.inner.measure()
 
@@ -134,10 +133,8 @@ class EigenKernelStep(EigenStep):
         self.inner.apply(row)
         fade = self.inner.lr * self.hyper.weight_decay or None
         for plan, (keep, gain) in zip(self.plans, self._weights(), strict=True):
-            plan.moved.neg_()
-            for left, right, out in plan.back:
-                torch.matmul(left, right, out=out)
-            self.descend(plan.stack, plan.change, fade)
+            _multiply(plan.back)
+            self.add(plan.stack, plan.change, fade)
             add_to_factors(plan.stack, plan.grads, keep, gain)
         self.turn_all()
 
@@ -146,10 +143,50 @@ class EigenKernelStep(EigenStep):
         if not self.plans:
             return []
         counts = [len(plan.stack.numbers) for plan in self.plans]
-        norm = torch.cat([self.norms_of(plan.grads) for plan in self.plans])
+        norm = self._norms()
         scale = torch.cat([plan.stack.scale for plan in self.plans])
         with np.errstate(all="ignore"):  # a gradient that is not finite
-            weights = eigenbasis.factor_weights(self.hyper.basis_memory, norm.numpy(), scale.numpy(), np)
+            weights = eigenbasis.factor_weights(self.hyper.basis_memory, norm, scale.numpy(), np)
         table = torch.from_numpy(np.stack(weights))
         torch._foreach_copy_([plan.stack.scale for plan in self.plans], table[2].split(counts))
         return [part.unbind() for part in table[:2].to(self.wide).split(counts, 1)]
+
+    def _norms(self) -> Any:
+        """||g|| of the parameters of each plan: what the kernel found, which is the root of a sum of squares."""
+        each = self.inner.gradient_norms()
+        places = self.members.places
+        norm = np.array([each[places[i]] for plan in self.plans for i in plan.stack.numbers])
+        if np.isfinite(norm).all():
+            return norm
+        return torch.cat([self.norms_of(plan.grads) for plan in self.plans]).numpy()
+
+    def turn_all(self, taken: Sequence[Any] | None = None) -> None:
+        if not kernel.turns:
+            super().turn_all(taken)
+            return
+        for plan in self.plans:
+            if eigenbasis.is_time_to_turn(int(plan.stack.seen[0]), self.hyper.basis_every):
+                _turn(plan)
+        for stack in self.stacks:
+            stack.seen.add_(1)
+
+
+def _multiply(products: Sequence[Product]) -> None:
+    for left, right, out in products:
+        torch.matmul(left, right, out=out)
+
+
+def _turn(plan: Plan) -> None:
+    """What `eigenbasis._turned` does, by LAPACK without torch around it: a matrix is one thread's work there."""
+    stack = plan.stack
+    plan.moved.copy_(stack.m)
+    _multiply(plan.back)
+    plan.grads.copy_(plan.change)
+    _, *others = stack.moments()
+    for axis, factor, basis in zip(stack.axes, stack.factors, stack.bases, strict=True):
+        order = torch.empty(basis.shape[:2], dtype=torch.int64)
+        kernel.extension.turn(torch.matmul(factor, basis), basis, order, torch.get_num_threads())
+        for x in others:
+            x.copy_(rotation.reordered(x, order, axis))
+    _multiply(plan.forth)
+    stack.m.copy_(plan.rotated)

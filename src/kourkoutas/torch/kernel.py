@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kourkoutas import _native
 from kourkoutas.rule import Hyper
-from kourkoutas.torch import options
+from kourkoutas.torch import options, private
 
 if TYPE_CHECKING:
     from kourkoutas.torch.group import Group
@@ -30,6 +30,8 @@ extension: Any = None
 """The C extension, ready for torch's tensors, or None."""
 missing = "it was turned off"
 """Why `extension` is None."""
+turns = False
+"""Whether the extension turns bases: it found LAPACK in torch."""
 
 FIELDS = (
     "beta1", "beta2_min", "beta2_max", "alpha", "eps", "tiny_spike", "tiny_denom", "leak", "max_ratio", "warmup_steps",
@@ -41,20 +43,21 @@ FIELDS = (
 
 def connect(*, openmp: bool = True) -> None:
     """Set `extension`, or say in `missing` why there is none; `openmp` False: on threads of its own, not OpenMP's."""
-    global extension, missing
+    global extension, missing, turns
     table = getattr(Tensor, "__dlpack_c_exchange_api__", None)
-    extension = None
+    extension, turns = None, False
     if _native.step is None:
         off = os.environ.get("KBETA_NATIVE", "1") == "0"
         missing = "KBETA_NATIVE=0 turned it off" if off else "it was not built, say for want of a C compiler"
     elif table is None:
         missing = "it needs torch 2.10 or later"
-    elif getattr(_native.step, "HYPER_FIELDS", None) != FIELDS:
+    elif getattr(_native.step, "HYPER_FIELDS", None) != FIELDS or not hasattr(_native.step, "turn"):
         missing = "it was built from the sources of another version: build it again with `pip install`"
     elif not _native.step.connect(table, (Tensor, torch.nn.Parameter), openmp):
         missing = "this torch does not let it ask tensors whether they are negated or conjugated lazily"
     else:
         extension, missing = _native.step, "it was turned off"
+        turns = extension.connect_lapack(private.library)
 
 
 connect()
@@ -106,6 +109,10 @@ class KernelStep:
         """The name of the first bucket whose norm is not finite."""
         each = zip(self.own.bucket_names, self.squares, strict=True)
         return next((name for name, x in each if not math.isfinite(x)), None)
+
+    def gradient_norms(self) -> list[float]:
+        """||g|| of each parameter of the group, after `apply`; 0 where there is no gradient."""
+        return [math.sqrt(square) for square in extension.squares(self.plan)]
 
     def apply(self, row: Row | None = None) -> None:
         """Move everything, and write (sun, β2, n) of the buckets into the row of the trace."""

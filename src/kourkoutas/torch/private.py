@@ -40,6 +40,9 @@ except ImportError:
 # Adam's update of one tensor. Without it, and without the C kernel, the update is made of several operations.
 fused_adamw: Any = _find("_fused_adamw_")
 
+# The path of torch's own library, which has LAPACK behind it. Without it the eigenbasis turns by `torch.linalg.qr`.
+library: str = getattr(_find("_C"), "__file__", None) or ""
+
 
 def only_a_default_device(mode: int) -> bool:
     """Whether a function mode, given by its number on the stack, does no more than choose a device for new tensors."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -107,7 +108,8 @@ class Shape:
         entries = state.get(self.params[row])
         if not self.views or entries is None:
             return False
-        return all(entries.get(name) is view for name, view in self.views[row].items())
+        views = self.views[row]
+        return all(map(is_, map(entries.get, views), views.values()))
 
     def _is_new(self, state: Any, row: int) -> bool:
         """Whether nothing was ever kept of a parameter, here or in its state."""

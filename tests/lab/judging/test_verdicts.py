@@ -250,7 +250,7 @@ def test_the_answer_names_the_seed_without_which_the_verdict_would_be_another(tm
     assert scipy_stats.ttest_1samp(shift, 0).pvalue > 0.05 > scipy_stats.ttest_1samp(without, 0).pvalue
     (c,) = found.primary.contrasts
     assert (c.verdict, c.carried_by) == ("unclear", ((3, "better"),))
-    said = "Without seed 3 K-β would be clearly ahead of Adam 0.95."
+    said = "Without seed 3, K-β would be clearly ahead of Adam 0.95."
     assert said in found.headline
     assert said in found.answers[0]
 
@@ -267,6 +267,20 @@ def test_seeds_that_carry_a_verdict_are_those_whose_absence_changes_the_test() -
         assert {seed for seed, _ in c.carried_by} == wanted
         found += len(wanted)
     assert found
+
+
+def test_a_sentence_about_many_optimizers_counts_them() -> None:
+    near = {f"o{k}": {i: 1.0 + 0.01 * k + 0.001 * i for i in range(8)} for k in range(6)}
+    pairs = [("new", name) for name in near]
+    shown = {}
+    for what, shift in (("ahead", -0.5), ("behind", 0.5)):
+        values = {"new": {i: 1.0 + shift + 0.0013 * i for i in range(8)}, **near}
+        shown[what] = headline.headline([comparing.compare_pairs(values, pairs, resamples=0)])
+    assert shown["ahead"] == "new is ahead of 6 optimizers on the deciding endpoint."
+    assert shown["behind"] == "new is behind 6 optimizers on the deciding endpoint."
+    few = {arm: {i: by_seed[i] for i in range(2)} for arm, by_seed in values.items()}
+    said = headline.headline([comparing.compare_pairs(few, pairs, resamples=0)])
+    assert said.startswith("new cannot be compared with 6 optimizers: ")
 
 
 def test_many_seeds_that_carry_a_verdict_are_counted() -> None:

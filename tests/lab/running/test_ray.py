@@ -472,6 +472,32 @@ def test_a_cluster_of_this_machine_ends_with_a_killed_driver_or_raylet_and_the_s
     assert {run: stamp for run, stamp in finished(out).items() if run in kept} == kept
 
 
+def test_a_suite_is_made_on_two_nodes_and_goes_on_after_it_was_terminated(cluster: Cluster, plain: Path) -> None:
+    suite, out = plain.with_name("two.toml"), plain.parent / "suite"
+    head = f'optimizers = ["kbeta", "adam95"]\nseeds = "0-5"\nsettings = {{ witness = "{plain.parent / "witness"}" }}\n'
+    studies = "".join(f'[studies.{name}]\ntrain = "{plain.name}:train"\n' for name in ("first", "second"))
+    suite.write_text(head + studies)
+    call = [sys.executable, "-m", "kourkoutas", "suite", str(suite), "--out", str(out), "--ray", cluster.address]
+
+    def made() -> dict[str, int]:
+        return {file.parent.name + file.parts[-4]: file.stat().st_mtime_ns for file in out.glob("*/runs/*/result.json")}
+
+    with cluster.start(call) as driver:
+        wait_for(lambda: len(finished(out / "second")) >= 2)
+        driver.terminate()
+        assert driver.wait(timeout=60) == 130
+    kept = made()
+    assert 12 + 2 <= len(kept) < 24
+    wait_for(lambda: not cluster.processes("kourkoutas.lab.running.worker"), seconds=30)
+    again = subprocess.run([*call, "--json"], env=cluster.env, capture_output=True, text=True, timeout=400)
+    assert again.returncode == 0, again.stderr
+    assert [problem["finished"] for problem in json.loads(again.stdout)["problems"]] == [True, True]
+    assert len(made()) == 24
+    assert {run: stamp for run, stamp in made().items() if run in kept} == kept
+    assert len({ray_worker for tries in attempts(plain).values() for _, ray_worker in tries}) >= 2
+    assert (out / "suite.html").exists()
+
+
 def test_a_run_that_hangs_is_ended_recorded_with_the_reason_and_the_others_finish(
     cluster: Cluster, tmp_path: Path
 ) -> None:

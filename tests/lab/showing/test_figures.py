@@ -170,6 +170,18 @@ def test_effects_beyond_a_factor_of_2_stand_on_an_axis_of_ratios(tmp_path: Path)
     assert "%</text>" not in drawn.svg
 
 
+def test_ratios_whose_interval_ends_beyond_a_factor_of_2_stand_on_an_axis_of_ratios(tmp_path: Path) -> None:
+    times = [0.2, 4.0, 0.5, 3.0, 1.2, 0.9]
+    ends = {"kbeta": dict(enumerate(times)), "adam95": dict.fromkeys(range(6), 1.0)}
+    found = judged(tmp_path, ends, log=True)
+    (row,) = effects.rows_of(found)
+    assert row.ends is not None
+    # log10 of how many times lower: the geometric mean of the ratios, between factors on both sides
+    assert row.ends[1] == pytest.approx(-np.mean(np.log10(times)), abs=1e-6)
+    assert row.ends[0] < -math.log10(2) < math.log10(2) < row.ends[2]
+    assert re.search(r"% (lower|higher) \[[\d.]+× lower, [\d.]+× higher\]", row.words)
+
+
 def test_a_comparison_that_lost_its_size_leaves_the_others_in_percent(tmp_path: Path) -> None:
     ends = {"kbeta": [1.0, 1.1, 0.9, 1.05], "adam95": [1.25, 1.3, 1.2, 1.28], "adam999": [NAN] * 4}
     found = judged(tmp_path, {arm: dict(enumerate(own)) for arm, own in ends.items()})
@@ -243,8 +255,9 @@ def test_a_trace_without_values_gives_no_picture() -> None:
     assert maps.drawings([maps.TraceData([1], [[NAN]], [[NAN]], ["a"])], looks.looks_of(["kbeta"])["kbeta"]) == []
 
 
-def test_the_papers_arms_keep_their_looks_and_no_two_arms_look_alike() -> None:
-    names = ["kbeta", "adam95", "adam999", *(f"rival{i}" for i in range(9))]
+@pytest.mark.parametrize("usual", [[], ["adam95-warm"], ["kbeta-eigen"], ["adam95-warm", "kbeta-eigen"]])
+def test_the_papers_arms_keep_their_looks_and_no_two_arms_look_alike(usual: list[str]) -> None:
+    names = ["kbeta", "adam95", "adam999", *usual, *(f"rival{i}" for i in range(8))]
     found = looks.looks_of(names)
     assert found["kbeta"] == looks.looks_of(["x", "kbeta"])["kbeta"]
     assert len(set(found.values())) == len(names)

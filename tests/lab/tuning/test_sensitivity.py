@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -79,3 +80,17 @@ def test_the_figure_shows_every_value_the_choice_and_what_diverged() -> None:
 def test_nothing_tried_is_not_drawn() -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
         drawing.draw([], {}, "loss")
+
+
+def test_values_at_which_runs_explode_leave_the_good_ones_apart_in_the_figure() -> None:
+    values = tuple(10.0**k for k in range(-6, 0))
+    means = {"kbeta": (1e-3, 1e-5, 1e-6, 1e-4, 1e-2, 1e20), "adam95": (1e-3, 1e-4, 1e-5, 1e-3, 1e12, 1e24)}
+    runs = {
+        arm: [Tried({"lr": lr}, (x, x, x)) for lr, x in zip(values, own, strict=True)] for arm, own in means.items()
+    }
+    found = sensitivities(runs, "lr")
+    drawn = drawing.draw(list(found.values()), looks_of(list(found)), "loss")
+    heights = [float(y) for y in re.findall(r'<circle cx="[\d.]+" cy="([\d.]+)" r="3.5"', drawn.svg)]
+    best = {"kbeta": heights[2], "adam95": heights[8]}
+    assert best["kbeta"] > best["adam95"] + 20
+    assert "↑ to 1e24" in drawn.svg

@@ -7,6 +7,7 @@ until they stand out from a white and from a dark page alike; the dash tells opt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -89,8 +90,8 @@ def looks_of(arms: Sequence[str]) -> dict[str, Look]:
         elif name in USUAL:
             out[arm] = Look(*USUAL[name], name)
         else:
-            # a new dash with each new colour too, and another one when the colours come round again
-            dash = dashes[(1 + spare + spare // len(free)) % len(dashes)]
+            # a new dash with each new colour too, and another one when the pairs come round again
+            dash = dashes[(1 + spare + spare // math.lcm(len(free), len(dashes))) % len(dashes)]
             out[arm] = Look(free[spare % len(free)], dash, name)
             spare += 1
     return out

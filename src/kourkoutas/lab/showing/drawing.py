@@ -308,7 +308,7 @@ class Panel:
 
         Above `top` the axis of y is cut, and the panel says how far the values go.
         """
-        y = scale_of(ys, height - 36, 10, log=log_y, top=top)
+        y = scale_of(ys, height - 36, 10 if top is None else 18, log=log_y, top=top)  # a line of text above the cut
         left = 10 + CHARACTER * max((len(tick_text(t)) for t in y.ticks()), default=1)
         x = scale_of(xs, left, WIDTH - 14, log=log_x, edge=edge)
         panel = cls(x, y, height)

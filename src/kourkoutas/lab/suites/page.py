@@ -137,7 +137,7 @@ def _problems(found: SuiteAnalysis) -> Section:
 
 def _profile(found: SuiteAnalysis, arms: Mapping[str, looks.Look]) -> Section:
     drawn = profile(found, arms)
-    shown = [] if drawn is None else [report.note(PROFILE), report.legend(arms), report.panels([drawn])]
+    shown = [] if drawn is None else [report.note(PROFILE), report.legend(arms), report.panels([drawn], "two")]
     return Section("profile", "How far from the best?", shown, open=True)
 
 
