@@ -442,7 +442,8 @@ def test_a_users_own_function_is_warned_of_short_runs_by_the_count_of_steps_but_
     assert "(60 steps)" in warning
     assert "starts at 13 % of the learning rate" in warning
     others = study.record.model_copy(update={"arms": study.record.arms[1:]})
-    told = analyse(dataclasses.replace(study, record=others)).fairness
+    runs = [run for run in study.runs if run.spec.optimizer != "kbeta"]
+    told = analyse(dataclasses.replace(study, record=others, runs=runs)).fairness
     assert not any(line.startswith("Short runs") for line in told)
 
 
