@@ -84,11 +84,11 @@ def export(
     curves: Annotated[bool, typer.Option("--curves", help="One row per recorded point instead of per run.")] = False,
 ) -> None:
     """Write the runs of a results folder, or their curves, as one CSV or Parquet table."""
-    from kourkoutas.lab.results import export as lab
+    from kourkoutas.lab.results.export import write
     from kourkoutas.lab.results.snapshot import Snapshot
 
     to = to or folder / ("curves.csv" if curves else "runs.csv")
-    count = lab.write(Snapshot.read(folder), to, "curves" if curves else "runs")
+    count = write(Snapshot.read(folder), to, "curves" if curves else "runs")
     answer(f"{to}: {count} rows")
 
 
@@ -107,15 +107,15 @@ def report(
     if folder is None:
         list_studies()
         return
-    from kourkoutas.lab.showing import report as lab
+    from kourkoutas.lab.showing import report as page
 
     analysis = analyse_folder(folder, endpoint, resamples=0)
-    answer(str(lab.write(analysis, live=follow and not analysis.finished)))
+    answer(str(page.write(analysis, live=follow and not analysis.finished)))
     say_how_far(analysis.snapshot)
     if follow and not analysis.finished:
         say("The page follows the study; Ctrl-C ends this, and not the study.")
         with contextlib.suppress(KeyboardInterrupt):
-            lab.follow(folder, endpoints=endpoint or ())
+            page.follow(folder, endpoints=endpoint or ())
 
 
 def list_studies() -> None:

@@ -51,6 +51,6 @@ def script(
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Show what is installed and works here: frameworks, devices, threads, front ends, C kernels."""
-    from kourkoutas.lab import doctor as lab
+    from kourkoutas.lab.doctor import main
 
-    lab.main(["--json"] if as_json else [])
+    main(["--json"] if as_json else [])

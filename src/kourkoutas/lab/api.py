@@ -28,9 +28,17 @@ from kourkoutas.lab.planning import shipping
 from kourkoutas.lab.planning.plan import Plan, parse_assignments, parse_seeds, plan_study, whole_seeds
 from kourkoutas.lab.results import export
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.running import executor as running
 from kourkoutas.lab.running import pool
-from kourkoutas.lab.running.executor import Executor, Observer
+from kourkoutas.lab.running.executor import (
+    NOBODY,
+    Executor,
+    Observer,
+    choose_executor,
+    holding,
+    make_runs,
+    terminated_as_interrupt,
+    tuned_before,
+)
 from kourkoutas.lab.specs.spec import SearchSpace
 from kourkoutas.lab.specs.study_options import DEFAULTS, WORDS, Range, StudyOptions
 from kourkoutas.lab.tuning import search
@@ -131,7 +139,7 @@ def conduct(
     from kourkoutas.lab.showing.progress import showing
 
     plan = plan_of(options)
-    executor, retries = running.choose_executor(
+    executor, retries = choose_executor(
         ray=options.ray,
         workers=options.workers,
         cpus_per_run=options.cpus_per_run,
@@ -217,7 +225,7 @@ def execute(
     workers: int | None = None,
     retry_failed: bool = False,
     checkpoint_every: int | None = None,
-    observer: Observer = running.NOBODY,
+    observer: Observer = NOBODY,
     executor: Executor | None = None,
     retries: int = 0,
 ) -> Snapshot:
@@ -231,13 +239,13 @@ def execute(
       KeyboardInterrupt: on Ctrl-C, after the workers have ended; finished runs are kept.
     """
     with contextlib.ExitStack() as open_until_done:
-        open_until_done.enter_context(running.terminated_as_interrupt())
-        study = open_until_done.enter_context(running.holding(plan, out, command))
-        plan = replace(plan, arms=[*plan.arms, *running.tuned_before(plan, study.record)])
+        open_until_done.enter_context(terminated_as_interrupt())
+        study = open_until_done.enter_context(holding(plan, out, command))
+        plan = replace(plan, arms=[*plan.arms, *tuned_before(plan, study.record)])
         if executor is None:
             executor = open_until_done.enter_context(contextlib.closing(pool.Pool(workers)))
         make = functools.partial(
-            running.make_runs,
+            make_runs,
             study,
             code=plan.code,
             executor=executor,

@@ -210,6 +210,14 @@ class Comparison:
             return "decides"
         return "secondary" if self.declared else "secondary, asked for after the runs"
 
+    @property
+    def every(self) -> list[float]:
+        """The values of all runs, NaN for a lost one."""
+        values: list[float] = []
+        for by_seed in self.values.values():
+            values += by_seed.values()
+        return values
+
 
 @dataclass(frozen=True)
 class Question:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kourkoutas.lab.judging import hypothesis_tests as tests
+from kourkoutas.lab.judging import hypothesis_tests
 from kourkoutas.lab.judging.deciding import Decision, decide
 from kourkoutas.lab.judging.intervals import Interval, antilog, bootstrap_mean, clopper_pearson, quantile, t_interval
 from kourkoutas.lab.judging.values import Array, Seed
@@ -59,12 +59,12 @@ class Paired:
         return np.isfinite(self.x) & np.isfinite(self.y)
 
     @cached_property
-    def t(self) -> tests.PairedT:
-        return tests.paired_t(self.both, self.rounding[self.whole])
+    def t(self) -> hypothesis_tests.PairedT:
+        return hypothesis_tests.paired_t(self.both, self.rounding[self.whole])
 
     @cached_property
-    def wilcoxon(self) -> tests.Wilcoxon:
-        return tests.wilcoxon(self.d, self.rounding)
+    def wilcoxon(self) -> hypothesis_tests.Wilcoxon:
+        return hypothesis_tests.wilcoxon(self.d, self.rounding)
 
     @cached_property
     def decision(self) -> Decision:
@@ -244,13 +244,15 @@ def _wilcoxon(pairs: Paired) -> Finding:
 
 
 def _sign(pairs: Paired) -> Finding:
-    return Finding(pairs.wins, p=tests.sign_test(pairs.wins, pairs.losses), detail=f"{pairs.wins} to {pairs.losses}")
+    return Finding(
+        pairs.wins, p=hypothesis_tests.sign_test(pairs.wins, pairs.losses), detail=f"{pairs.wins} to {pairs.losses}"
+    )
 
 
 def _mcnemar(pairs: Paired) -> Finding | None:
     if pairs.threshold is None:
         return None
-    m = tests.mcnemar(pairs.x, pairs.y, pairs.threshold, pairs.higher_is_better)
+    m = hypothesis_tests.mcnemar(pairs.x, pairs.y, pairs.threshold, pairs.higher_is_better)
     told = f"only first {m.only_treatment}, only other {m.only_baseline}"
     return Finding(m.rate_difference, p=m.p, detail=told)
 
@@ -293,7 +295,7 @@ def _geometric(arm: OneArm) -> Finding | None:
 def _success(arm: OneArm) -> Finding | None:
     if arm.threshold is None:
         return None
-    k, n = int(np.sum(tests.succeeds(arm.x, arm.threshold, arm.higher_is_better))), len(arm.x)
+    k, n = int(np.sum(hypothesis_tests.succeeds(arm.x, arm.threshold, arm.higher_is_better))), len(arm.x)
     return Finding(k / n, clopper_pearson(k, n), detail=f"{k} of {n}")
 
 

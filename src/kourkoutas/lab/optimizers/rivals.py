@@ -137,8 +137,8 @@ def torch_muon(params: Sequence[Any], lr: Any, **options: Any) -> Any:
         """Its groups are those of the two, so that schedulers and `zero_grad` see all; each keeps its own state."""
 
         def __init__(self) -> None:
-            super().__init__([{"params": [p for g in one.param_groups for p in g["params"]]} for one in parts], {})
-            self.param_groups = [group for one in parts for group in one.param_groups]
+            super().__init__([{"params": _tensors_of(one)} for one in parts], {})
+            self.param_groups = _groups_of(parts)
 
         def step(self, closure: Any = None) -> Any:
             loss = _loss(closure)
@@ -152,9 +152,23 @@ def torch_muon(params: Sequence[Any], lr: Any, **options: Any) -> Any:
         def load_state_dict(self, state: Mapping[str, Any]) -> None:
             for i, one in enumerate(parts):
                 one.load_state_dict(state[str(i)])
-            self.param_groups = [group for one in parts for group in one.param_groups]
+            self.param_groups = _groups_of(parts)
 
     return MuonAndAdam()
+
+
+def _tensors_of(optimizer: Any) -> list[Any]:
+    tensors = []
+    for group in optimizer.param_groups:
+        tensors += group["params"]
+    return tensors
+
+
+def _groups_of(optimizers: Sequence[Any]) -> list[dict[str, Any]]:
+    groups = []
+    for one in optimizers:
+        groups += one.param_groups
+    return groups
 
 
 def optax_muon(learning_rate: Any, **options: Any) -> Any:
@@ -239,7 +253,7 @@ def torch_switch(first: Any, options: Mapping[str, Any], after: int) -> Any:
     """A torch optimizer that is `first` for `after` steps and then L-BFGS of the same tensors, with `options`."""
     import torch
 
-    tensors = [p for group in first.param_groups for p in group["params"]]
+    tensors = _tensors_of(first)
     second = torch.optim.LBFGS(tensors, lr=1.0, **options)
 
     class Switch(torch.optim.Optimizer):

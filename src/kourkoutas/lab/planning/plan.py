@@ -364,49 +364,74 @@ def plan_study(
 ) -> Plan:
     """A study of a testbed, or of a function FILE.py:FUNC, with every name and value checked before anything is run or
     written; what is only for the other of the two is an error."""
-    seeds = whole_seeds(seeds)
-    judged: dict[str, Any] = {
-        "margin": None if margin is None else parse_margin(margin),
-        "count_failed": count_failed,
-    }
+    seeds, options, grids = whole_seeds(seeds), options or {}, grids or {}
     if ".py" in target:
-        for name, value in (("engine", engine), ("preset", preset)):
-            if value is not None:
-                raise ArgumentError(
-                    name, f"{argument(name)} {value} is for testbeds; {target} brings its own: leave it out"
-                )
+        _check_absent({"engine": engine, "preset": preset}, f"is for testbeds; {target} brings its own")
         code = code_of(target, endpoint, log=log, higher_is_better=higher_is_better)
-        settings, arms = arms_of(optimizers or recipes.USUAL, options or {}, grids or {})
-        names = [*settings, *(name for arm in arms for name in arm.settings)]
-        if taken := set(OWN_SETTINGS) & {*names, *(axis.name for axis in (tuning.axes if tuning else ()))}:
-            raise ValueError(
-                f"{argument('settings')}, {argument('grid')} or {argument('tune')} {min(taken)}: kbeta itself uses "
-                "that name; take another"
-            )
-        plan = Plan(f"{Path(code.file).stem}.{code.function}", OWN, OWN, settings, arms, seeds, code, **judged)
-        plan = replace(plan, arms=_distinct([plan.checked(arm) for arm in arms]))
-        return plan if tuning is None else _tuned(plan, tuning)
-    for name, given in (("log", log), ("higher_is_better", higher_is_better)):
-        if given:
-            raise ArgumentError(
-                name, f"{argument(name)} is for functions of your own; a testbed says how it is judged: leave it out"
-            )
-    testbed, preset, engine = testbeds.get(target), preset or "smoke", engine or "torch"
-    engines.check(engine)
-    if endpoint is not None and endpoint not in (metrics := [one.metric for one in testbed.endpoints]):
+        plan = _plan_of_code(code, seeds, *arms_of(optimizers or recipes.USUAL, options, grids), tuning)
+    else:
+        _check_absent(
+            {"log": log or None, "higher_is_better": higher_is_better or None},
+            "is for functions of your own; a testbed says how it is judged",
+        )
+        testbed = testbeds.get(target)
+        engines.check(engine or "torch")
+        settings, arms = arms_of(optimizers or testbed.arms, options, grids)
+        plan = _plan_of_testbed(testbed, preset or "smoke", engine or "torch", seeds, settings, arms, endpoint)
+    plan = replace(plan, margin=None if margin is None else parse_margin(margin), count_failed=count_failed)
+    return plan if tuning is None else _tuned(plan, tuning)
+
+
+def _check_absent(given: Mapping[str, Any], why: str) -> None:
+    """Raise at the first argument that has a value, which is for another kind of study."""
+    for name, value in given.items():
+        if value is not None:
+            shown = argument(name) if value is True else f"{argument(name)} {value}"
+            raise ArgumentError(name, f"{shown} {why}: leave it out")
+
+
+def _plan_of_code(
+    code: Code, seeds: Sequence[int], settings: dict[str, Any], arms: list[Arm], tuning: SearchSpace | None
+) -> Plan:
+    """The plan of a user's own function, which may read any setting but those that kbeta itself records."""
+    names = set(settings)
+    for arm in arms:
+        names |= set(arm.settings)
+    if tuning is not None:
+        names |= {axis.name for axis in tuning.axes}
+    if taken := names & set(OWN_SETTINGS):
+        raise ValueError(
+            f"{argument('settings')}, {argument('grid')} or {argument('tune')} {min(taken)}: kbeta itself uses "
+            "that name; take another"
+        )
+    plan = Plan(f"{Path(code.file).stem}.{code.function}", OWN, OWN, settings, arms, list(seeds), code)
+    return replace(plan, arms=_distinct([plan.checked(arm) for arm in arms]))
+
+
+def _plan_of_testbed(
+    testbed: testbeds.Testbed,
+    preset: str,
+    engine: str,
+    seeds: Sequence[int],
+    settings: dict[str, Any],
+    arms: list[Arm],
+    endpoint: str | None,
+) -> Plan:
+    """The plan of a testbed, whose settings are known, and whose data are tried before the study begins."""
+    metrics = [one.metric for one in testbed.endpoints]
+    if endpoint is not None and endpoint not in metrics:
         raise unknown(f"endpoint of {testbed.name}", endpoint, metrics)
-    settings, arms = arms_of(optimizers or testbed.arms, options or {}, grids or {})
     settings = testbeds.pinned(testbed, settings)
     arms = [_pinned(testbed, arm, settings) for arm in arms]
     shared = testbeds.settings_of(testbed, preset, settings)
     settings = _canonical({name: getattr(shared, name) for name in settings})
-    plan = Plan(testbed.name, preset, engine, settings, arms, seeds, primary=endpoint, **judged)
+    plan = Plan(testbed.name, preset, engine, settings, arms, list(seeds), primary=endpoint)
     plan = replace(plan, arms=_distinct([plan.checked(arm) for arm in arms]))
     # A text or other data that cannot be used is an error here too.
     each = (testbeds.settings_of(testbed, preset, {**settings, **arm.settings}) for arm in plan.arms)
     for usable in {repr(one): one for one in each}.values():
         testbed.problem(usable, min(seeds))
-    return plan if tuning is None else _tuned(plan, tuning)
+    return plan
 
 
 def _pinned(testbed: testbeds.Testbed, arm: Arm, shared: Mapping[str, Any]) -> Arm:
@@ -431,8 +456,10 @@ def _distinct(arms: list[Arm]) -> list[Arm]:
 
 def _tuned(plan: Plan, tuning: SearchSpace) -> Plan:
     """The plan with its tuning, once every arm has something to tune and takes every value of the ranges."""
+    holders = dict(plan.settings)
+    for arm in plan.arms:
+        holders |= _named(arm)
     for axis in tuning.axes:
-        holders = {**plan.settings, **{k: v for arm in plan.arms for k, v in _named(arm).items()}}
         if axis.name in holders:
             raise ArgumentError(
                 "tune",

@@ -169,9 +169,9 @@ def choose_executor(
             f"{argument('cpus_per_run')} say how "
             "many runs are made at once: leave it out",
         )
-    from kourkoutas.lab.running import ray as cluster
+    from kourkoutas.lab.running.ray import on_cluster
 
-    executor = cluster.on_cluster(
+    executor = on_cluster(
         ray,
         cpus=1.0 if cpus_per_run is None else cpus_per_run,
         gpus=0.0 if gpus_per_run is None else gpus_per_run,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -255,3 +255,36 @@ def _gap(ours: Mapping[Seed, Course], theirs: Mapping[Seed, Course]) -> Summary 
         warnings.simplefilter("ignore", RuntimeWarning)
         low, median, high = np.nanquantile(rows, (0.25, 0.5, 0.75), axis=0)
     return Summary(steps, median, low, high)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the figures of this chapter are drawn of.
+
+    Attributes:
+      pairs: (treatment, baseline) of each planned contrast.
+      runs: how many each optimizer has, those without a curve included.
+    """
+
+    courses: Courses
+    pairs: Sequence[tuple[str, str]]
+    runs: Mapping[str, int]
+    looks: Mapping[str, Look]
+    anchor: Anchor
+
+
+Figure = Callable[[Subject], Sequence[Drawing | None]]
+
+# Everything that "Learning curves" shows, in order: a new figure is its function and a line here.
+FIGURES: Sequence[Figure] = (
+    lambda of: panels(of.courses, of.looks, of.anchor, of.runs),
+    lambda of: [gaps(of.courses, of.pairs, of.looks)],
+)
+
+
+def figures(of: Subject) -> list[Drawing]:
+    """What there is to see of this chapter."""
+    drawn: list[Drawing] = []
+    for figure in FIGURES:
+        drawn += filter(None, figure(of))
+    return drawn

@@ -5,7 +5,7 @@ the share of runs that end below every threshold, or have got there by every ste
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from markupsafe import Markup
@@ -38,13 +38,13 @@ EXPLODED = 1e9  # times the middle run's value, on a log axis; what is beyond st
 
 
 def _is_log(judged: Comparison) -> bool:
-    every = [x for by_seed in judged.values.values() for x in by_seed.values() if math.isfinite(x)]
+    every = [x for x in judged.every if math.isfinite(x)]
     return bool(every) and min(every) > 0 and (judged.log or log_suits(every))
 
 
 def _top(judged: Comparison) -> float | None:
     """Where an axis of these values is cut at its top; None where nothing exploded."""
-    every = [x for by_seed in judged.values.values() for x in by_seed.values() if math.isfinite(x)]
+    every = [x for x in judged.every if math.isfinite(x)]
     if judged.higher_is_better or not _is_log(judged):
         return None
     top = EXPLODED * quantile(np.array(every), 0.5)
@@ -53,7 +53,7 @@ def _top(judged: Comparison) -> float | None:
 
 def _scale(judged: Comparison, start: float, stop: float) -> tuple[Scale, float]:
     """The values' scale, and where diverged runs stand: beyond it on the worse side."""
-    every = np.array([x for by_seed in judged.values.values() for x in by_seed.values()], float)
+    every = np.array(judged.every, float)
     room = 0.0 if np.isfinite(every).all() else 0.16 * (stop - start)
     if judged.higher_is_better:
         return scale_of(every, start + room, stop, log=_is_log(judged)), start + 0.35 * room
@@ -194,3 +194,20 @@ def profile(judged: Comparison, looks: Mapping[str, Look]) -> Drawing | None:
     side = "above" if judged.higher_is_better else "below"
     title = f"Percent of the runs that end {side} a threshold"
     return panel.drawing(title, f"{title} of {judged.title}, for every threshold")
+
+
+Figure = Callable[[Comparison, Mapping[str, Look], Anchor], Drawing | None]
+
+# What "Where the runs end" shows of every endpoint, and what it folds: a new figure is its function and a line here.
+FIGURES: Sequence[Figure] = (rows,)
+FOLDED: Sequence[Figure] = (lambda one, looks, _: profile(one, looks) if one.primary or one.is_time else None,)
+
+
+def figures(
+    endpoints: Sequence[Comparison], looks: Mapping[str, Look], anchor: Anchor, chosen: Sequence[Figure] = FIGURES
+) -> list[Drawing]:
+    """What there is to see of some figures of this chapter, for every endpoint."""
+    drawn: list[Drawing] = []
+    for figure in chosen:
+        drawn += filter(None, [figure(one, looks, anchor) for one in endpoints])
+    return drawn

@@ -206,23 +206,28 @@ def _sections(analysis: Analysis, arms: Looks) -> list[Section]:
 
 
 def _curves(analysis: Analysis, arms: Looks, anchor: Anchor) -> Section:
-    courses = curves.courses(analysis.snapshot)
-    pairs = [(c.treatment, c.baseline) for c in analysis.primary.contrasts]
-    runs = Counter(run.spec.optimizer for run in analysis.snapshot.runs)
-    drawn = [*curves.panels(courses, arms, anchor, runs), curves.gaps(courses, pairs, arms)]
-    shown = [note(CURVES), legend(arms), panels(drawn)] if any(drawn) else [text("No run has logged a loss.")]
+    drawn = curves.figures(
+        curves.Subject(
+            courses=curves.courses(analysis.snapshot),
+            pairs=[(c.treatment, c.baseline) for c in analysis.primary.contrasts],
+            runs=Counter(run.spec.optimizer for run in analysis.snapshot.runs),
+            looks=arms,
+            anchor=anchor,
+        )
+    )
+    shown = [note(CURVES), legend(arms), panels(drawn)] if drawn else [text("No run has logged a loss.")]
     return Section("curves", "Learning curves", shown, open=True)
 
 
 def _ends(analysis: Analysis, arms: Looks, anchor: Anchor) -> Section:
-    drawn = [distributions.rows(one, arms, anchor) for one in analysis.endpoints]
-    if not any(drawn):
+    drawn = distributions.figures(analysis.endpoints, arms, anchor)
+    if not drawn:
         return Section("ends", "Where the runs end", [])
     shown = [note("Every dot is a run and leads to it; the bar is the median."), legend(arms), panels(drawn)]
-    found = [distributions.profile(one, arms) for one in analysis.endpoints if one.primary or one.is_time]
-    if any(found):
+    folded = distributions.figures(analysis.endpoints, arms, anchor, distributions.FOLDED)
+    if folded:
         summary = element("summary", "How many runs reach which value")
-        shown.append(element("details", summary, panels(found), id="profiles"))
+        shown.append(element("details", summary, panels(folded), id="profiles"))
     return Section("ends", "Where the runs end", shown, open=True)
 
 

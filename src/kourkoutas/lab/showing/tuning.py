@@ -32,7 +32,10 @@ def draw(found: Sequence[Sensitivity], looks: Mapping[str, Look], title: str, *,
         )
     option = found[0].option
     values = [float(point.value) for one in found for point in one.points]
-    ends = [x for one in found for p in one.points for x in (p.mean, p.low, p.high) if math.isfinite(x)]
+    ends: list[float] = []
+    for one in found:
+        for point in one.points:
+            ends += filter(math.isfinite, (point.mean, point.low, point.high))
     log_y = _positive(ends)
     top = None if maximize else below_explosions(ends, _usual_top(found), log=log_y)
     panel = Panel.over(
