@@ -11,24 +11,12 @@ import pytest
 pytest.importorskip("matplotlib")
 pytest.importorskip("pydantic")
 pytest.importorskip("scipy")
-pytest.importorskip("kept_runs", reason="benchmarks/ is not here")
 
-import kept_runs
 
-from kourkoutas.lab import api
 from kourkoutas.lab.optimizers.looks import DARK, LIGHT, looks_of
-from kourkoutas.lab.planning import plan as planning
 from kourkoutas.lab.results.snapshot import Snapshot
-from kourkoutas.lab.tuning import search as asking
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
-TASK = """
-def train(trial):
-    lr = trial.settings["lr"]
-    for step in range(500, 2001, 500):
-        trial.log(step, loss=1e-5 / step)
-    return abs(lr - 0.02) + 0.001 * trial.seed
-"""
 
 
 @pytest.fixture
@@ -72,22 +60,10 @@ def test_an_interval_misses_the_line_exactly_where_the_difference_is_clear(make,
         assert found.clear == (not found.low <= line <= found.high), arm
 
 
-@pytest.mark.parametrize("evaluated", ["loss", None])
-def test_the_eigenbasis_gets_a_panel_once_its_losses_are_kept(make, tmp_path, monkeypatch, evaluated):
-    file = tmp_path / "task.py"
-    file.write_text(TASK)
-    tuning = asking.search_space(
-        asking.parse_tune(["lr=0.01:0.04"]), trials=3, seeds=[100], test_seeds=[0, 1], budget=0
-    )
-    arms = ["kbeta", "kbeta-eigen"]
-    plan = planning.plan_study(f"{file}:train", optimizers=arms, seeds=[0, 1], tuning=tuning)
-    api.execute(plan, tmp_path / "B", command="kbeta study", workers=1)
-    kept_runs.keep(tmp_path, "B", tmp_path / "kept", evaluated=evaluated)
-    monkeypatch.setattr(make, "EIGENBASIS", tmp_path / "kept" / "B.tar.xz")
-    found = make.losses()
-    assert ("kbeta-eigen" in found) == (evaluated == "loss")
-    if evaluated == "loss":
-        rate, table = found["kbeta-eigen"]
-        assert rate == pytest.approx(0.02)
-        assert table.shape == (4, 2)
-        assert make.curves("light").axes[0].get_title() == "K-β eigen, lr 0.02"
+def test_the_curves_have_a_panel_of_ten_runs_per_optimizer_and_their_title_says_who_blows_up(make):
+    names = ["K-β eigen", "K-β", "Adam 0.95 warmed", "Adam 0.95", "Adam 0.999"]
+    assert [axis.get_title() for axis in make.curves("light").axes] == names
+    tables = make.losses()
+    assert {table.shape[1] for table in tables.values()} == {10}
+    blown = [name for name, table in zip(names, tables.values(), strict=True) if table.max().max() > make.BLOWN_UP]
+    assert f"{make.in_words(blown)} blow up" in make.what_the_curves_show(tables)

@@ -2,8 +2,7 @@
 
 | picture     | from                                                                                     |
 |-------------|------------------------------------------------------------------------------------------|
-| curves      | curves.csv, losses of ten runs of testbed B per optimizer; the eigenbasis from           |
-|             | benchmarks/eigenbasis_trial/B.tar.xz, if its runs are there with their losses            |
+| curves      | curves.csv, losses of ten runs of testbed B per optimizer                                |
 | seeds       | the test runs of testbed B in archive/memory_trial/B.csv                                 |
 | sensitivity | the tuning runs of testbeds B, C and D there                                             |
 | verdicts    | all runs of testbeds B, C and D in the archives there, K-β against each Adam, judged     |
@@ -42,6 +41,7 @@ from matplotlib.ticker import MultipleLocator
 from PIL import Image
 
 from kourkoutas.lab.judging import analysis, comparing, endpoints, sizes
+from kourkoutas.lab.judging.headline import digits
 from kourkoutas.lab.optimizers.looks import DARK, LIGHT, looks_of, name_of, versus
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.showing import report
@@ -50,7 +50,6 @@ from kourkoutas.lab.tuning import luck, trials
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 TRIAL = ROOT / "archive" / "memory_trial"
-EIGENBASIS = ROOT / "benchmarks" / "eigenbasis_trial" / "B.tar.xz"
 REPORTED = HERE / "example.tar.xz"
 ALPHA, BETA2_MIN, BETA2_MAX = 0.93, 0.88, 0.999
 ADAMS = ("adam90", "adam95", "adam99", "adam999", "adam90-warm", "adam95-warm", "adam99-warm", "adam999-warm")
@@ -143,57 +142,32 @@ def decisions(testbed: str) -> dict[str, Decision]:
 
 
 @functools.cache
-def losses() -> dict[str, tuple[float, pd.DataFrame]]:
-    """{arm: (learning rate, one column of losses per run)} of testbed B, the eigenbasis first if it is there."""
+def losses() -> dict[str, pd.DataFrame]:
+    """{arm: one column of losses per run} of testbed B at the paper's learning rate."""
     table = pd.read_csv(HERE / "curves.csv", index_col="step")
     found = {}
-    if (eigenbasis := losses_in_eigenbasis()) is not None:
-        found["kbeta-eigen"] = eigenbasis
-    for arm in ("kbeta", "adam95-warm", "adam95", "adam999"):
+    for arm in ("kbeta-eigen", "kbeta", "adam95-warm", "adam95", "adam999"):
         runs = [name for name in table.columns if name.rpartition("-")[0] == arm]
-        if runs:
-            found[arm] = (PAPERS_RATE, table[runs])
+        found[arm] = table[runs]
     return found
-
-
-def losses_in_eigenbasis() -> tuple[float, pd.DataFrame] | None:
-    """(learning rate, one column of losses per run) of the trial of the eigenbasis; None while it has no such runs."""
-    if not EIGENBASIS.exists():
-        return None
-    with unpacked(EIGENBASIS) as folder:
-        runs = [run for run in Snapshot.read(folder).runs if run.spec.optimizer == "kbeta-eigen"]
-    columns, rates = {}, set()
-    for run in runs:
-        if run.result is not None and "loss" in run.result.curve:
-            curve = run.result.curve
-            columns[run.spec.seed] = pd.Series(curve["loss"], index=curve["step"])
-            rates.add(run.result.settings["lr"])
-    if not columns:
-        print(f'{EIGENBASIS.name} has no losses of kbeta-eigen: keep them with keep(..., evaluated="loss")')
-        return None
-    (rate,) = rates
-    return rate, pd.DataFrame(columns)
 
 
 def curves(theme: str) -> Figure:
     """The loss of ten runs per optimizer of testbed B over the first steps."""
     found = losses()
-    last = int(found["kbeta"][1].index.max())
     figure, axes = plt.subplots(1, len(found), figsize=(10, 3.7), sharey=True, layout="constrained")
-    for axis, (arm, (rate, table)) in zip(axes, found.items(), strict=True):
-        shown = table.loc[:last]
-        axis.plot(shown.index, shown, color=colour(theme, arm), lw=0.9, alpha=0.8)
-        title = name_of(arm) if rate == PAPERS_RATE else f"{name_of(arm)}, lr {rate:g}"
-        axis.set_title(title, fontsize=10.5, color=colour(theme, arm), fontweight="bold", pad=32)
-        blown_up = int((shown.max() > BLOWN_UP).sum())
-        words = f"{blown_up} of {shown.shape[1]} blow up\nmedian at the end {rounded(shown.iloc[-1].median())}"
+    for axis, (arm, table) in zip(axes, found.items(), strict=True):
+        axis.plot(table.index, table, color=colour(theme, arm), lw=0.9, alpha=0.8)
+        axis.set_title(name_of(arm), fontsize=10.5, color=colour(theme, arm), fontweight="bold", pad=32)
+        blown_up = int((table.max() > BLOWN_UP).sum())
+        words = f"{blown_up} of {table.shape[1]} blow up\nmedian at the end {rounded(table.iloc[-1].median())}"
         axis.text(0.5, 1.03, words, transform=axis.transAxes, ha="center", va="bottom", fontsize=9)
-        axis.set_xlim(0, last)
-        axis.set_xticks(range(0, last + 1, 500))
+        axis.set_xlim(0, table.index[-1])
+        axis.set_xticks(range(0, int(table.index[-1]) + 1, 500))
         axis.set_xlabel("training step")
     axes[0].set_yscale("log")
     axes[0].set_ylabel("loss")
-    figure.suptitle(what_the_curves_show({arm: table.loc[:last] for arm, (_, table) in found.items()}), fontsize=11.5)
+    figure.suptitle(what_the_curves_show(found), fontsize=11.5)
     return figure
 
 
@@ -202,13 +176,14 @@ def what_the_curves_show(tables: dict[str, pd.DataFrame]) -> str:
     calm, blown = [], []
     for arm, table in tables.items():
         (blown if (table.max() > BLOWN_UP).any() else calm).append(name_of(arm))
-    where = "A physics-informed network, ten seeds, at the paper's learning rate"
-    what = f"{in_words(blown)} {'blows' if len(blown) == 1 else 'blow'} up"
-    if "kbeta-eigen" not in tables:
-        return f"{where}:\n{what}, {in_words(calm)} {'does' if len(calm) == 1 else 'do'} not"
     plain, turned = (tables[arm].iloc[-1].median() for arm in ("kbeta", "kbeta-eigen"))
-    ends = f"{name_of('kbeta-eigen')} ends at {turned / plain:.2g} times K-β's loss"
-    return f"{where} (K-β eigen at its own best):\n{what}, the others do not; {ends}"
+    times = f"{digits(plain / turned)} times lower" if turned < plain else f"{digits(turned / plain)} times higher"
+    return (
+        "A physics-informed network, ten seeds, at the paper's learning rate: "
+        f"{in_words(blown)} {'blows' if len(blown) == 1 else 'blow'} up,\n"
+        f"{in_words(calm)} {'does' if len(calm) == 1 else 'do'} not, and "
+        f"{name_of('kbeta-eigen')} ends {times} than {name_of('kbeta')}"
+    )
 
 
 def rounded(loss: float) -> str:

@@ -1,7 +1,7 @@
 """The runs behind `curves` and `report`, kept beside this file.
 
-    kbeta study heat3d --preset laptop --set steps=1500 --seeds 0-9 --optimizers kbeta,adam95,adam999,adam95-warm \\
-        --out RESULTS
+    kbeta study heat3d --preset laptop --set steps=1500 --seeds 0-9 \\
+        --optimizers kbeta-eigen,kbeta,adam95,adam999,adam95-warm --out RESULTS
     python docs/pictures/runs.py curves RESULTS         curves.csv
 
     the command of README's example, with --out RESULTS
