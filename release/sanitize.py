@@ -27,6 +27,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 TESTS = (
     "tests/torch_frontend/test_kernel.py",
+    "tests/torch_frontend/test_eigenbasis.py",
     "tests/torch_frontend/test_conformance.py",
     "tests/torch_frontend/test_layouts.py",
     "tests/torch_frontend/test_state_dtype.py",
