@@ -1,9 +1,9 @@
 """The records of the trial in protocol.md: what earlier studies have is reused, and what was made is kept.
 
-    python benchmarks/eigenbasis_trial/trial.py start OUT    the runs of earlier studies, where the trial looks for them
-    kbeta suite benchmarks/eigenbasis_trial/trial.toml --out OUT    makes the rest, or goes on with it
-    python benchmarks/eigenbasis_trial/trial.py keep OUT     the runs into PROBLEM.csv and .tar.xz beside this file
-    python benchmarks/eigenbasis_trial/trial.py claim OUT    the claim of protocol.md, problem by problem
+    python benchmarks/eigenbasis_trial/trial.py start OUT             what is kept of the trial, and of earlier studies
+    kbeta suite benchmarks/eigenbasis_trial/trial.toml --out OUT      makes the rest, or goes on with it
+    python benchmarks/eigenbasis_trial/trial.py keep OUT PROBLEM ...  the runs into PROBLEM.csv and .tar.xz here
+    python benchmarks/eigenbasis_trial/trial.py claim OUT             the claim of protocol.md, problem by problem
 
 A run is reused if its id is the one that the trial would give it, so with the same optimizer, options, settings, seed.
 """
@@ -36,7 +36,7 @@ from kourkoutas.lab.suites import asking  # noqa: E402
 from kourkoutas.lab.suites.conducting import RECORD, SuiteRecord  # noqa: E402
 
 COMMAND = "kbeta suite benchmarks/eigenbasis_trial/trial.toml"
-EARLIER = (HERE, BENCHMARKS / "field_study", BENCHMARKS.parent / "archive" / "memory_trial")
+EARLIER = (BENCHMARKS / "field_study", BENCHMARKS.parent / "archive" / "memory_trial")
 OURS, ADAMS = "kbeta-eigen", ("adam95", "adam95-warm", "adam999", "adam999-warm")
 EVALUATED = {"B": None, "C": "heldout_bce", "D": "bpc", "A": "train_mse"}  # the curve that is kept; the fields': error
 
@@ -59,9 +59,13 @@ def possible_runs(plan: Plan) -> set[str]:
 
 
 def start(out: Path) -> None:
-    """Copy the runs that earlier studies have made, and say that they belong to the trial."""
+    """Unpack what is kept of the trial, copy the runs of earlier studies, and say that they belong together."""
     suite = asking.read(str(HERE / "trial.toml"))
+    out.mkdir(parents=True, exist_ok=True)
     for name, plan in suite.plans.items():
+        if unpack(out, name, HERE):
+            sys.stdout.write(f"{name}: as the trial left it\n")
+            continue
         wanted = possible_runs(plan)
         with executor.holding(plan, out / name, f"{COMMAND} # {name}"):
             pass  # which makes the folder
@@ -172,11 +176,10 @@ def main(argv: Sequence[str]) -> int:
     match argv:
         case ["start", out]:
             start(Path(out))
-        case ["keep", out]:
-            for name in problems():
-                if (Path(out) / name / "study.json").exists():
-                    count = keep(Path(out), name, HERE, EVALUATED.get(name, "error"))
-                    sys.stdout.write(f"{name}: {count} runs kept in {HERE}\n")
+        case ["keep", out, *names] if names:
+            for name in names:
+                count = keep(Path(out), name, HERE, EVALUATED.get(name, "error"))
+                sys.stdout.write(f"{name}: {count} runs kept in {HERE.name}\n")
         case ["claim", out]:
             sys.stdout.write(claim(Path(out)))
         case _:
