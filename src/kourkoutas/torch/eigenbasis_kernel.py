@@ -154,9 +154,9 @@ class EigenKernelStep(EigenStep):
 
     def _norms(self) -> Any:
         """||g|| of the parameters of each plan: what the kernel found, which is the root of a sum of squares."""
-        each = self.inner.gradient_norms()
-        places = self.members.places
-        norm = np.array([each[places[i]] for plan in self.plans for i in plan.stack.numbers])
+        each = np.array(self.inner.gradient_norms())
+        places = np.array(self.members.places)
+        norm = np.concatenate([each[places[plan.stack.numbers]] for plan in self.plans])
         if np.isfinite(norm).all():
             return norm
         return torch.cat([self.norms_of(plan.grads) for plan in self.plans]).numpy()
