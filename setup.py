@@ -29,8 +29,8 @@ KERNELS = [
     # The optimizer's step: without contraction, so that all CPUs give the same bits.
     kernel(
         "step",
-        ["step.c", "arithmetic.c", "turn.c"],
-        ["tensors.h", "arithmetic.h", "formats.h", "threads.h", "turn.h"],
+        ["step.c", "arithmetic.c", "bases.c"],
+        ["tensors.h", "arithmetic.h", "formats.h", "threads.h", "bases.h"],
         "-ffp-contract=off",
     ),
     # The loss of the laboratory's Testbed B, which lives from fused multiply-add.

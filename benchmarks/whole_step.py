@@ -29,17 +29,19 @@ SHORT = "kbeta-eigen[basis_limit=256]"
 ARMS = ("kbeta", "adam95", "traced", "kbeta-eigen", SHORT)
 
 
-def problem_of(testbed: Any, preset: str, length: int, precision: str) -> Any:
+def problem_of(testbed: Any, preset: str, length: int | None, precision: str) -> Any:
     from kourkoutas.lab import testbeds
 
-    changes = {}
+    changes: dict[str, Any] = {}
     if testbed.name == "char_lm":
-        changes = {"lengths": "fixed", "longest": length, "eval_length": min(length, 256), "precision": precision}
+        changes["precision"] = precision
+        if length is not None:
+            changes |= {"lengths": "fixed", "longest": length, "eval_length": min(length, 256)}
     return testbed.problem(testbeds.settings_of(testbed, preset, changes), seed=0)
 
 
 def measure(
-    name: str, engine: str, rounds: int, length: int = 512, precision: str = "float32", preset: str = "paper"
+    name: str, engine: str, rounds: int, length: int | None = None, precision: str = "float32", preset: str = "paper"
 ) -> dict[str, Any]:
     """Ratios of `rounds` rounds after two that are not counted."""
     from kourkoutas.lab import engines, testbeds
@@ -104,7 +106,7 @@ def main() -> None:
     parser.add_argument("testbed", nargs="?", default="char_lm", choices=("char_lm", "heat3d", "heat2d"))
     parser.add_argument("--engine", default="torch", choices=("torch", "jax", "mlx"))
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--length", type=int, default=512, help="of the character model's windows")
+    parser.add_argument("--length", type=int, help="of the character model's windows; without it they are drawn")
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--preset", default="paper")
     parser.add_argument("--out", type=Path, help="write the JSON here instead of to standard output")

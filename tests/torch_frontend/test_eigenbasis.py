@@ -193,7 +193,7 @@ def test_the_basis_stays_orthogonal_while_eigenvectors_cross():
     orthogonality_after(2_000)
 
 
-needs_lapack = pytest.mark.skipif(not kernel.turns, reason="the C kernel was not built, or this torch has no LAPACK")
+needs_lapack = pytest.mark.skipif(not kernel.has_lapack, reason="no C kernel, or no LAPACK in this torch")
 
 
 def factors_and_bases(length, dtype, count=5):
@@ -246,10 +246,58 @@ def test_the_kernel_turns_nothing_into_memory_that_does_not_fit(order):
         kernel.extension.turn(bases.clone(), bases, order, 1)
 
 
+@needs_lapack
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 70), (70, 3), (130, 64)], ids=str)
+@pytest.mark.parametrize("sides", [(True, True), (True, False), (False, True)], ids=["both", "rows", "columns"])
+def test_the_kernel_adds_gradients_to_their_factors_as_torch_does(shape, sides, dtype):
+    generator = torch.Generator().manual_seed(5)
+    grads = torch.randn(4, *shape, generator=generator, dtype=dtype)
+    keep, gain = torch.rand(2, 4, generator=generator, dtype=torch.float64).unbind()
+    axes = [axis for axis in (0, 1) if sides[axis]]
+    factors = [torch.randn(4, shape[axis], shape[axis], generator=generator, dtype=dtype) for axis in (0, 1)]
+    factors = [factor + factor.mT for factor in factors]
+    want = [factor.clone() for factor in factors]
+    scaled = grads * gain.to(dtype).view(-1, 1, 1)
+    rotation.add_moments(axes, [want[axis] for axis in axes], keep.to(dtype), scaled)
+    given = [factors[axis] if sides[axis] else None for axis in (0, 1)]
+    assert kernel.extension.add_moments(grads, *given, keep, gain, 2)
+    for found, expected in zip(factors, want, strict=True):
+        rounding = torch.finfo(dtype).eps * expected.abs().max().item()
+        torch.testing.assert_close(found, expected, rtol=0, atol=10 * rounding)
+
+
+@needs_lapack
+@pytest.mark.parametrize("weight", [0.0, 1e-20, 1e20, torch.inf, torch.nan])
+def test_the_kernel_leaves_gradients_to_torch_whose_squares_float32_may_not_hold(weight):
+    factors, grads = torch.eye(3).repeat(2, 1, 1), torch.ones(2, 3, 3)
+    gain = torch.tensor([1.0, weight], dtype=torch.float64)
+    assert not kernel.extension.add_moments(grads, factors, factors, torch.ones_like(gain), gain, 1)
+    assert torch.equal(factors, torch.eye(3).repeat(2, 1, 1))
+
+
+@needs_lapack
+@pytest.mark.parametrize(
+    ("factors", "keep"),
+    [
+        (torch.zeros(2, 3, 3), torch.ones(2)),
+        (torch.zeros(2, 3, 3), torch.ones(3, dtype=torch.float64)),
+        (torch.zeros(2, 4, 4), torch.ones(2, dtype=torch.float64)),
+        (torch.zeros(3, 3, 3), torch.ones(2, dtype=torch.float64)),
+        (torch.zeros(2, 3, 3, dtype=torch.float64), torch.ones(2, dtype=torch.float64)),
+        (torch.zeros(2, 3, 6)[:, :, ::2], torch.ones(2, dtype=torch.float64)),
+    ],
+)
+def test_the_kernel_adds_nothing_to_memory_that_does_not_fit(factors, keep):
+    grads, gain = torch.ones(2, 3, 5), torch.ones(2, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"`add_moments` takes matrices of one kind, and float64"):
+        kernel.extension.add_moments(grads, factors, None, keep, gain, 1)
+
+
 def test_without_lapack_the_step_ends_where_it_ends_with_it(monkeypatch):
     ends = []
-    for turns in (kernel.turns, False):
-        monkeypatch.setattr(kernel, "turns", turns)
+    for has_lapack in (kernel.has_lapack, False):
+        monkeypatch.setattr(kernel, "has_lapack", has_lapack)
         params = parameters(SQUARES, torch.float64)
         feed(eigen(params, decay=0.98, weight_decay=0.1), params, gradients(SQUARES, 13, dtype=torch.float64))
         ends.append(params)

@@ -6,7 +6,7 @@
      sums     Σ g² of each bucket, for those who want to see it before anything moves
      apply    moves everything that was gathered
      squares  Σ g² of each parameter, once that was done
-     turn     turns bases, for the step in the eigenbasis */
+     turn, add_moments   turn bases and move factors, for the step in the eigenbasis */
 
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030b0000
@@ -19,8 +19,8 @@
 #include <string.h>
 
 #include "arithmetic.h"
+#include "bases.h"
 #include "tensors.h"
-#include "turn.h"
 
 enum { WINDOW = 1024 }; /* rows of a trace, as in kourkoutas/trace.py */
 
@@ -355,7 +355,7 @@ static PyObject *squares(PyObject *Py_UNUSED(self), PyObject *capsule) {
     return found;
 }
 
-/* turn(product, basis, order, threads): see turn.h. */
+/* turn(product, basis, order, threads): see bases.h. */
 static PyObject *turn(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t n_args) {
     if (n_args != 4) return PyErr_Format(PyExc_TypeError, "turn takes 4 arguments; got %zd", n_args);
     View product, basis, order;
@@ -382,7 +382,60 @@ static PyObject *turn(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize
     Py_RETURN_NONE;
 }
 
-/* connect_lapack(path of a library) → whether `turn` can be used. */
+/* A factor of every gradient of a stack, or None: 0 if it is neither. */
+static int read_factors(PyObject *x, const View *grads, int64_t n, View *factors) {
+    *factors = (View){.dl = {.data = NULL}};
+    if (x == Py_None) return 1;
+    if (!read_tensor(x, factors) || factors->dl.ndim != 3 || !in_order(factors)) return 0;
+    return factors->kind == grads->kind && factors->parts == 1 && factors->dl.shape[1] == n && factors->dl.shape[2] == n &&
+           factors->dl.shape[0] == grads->dl.shape[0];
+}
+
+/* A number in float64 for every gradient of a stack. */
+static int read_weights(PyObject *x, const View *grads, View *weights) {
+    return read_tensor(x, weights) && weights->kind == F64 && weights->parts == 1 && in_order(weights) &&
+           weights->n == grads->dl.shape[0];
+}
+
+/* Whether squares of each gain, and so of gradients that it makes about 1, are far from the limits of float32. */
+static int can_be_squared(const double *gain, int64_t count) {
+    const double safe = 1e-15;
+    for (int64_t i = 0; i < count; i++)
+        if (!(gain[i] > safe && gain[i] < 1 / safe)) return 0;
+    return 1;
+}
+
+/* add_moments(grads, factors of rows or None, factors of columns or None, keep, gain, threads) → whether it was done:
+   see bases.h. It is not done if a `gain` is too large or too small. */
+static PyObject *add_moments_of(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t n_args) {
+    if (n_args != 6) return PyErr_Format(PyExc_TypeError, "add_moments takes 6 arguments; got %zd", n_args);
+    View grads, of_rows, of_columns, keep, gain;
+    int ok = read_tensor(args[0], &grads) && grads.dl.ndim == 3 && in_order(&grads) && grads.parts == 1;
+    ok = ok && (grads.kind == F32 || grads.kind == F64);
+    ok = ok && read_factors(args[1], &grads, grads.dl.shape[1], &of_rows);
+    ok = ok && read_factors(args[2], &grads, grads.dl.shape[2], &of_columns);
+    ok = ok && read_weights(args[3], &grads, &keep) && read_weights(args[4], &grads, &gain);
+    int threads = (int)PyLong_AsLong(args[5]);
+    if (PyErr_Occurred()) return NULL;
+    if (!ok) return PyErr_Format(PyExc_ValueError, "`add_moments` takes matrices of one kind, and float64 for their weights");
+    if (!can_be_squared(gain.dl.data, gain.n)) Py_RETURN_FALSE;
+    Moments job = {
+        .grads = grads.dl.data,
+        .factors = {of_rows.dl.data, of_columns.dl.data},
+        .keep = keep.dl.data,
+        .gain = gain.dl.data,
+        .count = grads.dl.shape[0],
+        .rows = (int)grads.dl.shape[1],
+        .columns = (int)grads.dl.shape[2],
+        .is_double = grads.kind == F64,
+    };
+    Py_BEGIN_ALLOW_THREADS
+    add_moments(&job, threads);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_TRUE;
+}
+
+/* connect_lapack(path of a library) → whether `turn` and `add_moments` can be used. */
 static PyObject *connect_lapack(PyObject *Py_UNUSED(self), PyObject *args) {
     const char *path;
     if (!PyArg_ParseTuple(args, "s", &path)) return NULL;
@@ -409,6 +462,7 @@ static PyMethodDef methods[] = {
     {"squares", squares, METH_O, "The sums of squares of each parameter's gradient."},
     {"connect_lapack", connect_lapack, METH_VARARGS, "Take LAPACK from a library that is loaded."},
     {"turn", (PyCFunction)(void (*)(void))turn, METH_FASTCALL, "Turn bases."},
+    {"add_moments", (PyCFunction)(void (*)(void))add_moments_of, METH_FASTCALL, "Add gradients to their factors."},
     {NULL, NULL, 0, NULL},
 };
 

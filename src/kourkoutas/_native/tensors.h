@@ -81,8 +81,9 @@ static int dense(const View *x) {
     return 1;
 }
 
-/* The same with the last axis innermost, and so on. */
+/* The same with the last axis innermost, and so on; whatever has no elements is in order. */
 static int in_order(const View *x) {
+    if (!x->n) return 1;
     int64_t stride = 1;
     for (int d = x->dl.ndim - 1; d >= 0 && x->dl.strides; stride *= x->dl.shape[d--])
         if (x->dl.shape[d] > 1 && x->dl.strides[d] != stride) return 0;

@@ -3,7 +3,8 @@
 The kernel knows nothing of bases. In the place of each parameter that has one it gets a stand-in: zeros, with the
 rotated gradient. It moves m and v as ever, and the zeros by -Δ', which is rotated back and added to the parameter.
 Parameters without a basis it moves by itself. Its norms of the rotated gradients are those of the gradients, and weigh
-the factors. It turns the bases, too, if torch has LAPACK. What is left to do here are products.
+the factors. It moves the factors of matrices and turns the bases, too, if torch has BLAS and LAPACK. What is left to do
+here are the rotations.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Plan(NamedTuple):
     forth: list[Product]  # G' = Qᵀ·G·P
     back: list[Product]  # Q·Δ'·Pᵀ
     change: Tensor  # where this ends
+    sides: list[Tensor | None] | None  # the factors of a matrix's rows and columns; None if it is no matrix
 
 
 def plans_of(stacks: Sequence[Stack]) -> list[Plan]:
@@ -62,8 +64,16 @@ def plans_of(stacks: Sequence[Stack]) -> list[Plan]:
         first, second = (rotated, moved) if len(stack.axes) % 2 else (moved, rotated)  # so that it ends in `rotated`
         forth, _ = rotation.planned(grads, stack.axes, stack.bases, (first, second))
         back, change = rotation.planned(moved, stack.axes, stack.bases, (rotated, moved), back=True)
-        plans.append(Plan(stack, grads, rotated, moved, forth, back, change))
+        plans.append(Plan(stack, grads, rotated, moved, forth, back, change, _sides(stack)))
     return plans
+
+
+def _sides(stack: Stack) -> list[Tensor | None] | None:
+    """The factors of the rows and of the columns, None where there are none; None for arrays that are no matrices."""
+    if stack.m.ndim != 3:
+        return None
+    factor_of = dict(zip(stack.axes, stack.factors, strict=True))
+    return [factor_of.get(0), factor_of.get(1)]
 
 
 class EigenKernelStep(EigenStep):
@@ -136,7 +146,7 @@ class EigenKernelStep(EigenStep):
         for plan, (keep, gain) in zip(self.plans, self._weights(), strict=True):
             _multiply(plan.back)
             self.add(plan.stack, plan.change, fade)
-            add_to_factors(plan.stack, plan.grads, keep, gain)
+            _add_to_factors(plan, keep, gain)
         self.turn_all()
 
     def _weights(self) -> list[Sequence[Tensor]]:
@@ -150,7 +160,7 @@ class EigenKernelStep(EigenStep):
             weights = eigenbasis.factor_weights(self.hyper.basis_memory, norm, scale.numpy(), np)
         table = torch.from_numpy(np.stack(weights))
         torch._foreach_copy_([plan.stack.scale for plan in self.plans], table[2].split(counts))
-        return [part.unbind() for part in table[:2].to(self.wide).split(counts, 1)]
+        return [part.unbind() for part in table[:2].split(counts, 1)]
 
     def _norms(self) -> Any:
         """||g|| of the parameters of each plan: what the kernel found, which is the root of a sum of squares."""
@@ -162,7 +172,7 @@ class EigenKernelStep(EigenStep):
         return torch.cat([self.norms_of(plan.grads) for plan in self.plans]).numpy()
 
     def turn_all(self, taken: Sequence[Any] | None = None) -> None:
-        if not kernel.turns:
+        if not kernel.has_lapack:
             super().turn_all(taken)
             return
         for plan in self.plans:
@@ -176,6 +186,18 @@ def _multiply(products: Sequence[Product]) -> None:
     for left, right, out in products:
         # `bmm` is what `matmul` comes to in the end
         (torch.bmm if left.ndim == right.ndim == 3 else torch.matmul)(left, right, out=out)
+
+
+def _add_to_factors(plan: Plan, keep: Tensor, gain: Tensor) -> None:
+    """What `eigenbasis.add_to_factors` does, in one product for each factor and nothing around it.
+
+    The kernel squares `gain`, and takes none whose square is near the limits of float32.
+    """
+    if kernel.has_lapack and plan.sides is not None:
+        threads = torch.get_num_threads()
+        if kernel.extension.add_moments(plan.grads, *plan.sides, keep, gain, threads):
+            return
+    add_to_factors(plan.stack, plan.grads, keep, gain)
 
 
 def _turn(plan: Plan) -> None:

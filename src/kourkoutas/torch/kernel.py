@@ -30,8 +30,8 @@ extension: Any = None
 """The C extension, ready for torch's tensors, or None."""
 missing = "it was turned off"
 """Why `extension` is None."""
-turns = False
-"""Whether the extension turns bases: it found LAPACK in torch."""
+has_lapack = False
+"""Whether the extension turns bases and moves factors: it found BLAS and LAPACK in torch."""
 
 FIELDS = (
     "beta1", "beta2_min", "beta2_max", "alpha", "eps", "tiny_spike", "tiny_denom", "leak", "max_ratio", "warmup_steps",
@@ -43,21 +43,21 @@ FIELDS = (
 
 def connect(*, openmp: bool = True) -> None:
     """Set `extension`, or say in `missing` why there is none; `openmp` False: on threads of its own, not OpenMP's."""
-    global extension, missing, turns
+    global extension, missing, has_lapack
     table = getattr(Tensor, "__dlpack_c_exchange_api__", None)
-    extension, turns = None, False
+    extension, has_lapack = None, False
     if _native.step is None:
         off = os.environ.get("KBETA_NATIVE", "1") == "0"
         missing = "KBETA_NATIVE=0 turned it off" if off else "it was not built, say for want of a C compiler"
     elif table is None:
         missing = "it needs torch 2.10 or later"
-    elif getattr(_native.step, "HYPER_FIELDS", None) != FIELDS or not hasattr(_native.step, "turn"):
+    elif getattr(_native.step, "HYPER_FIELDS", None) != FIELDS or not hasattr(_native.step, "add_moments"):
         missing = "it was built from the sources of another version: build it again with `pip install`"
     elif not _native.step.connect(table, (Tensor, torch.nn.Parameter), openmp):
         missing = "this torch does not let it ask tensors whether they are negated or conjugated lazily"
     else:
         extension, missing = _native.step, "it was turned off"
-        turns = extension.connect_lapack(private.library)
+        has_lapack = extension.connect_lapack(private.library)
 
 
 connect()

@@ -1,20 +1,24 @@
-/* See turn.h. A matrix is one thread's work: a QR of a few hundred columns has too little in it for two. */
+/* See bases.h. A matrix is one thread's work: a QR of a few hundred columns has too little in it for two. */
 
 #include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
 #include "arithmetic.h"
-#include "turn.h"
+#include "bases.h"
 
 enum { BLOCK = 64 }; /* LAPACK takes no more columns together than this */
 
-/* LAPACK's xGEQRF and xORGQR of square matrices, in Fortran's convention. Their `work` has `n_work` entries. */
+/* LAPACK's xGEQRF and xORGQR of square matrices, in Fortran's convention. Their `work` has `n_work` entries. BLAS's
+   xGEMM: C ← beta·C + alpha·A·B, with A or B transposed where its letter is T. */
 typedef void (*Factorize)(const int *, const int *, void *, const int *, void *, void *, const int *, int *);
 typedef void (*Multiply)(const int *, const int *, const int *, void *, const int *, const void *, void *, const int *, int *);
+typedef void (*Product)(const char *, const char *, const int *, const int *, const int *, const void *, const void *,
+                        const int *, const void *, const int *, const void *, void *, const int *);
 
 static Factorize geqrf[2]; /* in single precision, in double */
 static Multiply orgqr[2];
+static Product gemm[2];
 
 int find_lapack(const char *path) {
     void *library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
@@ -23,7 +27,9 @@ int find_lapack(const char *path) {
     geqrf[1] = (Factorize)dlsym(library, "dgeqrf_");
     orgqr[0] = (Multiply)dlsym(library, "sorgqr_");
     orgqr[1] = (Multiply)dlsym(library, "dorgqr_");
-    return geqrf[0] && geqrf[1] && orgqr[0] && orgqr[1];
+    gemm[0] = (Product)dlsym(library, "sgemm_");
+    gemm[1] = (Product)dlsym(library, "dgemm_");
+    return geqrf[0] && geqrf[1] && orgqr[0] && orgqr[1] && gemm[0] && gemm[1];
 }
 
 typedef struct { /* what a thread needs for one matrix */
@@ -63,12 +69,12 @@ static void sort(const double *values, int64_t *order, int n) {
 DEFINE_STEPS(single, float)
 DEFINE_STEPS(double, double)
 
-typedef struct { /* a `Turn` shared by threads */
+typedef struct { /* a `Turn` that threads share */
     const Turn *turn;
     int n_work;
     atomic_llong next;
     atomic_int failed;
-} Shared;
+} SharedTurn;
 
 static void turn_one(const Turn *turn, int64_t number, Room *room) {
     int n = turn->n, is_double = turn->is_double, info;
@@ -83,8 +89,8 @@ static void turn_one(const Turn *turn, int64_t number, Room *room) {
 }
 
 /* What each thread does: takes matrices until there are none left. */
-static void work(void *argument) {
-    Shared *shared = argument;
+static void turn_some(void *argument) {
+    SharedTurn *shared = argument;
     size_t n = (size_t)shared->turn->n, n_work = (size_t)shared->n_work;
     char *memory = malloc((n + n * n + n + n_work) * sizeof(double));
     if (!memory) {
@@ -99,9 +105,42 @@ static void work(void *argument) {
 }
 
 int turn_bases(const Turn *turn, int threads) {
-    Shared shared = {.turn = turn, .n_work = turn->n * BLOCK};
+    SharedTurn shared = {.turn = turn, .n_work = turn->n * BLOCK};
     atomic_init(&shared.next, 0);
     atomic_init(&shared.failed, 0);
-    run_on_threads(work, &shared, threads < turn->count ? threads : (int)turn->count);
+    run_on_threads(turn_some, &shared, threads < turn->count ? threads : (int)turn->count);
     return !atomic_load(&shared.failed);
+}
+
+typedef struct { /* `Moments` that threads share */
+    const Moments *moments;
+    atomic_llong next;
+} SharedMoments;
+
+/* One factor of one gradient. G lies row by row, so BLAS sees Gᵀ; to it and to us a symmetric matrix is the same. */
+static void add_moment(const Moments *moments, int64_t number, int side) {
+    int rows = moments->rows, columns = moments->columns;
+    int n = side ? columns : rows, depth = side ? rows : columns;
+    int is_double = moments->is_double;
+    size_t bytes = is_double ? sizeof(double) : sizeof(float);
+    const char *g = (const char *)moments->grads + (size_t)number * rows * columns * bytes;
+    char *factor = (char *)moments->factors[side] + (size_t)number * n * n * bytes;
+    double alpha = moments->gain[number] * moments->gain[number], beta = moments->keep[number];
+    float single_alpha = (float)alpha, single_beta = (float)beta;
+    const void *a = is_double ? (const void *)&alpha : &single_alpha, *b = is_double ? (const void *)&beta : &single_beta;
+    gemm[is_double](side ? "N" : "T", side ? "T" : "N", &n, &n, &depth, a, g, &columns, g, &columns, b, factor, &n);
+}
+
+/* What each thread does: takes factors until there are none left, those of one gradient one after the other. */
+static void add_some(void *argument) {
+    SharedMoments *shared = argument;
+    const Moments *moments = shared->moments;
+    for (int64_t task; (task = atomic_fetch_add(&shared->next, 1)) < 2 * moments->count;)
+        if (moments->factors[task % 2]) add_moment(moments, task / 2, (int)(task % 2));
+}
+
+void add_moments(const Moments *moments, int threads) {
+    SharedMoments shared = {.moments = moments};
+    atomic_init(&shared.next, 0);
+    run_on_threads(add_some, &shared, threads);
 }
