@@ -7,6 +7,7 @@
 | sensitivity | the tuning runs of testbeds B, C and D there                                             |
 | verdicts    | all runs of testbeds B, C and D in the archives there, K-β against each Adam, judged     |
 |             | by the laboratory: paired by seed, luck of tuning counted, eight comparisons a testbed   |
+| eigenbasis  | the test runs of the finished problems in benchmarks/eigenbasis_trial/                   |
 | spike       | spikes.csv, update sizes around an event; β2 follows by the rule                         |
 | spikes      | the same, with more optimizers                                                           |
 | warmup      | the formula                                                                              |
@@ -50,6 +51,7 @@ from kourkoutas.lab.tuning import luck, trials
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 TRIAL = ROOT / "archive" / "memory_trial"
+EIGENBASIS_TRIAL = ROOT / "benchmarks" / "eigenbasis_trial"
 REPORTED = HERE / "example.tar.xz"
 ALPHA, BETA2_MIN, BETA2_MAX = 0.93, 0.88, 0.999
 ADAMS = ("adam90", "adam95", "adam99", "adam999", "adam90-warm", "adam95-warm", "adam99-warm", "adam999-warm")
@@ -67,6 +69,17 @@ THEMES = {
 }
 # As in reports: K-β, Adam 0.95 and Adam 0.999 have one colour each everywhere.
 LOOKS = looks_of(["kbeta", "adam95", "adam999", "adam95-warm", "kbeta-eigen"])
+TRIED = ("kbeta-eigen", "eigen95", "soap", "muon", "kbeta")  # in the trial of the eigenbasis, beside four Adams
+PROBLEMS = {  # of that trial: endpoint and title
+    "emulator": ("error", "emulator of Kuramoto–Sivashinsky"),
+    "darcy": ("error", "Darcy flow, FNO"),
+    "D": ("bpc", "D · character model"),
+    "C": ("heldout_bce", "C · rare trigger"),
+    "pinnacle": ("error", "Wave1D-C, PINN"),
+    "burgers": ("error", "Burgers, PINN"),
+    "B": ("final_loss", "B · Heat3D, PINN"),
+    "A": ("train_mse", "A · Heat2D surrogate"),
+}
 
 
 def colour(theme: str, arm: str) -> str:
@@ -278,6 +291,54 @@ def verdicts(theme: str) -> Figure:
     return figure
 
 
+@functools.cache
+def over_the_best_adam(problem: str) -> dict[str, np.ndarray] | None:
+    """{optimizer: its end divided by that of the best Adam, by seed}, best by its median; None where runs are missing.
+
+    A run that diverged counts as infinite.
+    """
+    file = EIGENBASIS_TRIAL / f"{problem}.csv"
+    if not file.exists():
+        return None
+    endpoint, _ = PROBLEMS[problem]
+    table = pd.read_csv(file).query("phase == 'test'")
+    ends = table[endpoint].where(table["status"] == "ok", np.inf)
+    by_seed = table.assign(end=ends).pivot(index="seed", columns="arm", values="end")
+    adams = [arm for arm in by_seed if arm in ADAMS]
+    if not {*TRIED} <= {*by_seed} or len(adams) < 4 or by_seed.isna().any(axis=None):
+        return None
+    best = by_seed[adams].median().idxmin()
+    return {arm: (by_seed[arm] / by_seed[best]).to_numpy() for arm in TRIED}
+
+
+def eigenbasis(theme: str) -> Figure:
+    """Each optimizer's end over that of the best Adam: the median of the seeds, and from the best seed to the worst."""
+    ratios = {problem: over_the_best_adam(problem) for problem in PROBLEMS}
+    finished = {problem: found for problem, found in ratios.items() if found is not None}
+    markers = dict(zip(TRIED, "oDs^v", strict=True))
+    figure, axis = plt.subplots(figsize=(9, 1.4 + 0.85 * len(finished)), layout="constrained")
+    for row, found in enumerate(reversed(finished.values())):
+        for place, (arm, ratio) in enumerate(found.items()):
+            y, shade = row + 0.3 - 0.15 * place, colour(theme, arm)
+            axis.plot([ratio.min(), ratio.max()], [y, y], color=shade, lw=1.6)
+            axis.plot(np.median(ratio), y, markers[arm], color=shade, ms=6.5, label="" if row else name_of(arm))
+    axis.axvline(1, color=THEMES[theme]["ink"], lw=1.2)
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    axis.xaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
+    axis.set_yticks(range(len(finished)), [PROBLEMS[problem][1] for problem in reversed(finished)])
+    axis.set_ylim(-0.55, len(finished) - 0.45)
+    axis.grid(visible=False, axis="y")
+    axis.set_xlabel(
+        "end ÷ that of the best Adam on the same seed; mark: median, line: all seeds\n← better than the best Adam"
+    )
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=len(TRIED), frameon=False)
+    lower = sum(float(np.median(found["kbeta-eigen"])) < 1 for found in finished.values())
+    words = f"K-β in the eigenbasis ends below the best tuned Adam on {lower} of {len(finished)} finished problems"
+    figure.suptitle(words, fontsize=11.5)
+    return figure
+
+
 def spike(theme: str) -> Figure:
     """One gradient that is too large: its norm, K-β's β2, and what becomes of the update."""
     table = events("spike")
@@ -398,6 +459,7 @@ PICTURES: dict[str, Callable[[str], Figure]] = {
     "spike": spike,
     "spikes": spikes,
     "warmup": warmup,
+    "eigenbasis": eigenbasis,
 }
 
 

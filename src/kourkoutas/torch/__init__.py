@@ -10,8 +10,8 @@ The way of a step through torch's own operations (compile, modes, subclasses, no
 `routes.py`, `group.py`, `lists.py`, `rule.py`.
 
 The way of a step in the eigenbasis (`basis="eigen"`): `optimizer.py`, `routes.py`, `group.py`, `eigenbasis.py` with
-`lists.py` and kourkoutas/`eigenbasis.py`, `stacks.py`, `rotation.py`, and `eigenbasis_kernel.py` with `kernel.py`.
-Without a compiler, rule.py takes the place of the last two.
+`lists.py` and kourkoutas/`eigenbasis.py`, `stacks.py`, and `eigenbasis_kernel.py` with `kernel.py`, whose products
+rotation.py has planned. Without a compiler, rule.py and rotation.py take the place of the last two.
 
 A step has the same stages whichever way it goes; options.py is passed when an option has changed:
 
