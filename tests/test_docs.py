@@ -262,6 +262,8 @@ def test_both_sides_of_a_diff_train_a_model(page):
         assert not torch.equal(names["model"].weight, before), line
 
 
+# That the tables are the suite's is also tested, without the commands, in lab/test_suites.py.
+@pytest.mark.slow
 def test_the_tables_of_the_field_study_are_what_the_commands_above_them_print(tmp_path):
     pytest.importorskip("pydantic")
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")

@@ -208,7 +208,8 @@ def test_the_error_is_relative_to_the_solution() -> None:
     assert it.evaluate(E, nothing, 5)["error"] == pytest.approx(np.linalg.norm(0.5 - u) / np.linalg.norm(u), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["burgers", "pinnacle"])
+# The two share their network and all derivatives, whose compilation is what takes long.
+@pytest.mark.parametrize("name", [pytest.param("burgers", marks=pytest.mark.slow), "pinnacle"])
 def test_engines_agree_on_the_losses_of_a_smoke_run(name: str) -> None:
     results = {e: run(RunSpec(testbed=name, optimizer="kbeta", engine=e, seed=1)) for e in engines.NAMES}
     reference = results["torch"]
