@@ -19,8 +19,9 @@ LOST = {
     "torch._fused_adamw_": None,
     "torch.Tensor.__dlpack_c_exchange_api__": "foreach: the C kernel is not there: it needs torch 2.10 or later",
 }
+# torch._dynamo, which the first optimizer of a process imports, takes as long to import as torch itself.
 STEP = """
-import torch, torch.utils._device
+import torch, torch._dynamo, torch.utils._device
 
 def step(KourkoutasBeta, **options):
     p = torch.nn.Parameter(torch.ones(3))
