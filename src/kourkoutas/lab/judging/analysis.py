@@ -199,8 +199,7 @@ def _question(
 ) -> Question:
     """One endpoint with the values of all runs, and with what each tuning may have lost on the same scale."""
     values = judged_by.values(runs, measure)
-    every = [one for own in tried.values() for one in own]
-    log = trials.as_ratios(every, measure.endpoint.log) and not without_logarithm(values)
+    log = trials.as_ratios(trials.of_all_arms(tried), measure.endpoint.log) and not without_logarithm(values)
     notes = judged_by.notes_on(measure, values, runs)
     if measure.endpoint.log and not log:
         notes.append("values at or below 0 have no logarithm: compared as differences instead of ratios")

@@ -49,6 +49,8 @@ from kourkoutas.lab.judging.values import (
     Array,
     Outcomes,
     Seed,
+    all_seeds,
+    all_values,
     first_few,
     in_order,
     is_number,
@@ -213,10 +215,7 @@ class Comparison:
     @property
     def every(self) -> list[float]:
         """The values of all runs, NaN for a lost one."""
-        values: list[float] = []
-        for by_seed in self.values.values():
-            values += by_seed.values()
-        return values
+        return all_values(self.values)
 
 
 @dataclass(frozen=True)
@@ -448,7 +447,7 @@ def comparison(of: Judged, margin: float | None = None) -> Comparison:
         **question.scale,
         confidence=of.family.confidence,
         margin=margin,
-        seeds=tuple(in_order({seed for own in of.values.values() for seed in own})),
+        seeds=tuple(all_seeds(of.values)),
         values=of.values,
         arms=arms,
         contrasts=contrasts,

@@ -98,7 +98,7 @@ class Plan:
     def specs(self) -> list[RunSpec]:
         """All runs, seed by seed."""
         of_arms = [self.spec(arm, 0) for arm in self.arms]
-        return [spec.model_copy(update={"seed": seed}) for seed in self.seeds for spec in of_arms]
+        return [spec.model_copy(update={"seed": seed}) for seed, spec in itertools.product(self.seeds, of_arms)]
 
     @property
     def family(self) -> Family:

@@ -15,6 +15,7 @@ from kourkoutas.lab.judging.comparing import Comparison
 from kourkoutas.lab.judging.statistics import DIVERGED, OF_ARMS, Finding, OneArm, Statistic, show
 from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.optimizers.looks import name_of
+from kourkoutas.lab.results.export import names_in
 from kourkoutas.lab.showing import tuning
 from kourkoutas.lab.showing.drawing import shorten
 from kourkoutas.lab.showing.effects import limits, rows_of, unit_of
@@ -109,7 +110,7 @@ def optimizers(analysis: Analysis, most: int = MOST_ROWS) -> RenderableType:
     Of more than `most`, controls go first: the line of causes tells what they say.
     """
     ends = ["ok", "diverged", "failed", *(["unfinished"] if any(arm.unfinished for arm in analysis.arms) else [])]
-    tuned = list(dict.fromkeys(name for arm in analysis.arms for name in arm.chosen))
+    tuned = names_in(arm.chosen for arm in analysis.arms)
     rows = Fitting("", ["optimizer", *tuned, "median", *ends, "µs/step"])
     shown = [arm for arm in analysis.arms if arm.role != "control"] if len(analysis.arms) > most else analysis.arms
     for arm in shown[:most]:

@@ -4,6 +4,7 @@ the share of runs that end below every threshold, or have got there by every ste
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -174,7 +175,7 @@ def profile(judged: Comparison, looks: Mapping[str, Look]) -> Drawing | None:
         for arm in looks
         if (by_seed := judged.values.get(arm))
     }
-    every = [x for own in ends.values() for x in own]
+    every = list(itertools.chain.from_iterable(ends.values()))
     if len(set(every)) < 2:
         return None
     log = _is_log(judged)

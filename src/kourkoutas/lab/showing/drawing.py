@@ -11,6 +11,7 @@ NOTE: every text and attribute is escaped here, and nowhere else is SVG put toge
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -210,7 +211,8 @@ def _even_ticks(low: float, high: float, most: int) -> list[float]:
 def _log_ticks(low: float, high: float, most: int) -> list[float]:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     for digits in ((1, 2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 5), (1, 3), (1,)):
-        found = [d * 10.0**k for k in range(first, last + 1) for d in digits if low <= d * 10.0**k <= high]
+        round_values = [d * 10.0**k for k, d in itertools.product(range(first, last + 1), digits)]
+        found = [tick for tick in round_values if low <= tick <= high]
         if len(found) <= most:
             break
     if len(found) < 2:

@@ -8,6 +8,7 @@ Everything is read from the results folder, so that any process can ask, at any 
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -67,7 +68,10 @@ class Status:
 
     def count(self, *states: str) -> int:
         """The runs in these states, or all."""
-        return sum(own[state] for own in self.arms.values() for state in states or STATES)
+        total = 0
+        for own in self.arms.values():
+            total += sum(own[state] for state in states or STATES)
+        return total
 
     @property
     def done(self) -> int:
@@ -152,7 +156,7 @@ def _seconds_left(runs: Sequence[StoredRun], going: int, to_come: Mapping[str, i
     for run in runs:
         if run.result is not None and run.result.status == "ok":
             took.setdefault(run.spec.optimizer, []).append(run.result.seconds)
-    every = [x for own in took.values() for x in own]
+    every = list(itertools.chain.from_iterable(took.values()))
     if not every:
         return None
     work = Counter(run.spec.optimizer for run in runs if run.result is None) + Counter(to_come)

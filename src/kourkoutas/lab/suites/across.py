@@ -40,7 +40,7 @@ from kourkoutas.lab.judging.comparing import Judged
 from kourkoutas.lab.judging.deciding import crossing
 from kourkoutas.lab.judging.intervals import Interval, antilog
 from kourkoutas.lab.judging.statistics import Paired
-from kourkoutas.lab.judging.values import Array
+from kourkoutas.lab.judging.values import Array, all_values
 from kourkoutas.lab.tuning.luck import draws_of_s
 
 RESAMPLES = 19_999
@@ -74,12 +74,12 @@ def ratios(judged: Judged, pair: tuple[str, str]) -> Ratios | str:
         return "no seed in common"
     if paired.unfinished:
         return "a run failed"
-    ended = np.array([x for own in judged.counted.values() for x in own.values() if math.isfinite(x)])
-    if not len(ended):
+    ended = [x for x in all_values(judged.counted) if math.isfinite(x)]
+    if not ended:
         return "no run gave a value"
-    if ended.min() <= 0:
+    if min(ended) <= 0:
         return "values at or below 0 have no ratio"
-    worst = ended.min() if paired.higher_is_better else ended.max()
+    worst = min(ended) if paired.higher_is_better else max(ended)
     x, y = (np.log10(np.where(np.isfinite(own), own, worst)) for own in (paired.x, paired.y))
     d = x - y if paired.higher_is_better else y - x
     of_treatment, of_baseline = (_lost(paired, own, k) for k, own in enumerate((paired.x, paired.y)))

@@ -402,7 +402,7 @@ def _headline(
         named = listed([name_of(one.optimizer) for one in unclear])
         rest = "" if lines else f" from {other} over {over}"
         lines.append(f"{named} {'is' if len(unclear) == 1 else 'are'} not clearly different{rest}.")
-    if none := [one for verdict in ("untested", "unfinished") for one in groups.get(verdict, ())]:  # type: ignore[call-overload]
+    if none := [*groups.get("untested", ()), *groups.get("unfinished", ())]:
         named = listed([f"{name_of(one.optimizer)} ({one.why})" for one in none])
         lines.append(f"No verdict over {over} on {named}.")
     if same := groups.get("identical"):

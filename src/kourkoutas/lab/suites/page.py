@@ -5,6 +5,7 @@ The page is made as a study's is (`kourkoutas.lab.showing.report`): same skeleto
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -229,10 +230,11 @@ def _marks(one: Standing, scale: Scale, y: float) -> list[Markup]:
 
 def profile(found: SuiteAnalysis, arms: Mapping[str, looks.Look]) -> Drawing | None:
     """The share of problems on which each optimizer is within a factor of the best."""
-    every = [factor for own in found.profile.values() for factor in own if math.isfinite(factor)]
-    if not every:
+    factors = itertools.chain.from_iterable(found.profile.values())
+    furthest = max(filter(math.isfinite, factors), default=None)
+    if furthest is None:
         return None
-    last = max(1.1, 1.05 * max(every))
+    last = max(1.1, 1.05 * furthest)
     panel = Panel.over([1.0, last], [0.0, 100.0], log_x=True, x_label="within this factor of the best, log scale")
     for arm, own in found.profile.items():
         steps = [(factor, (k + 1) / len(own)) for k, factor in enumerate(own) if math.isfinite(factor)]
