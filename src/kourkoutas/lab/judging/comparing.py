@@ -49,6 +49,7 @@ from kourkoutas.lab.judging.values import (
     Array,
     Outcomes,
     Seed,
+    Sides,
     all_seeds,
     all_values,
     first_few,
@@ -397,7 +398,7 @@ def _side_by_side(
     paired = {}
     for (a, b), seeds in common.items():
         if seeds:
-            lost = (question.lost.get(a, nothing_lost), question.lost.get(b, nothing_lost))
+            lost = Sides(question.lost.get(a, nothing_lost), question.lost.get(b, nothing_lost))
             unfinished = np.array([seed not in counted[a] or seed not in counted[b] for seed in seeds])
             x, y = (np.array([values[arm][seed] for seed in seeds]) for arm in (a, b))
             paired[a, b] = _paired(

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,14 @@ from kourkoutas.lab.specs.spec import LARGEST
 Seed = int | str
 Outcomes = Mapping[str, Mapping[Seed, float]]
 Array = NDArray[np.float64]
+Of = TypeVar("Of")
+
+
+class Sides(NamedTuple, Generic[Of]):
+    """The same of both optimizers of a contrast."""
+
+    treatment: Of
+    baseline: Of
 
 
 def in_order(seeds: Iterable[Seed]) -> list[Seed]:
