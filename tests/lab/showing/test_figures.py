@@ -175,10 +175,10 @@ def test_ratios_whose_interval_ends_beyond_a_factor_of_2_stand_on_an_axis_of_rat
     ends = {"kbeta": dict(enumerate(times)), "adam95": dict.fromkeys(range(6), 1.0)}
     found = judged(tmp_path, ends, log=True)
     (row,) = effects.rows_of(found)
-    assert row.ends is not None
+    assert row.estimate is not None
     # log10 of how many times lower: the geometric mean of the ratios, between factors on both sides
-    assert row.ends[1] == pytest.approx(-np.mean(np.log10(times)), abs=1e-6)
-    assert row.ends[0] < -math.log10(2) < math.log10(2) < row.ends[2]
+    assert row.estimate.value == pytest.approx(-np.mean(np.log10(times)), abs=1e-6)
+    assert row.estimate.low < -math.log10(2) < math.log10(2) < row.estimate.high
     assert re.search(r"% (lower|higher) \[[\d.]+× lower, [\d.]+× higher\]", row.words)
 
 
@@ -199,8 +199,8 @@ def test_an_interval_far_beyond_the_estimates_is_cut_with_an_arrow(tmp_path: Pat
 def test_what_has_no_verdict_is_drawn_without_an_interval(tmp_path: Path) -> None:
     found = judged(tmp_path, {"new": {0: 1.0, 1: 1.2, 2: 1.1}, "old": {0: 2.0, 1: 2.5, 2: 2.3}})
     (row,) = effects.rows_of(found)
-    assert row.ends is not None
-    assert row.ends[0] == row.ends[1] == row.ends[2]
+    assert row.estimate is not None
+    assert row.estimate.low == row.estimate.value == row.estimate.high
     assert row.words == "2.1× lower, no verdict"
 
 

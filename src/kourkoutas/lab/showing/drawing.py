@@ -274,6 +274,18 @@ def series(look: Look, *parts: Markup, hint: str = "") -> Markup:
     return element("g", *title, *parts, class_=f"arm c{look.colour}")
 
 
+def interval(scale: Scale, low: float, high: float, y: float) -> list[Markup]:
+    """A confidence interval as a line with a bar at each end; where an end is beyond the scale, with an arrow."""
+    left, right = scale.at(low), scale.at(high)
+    marks = [element("line", x1=left, x2=right, y1=y, y2=y, class_="interval")]
+    for end, beyond, tip in ((left, low < scale.low, -6), (right, high > scale.high, 6)):
+        if beyond:
+            marks.append(element("path", d=f"M{end + tip:.1f} {y:.1f}l{-tip} -5v10z", class_="arrow"))
+        else:
+            marks.append(element("line", x1=end, x2=end, y1=y - 4, y2=y + 4, class_="interval"))
+    return marks
+
+
 def cross(x: float, y: float) -> Markup:
     """The mark of a run that diverged."""
     return element("path", d=f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8", class_="cross")

@@ -27,6 +27,7 @@ from kourkoutas.lab.showing.drawing import (
     Panel,
     Scale,
     element,
+    interval,
     label,
     picture,
     tick_text,
@@ -212,13 +213,7 @@ def _marks(one: Standing, scale: Scale, y: float) -> list[Markup]:
     marks: list[Markup] = [element("title", told)]
     if one.ratio is not None and one.verdict not in ("untested", "unfinished"):
         low, high = (one.ratio, one.ratio) if one.interval is None else (one.interval.low, one.interval.high)
-        left, right = max(scale.at(max(low, scale.low)), scale.start), min(scale.at(min(high, scale.high)), scale.stop)
-        marks.append(element("line", x1=left, x2=right, y1=middle, y2=middle, class_="interval"))
-        for end, cut, tip in ((left, low < scale.low, -6), (right, high > scale.high, 6)):
-            if cut:
-                marks.append(element("path", d=f"M{end + tip:.1f} {middle:.1f}l{-tip} -5v10z", class_="arrow"))
-            else:
-                marks.append(element("line", x1=end, x2=end, y1=middle - 4, y2=middle + 4, class_="interval"))
+        marks += interval(scale, low, high, middle)
         marks.append(element("circle", cx=scale.at(one.ratio), cy=middle, r=6, class_="dot"))
     return [
         label(name_of(one.optimizer), 0, y + 12, room=WIDTH - TYPICAL * (len(words) + 1)),
