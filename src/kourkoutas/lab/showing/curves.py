@@ -61,6 +61,10 @@ class Summary:
     low: Array
     high: Array
 
+    @property
+    def band(self) -> tuple[Array, Array]:
+        return self.low, self.high
+
 
 Courses = Mapping[str, Mapping[Seed, Course]]
 
@@ -135,7 +139,9 @@ def panels(
 ) -> list[Drawing]:
     """Every panel, in order; none where nothing was recorded. `runs` counts those without a curve, too."""
     thin = {arm: {seed: thinned(c) for seed, c in by_seed.items()} for arm, by_seed in courses.items()}
-    every = [c for by_seed in thin.values() for c in by_seed.values() if len(c.losses)]
+    every: list[Course] = []
+    for by_seed in thin.values():
+        every += [c for c in by_seed.values() if len(c.losses)]
     if not every:
         return []
     steps, losses = np.concatenate([c.steps for c in every]), np.concatenate([c.losses for c in every])
@@ -185,7 +191,10 @@ def _medians(
     summaries: Mapping[str, Summary], looks: Mapping[str, Look], log: bool, top: float | None, title: str
 ) -> Drawing | None:
     """The medians and bands of all optimizers in one panel; None where there is nothing to see."""
-    losses = np.concatenate([np.zeros(0), *(y for s in summaries.values() for y in (s.low, s.median, s.high))])
+    lines = [np.zeros(0)]
+    for s in summaries.values():
+        lines += [s.low, s.median, s.high]
+    losses = np.concatenate(lines)
     if not np.isfinite(losses).any():
         return None
     losses = above_dips(losses, [s.median[-1] for s in summaries.values()]) if log else losses
@@ -193,7 +202,7 @@ def _medians(
         top = None
     panel = Panel.over(np.concatenate([s.steps for s in summaries.values()]), losses, log_y=log, top=top)
     for arm, s in summaries.items():
-        panel.line(looks[arm], s.steps, s.median, band=(s.low, s.high))
+        panel.line(looks[arm], s.steps, s.median, band=s.band)
         panel.tell(looks[arm], s.steps, s.median)
     return panel.drawing(title, f"{title} against step: median over the seeds and their middle half")
 
@@ -219,7 +228,7 @@ def gaps(courses: Courses, pairs: Sequence[tuple[str, str]], looks: Mapping[str,
     found = {(a, b): gap for a, b in pairs[:MOST_GAPS] if (gap := _gap(courses.get(a, {}), courses.get(b, {})))}
     if not found:
         return None
-    ends = np.concatenate([y for s in found.values() for y in (s.low, s.high)])
+    ends = np.concatenate([np.concatenate(s.band) for s in found.values()])
     lasts = [s.median[-1] for s in found.values()]
     ends = 1 / above_dips(1 / above_dips(ends, lasts), [1 / x for x in lasts])
     panel = Panel.over(np.concatenate([s.steps for s in found.values()]), [1.0, *ends], log_y=True)
@@ -230,7 +239,7 @@ def gaps(courses: Courses, pairs: Sequence[tuple[str, str]], looks: Mapping[str,
         # one treatment: the colours of its baselines; else those of the treatments
         look = looks[b if len(treatments) == 1 else a]
         hint = f"{looks[a].name} against {looks[b].name}: factor {s.median[-1]:.3g} at the end"
-        panel.line(look, s.steps, s.median, hint=hint, band=(s.low, s.high))
+        panel.line(look, s.steps, s.median, hint=hint, band=s.band)
     who = f"{looks[treatments[0]].name}'s loss, by seed, as a multiple of the others'"
     if len(treatments) > 1:
         who = "Each loss, by seed, as a multiple of its baseline's"
