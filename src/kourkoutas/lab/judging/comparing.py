@@ -409,7 +409,8 @@ def _side_by_side(
         if seeds:
             lost = Sides(question.lost.get(a, nothing_lost), question.lost.get(b, nothing_lost))
             unfinished = np.array([seed not in counted[a] or seed not in counted[b] for seed in seeds])
-            x, y = (np.array([values[arm][seed] for seed in seeds]) for arm in (a, b))
+            x = np.array([values[a][seed] for seed in seeds])
+            y = np.array([values[b][seed] for seed in seeds])
             paired[a, b] = _paired(
                 x, y, unfinished, seeds=tuple(seeds), resamples=resamples, lost=lost, **question.scale
             )
@@ -535,11 +536,13 @@ def _decided(contrast: Contrast, paired: Paired, ruling: Ruling, confidence: flo
 
 def unpaired(values: Outcomes, treatment: str, baseline: str) -> list[str]:
     """Which seeds of one arm have no partner in the other."""
-    return [
-        f"{name_of(name)} has no partner in {name_of(other)} for {of_seeds(lone)}: not part of this contrast"
-        for name, other in ((treatment, baseline), (baseline, treatment))
-        if (lone := in_order(seed for seed in values[name] if seed not in values[other]))
-    ]
+    notes = []
+    for name, other in ((treatment, baseline), (baseline, treatment)):
+        lone = in_order(values[name].keys() - values[other].keys())
+        if lone:
+            what = f"{name_of(name)} has no partner in {name_of(other)} for {of_seeds(lone)}"
+            notes.append(f"{what}: not part of this contrast")
+    return notes
 
 
 def _limits(paired: Paired, ruling: Ruling) -> list[str]:

@@ -113,25 +113,38 @@ def thinned(course: Course) -> Course:
 
 def summarise(courses: Sequence[Course]) -> Summary | None:
     """Over the finished runs, or, before one has finished, over those that are going, as far as all have come."""
-    done = [c for c in courses if not c.going and (len(c.steps) or c.diverged)] or [c for c in courses if len(c.steps)]
-    lengths = [c.steps[-1] for c in done if len(c.steps) and not c.diverged]
-    if not lengths and not any(len(c.steps) for c in done):
+    ended = [c for c in courses if not c.going and (len(c.steps) or c.diverged)]
+    told_by = ended or [c for c in courses if len(c.steps)]
+    with_points = [c for c in told_by if len(c.steps)]
+    if not with_points:
         return None
-    end = min(lengths) if lengths else max(c.steps[-1] for c in done if len(c.steps))
-    grid = np.unique(np.concatenate([c.steps[c.steps <= end] for c in done if len(c.steps)]))
-    grid = grid[grid >= max((c.steps[0] for c in done if len(c.steps)), default=0)]
+    grid = _common_steps(with_points)
     if not len(grid):
         return None
-    grid = grid[:: math.ceil(len(grid) / MOST_POINTS)] if len(grid) > 2 * MOST_POINTS else grid
-    rows = []
-    for c in done:
-        if len(c.steps):
-            row = np.interp(grid, c.steps, c.losses)
-            rows.append(np.where(grid > c.steps[-1], math.inf, row) if c.diverged else row)
-        else:
-            rows.append(np.full(len(grid), math.inf))
-    low, median, high = (np.apply_along_axis(quantile, 0, np.array(rows), q) for q in (0.25, 0.5, 0.75))
-    return Summary(grid, *(np.where(np.isfinite(found), found, math.nan) for found in (median, low, high)))
+    rows = np.array([_on(grid, c) for c in told_by])
+    low, median, high = (np.apply_along_axis(quantile, 0, rows, q) for q in (0.25, 0.5, 0.75))
+    return Summary(grid, _or_gap(median), _or_gap(low), _or_gap(high))
+
+
+def _common_steps(courses: Sequence[Course]) -> Array:
+    """The steps from where all have begun to where the first that did not diverge ends, thinned."""
+    ends = [c.steps[-1] for c in courses if not c.diverged]
+    end = min(ends) if ends else max(c.steps[-1] for c in courses)
+    grid: Array = np.unique(np.concatenate([c.steps[c.steps <= end] for c in courses]))
+    grid = grid[grid >= max(c.steps[0] for c in courses)]
+    return grid[:: math.ceil(len(grid) / MOST_POINTS)] if len(grid) > 2 * MOST_POINTS else grid
+
+
+def _on(grid: Array, course: Course) -> Array:
+    """The losses of a run at these steps, infinite from where it diverged."""
+    if not len(course.steps):
+        return np.full(len(grid), math.inf)
+    losses = np.interp(grid, course.steps, course.losses)
+    return np.where(grid > course.steps[-1], math.inf, losses) if course.diverged else losses
+
+
+def _or_gap(values: Array) -> Array:
+    return np.where(np.isfinite(values), values, math.nan)
 
 
 def panels(

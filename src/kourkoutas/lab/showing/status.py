@@ -102,7 +102,7 @@ def status_of(snapshot: Snapshot) -> Status:
     under_way = {run.id for run in going}
     missing_tuning = _missing_tuning_runs(record, snapshot.tuning_runs)
     to_come = missing_tuning + _missing_runs(record, snapshot.runs)
-    arms = {arm: Counter(dict.fromkeys(STATES, 0)) for arm in (one.label for one in record.arms)}
+    arms = {arm.label: Counter(dict.fromkeys(STATES, 0)) for arm in record.arms}
     for run in every:
         state = ENDED[run.result.status] if run.result else "running" if run.id in under_way else "waiting"
         arms.setdefault(run.spec.optimizer, Counter(dict.fromkeys(STATES, 0)))[state] += 1
