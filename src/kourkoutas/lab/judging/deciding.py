@@ -110,7 +110,7 @@ class Chances(abc.ABC):
 
     @abc.abstractmethod
     def above(self, x: float) -> float:
-        """P(the treatment has an advantage of x or more), which falls; NaN where its own loss is not known."""
+        """P(the treatment has an advantage of x or more), which falls with x; NaN where its own loss is not known."""
 
     def two_sided(self, side: float) -> float:
         """p of no difference, `side` being positive where the treatment is ahead. What is not known may be anything."""
@@ -118,14 +118,14 @@ class Chances(abc.ABC):
         return 1.0 if math.isnan(chance) else min(1.0, chance)
 
     def ends(self, level: float, low: float, high: float) -> tuple[float, float]:
-        """Of the interval at a level; `low` and `high` are what lies beyond both."""
+        """The ends of the interval at a level, looked for between `low` and `high`."""
         alpha = (1 - level) / 2
         return crossing(self.below, alpha, low, high), crossing(lambda x: -self.above(x), -alpha, low, high)
 
 
 @dataclass(frozen=True)
 class _Luck(Chances):
-    """A decision with the luck of the tuning.
+    """A decision with the luck of the tuning, if there was one.
 
     Attributes:
       decision: without it.
@@ -232,7 +232,7 @@ def _rank_tail(d: Array) -> Callable[[Array, int], Array]:
 
 
 def _span(d: Array, lost: float, slack: float) -> tuple[float, float]:
-    """What lies beyond both ends of any interval."""
+    """Two values between which any interval ends."""
     finite = d[np.isfinite(d)]
     if not len(finite):
         return 0.0, 0.0
