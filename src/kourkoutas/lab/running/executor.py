@@ -218,11 +218,7 @@ def make_runs(
 
     A lost run is made again up to `retries` times.
     """
-    if retry_failed:
-        for spec in specs:
-            if _failed(study.run(spec).result):
-                study.reopen(spec)
-    results = [study.run(spec).result for spec in specs]
+    results = _results(study, specs, retry_failed)
     pending = [spec for spec, result in zip(specs, results, strict=True) if result is None]
     kept, failed = len(specs) - len(pending), sum(map(_failed, results))
     study.plan(specs)
@@ -248,6 +244,18 @@ def make_runs(
     except BaseException:
         executor.cancel()  # before this process lets go of the folder, where another one may go on
         raise
+
+
+def _results(study: store.Writer, specs: Sequence[RunSpec], retry_failed: bool) -> list[RunResult | None]:
+    """What the folder holds of these runs, where failed ones that are to be made again are unfinished from now on."""
+    found = []
+    for spec in specs:
+        result = study.run(spec).result
+        if retry_failed and _failed(result):
+            study.reopen(spec)
+            result = None
+        found.append(result)
+    return found
 
 
 def _failed(result: RunResult | None) -> bool:
