@@ -21,6 +21,7 @@ from rich.console import Console
 
 from kourkoutas.lab import suites
 from kourkoutas.lab.judging.analysis import analyse
+from kourkoutas.lab.judging.values import Sides
 from kourkoutas.lab.judging.verdicts import Ruling
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.specs.spec import RunResult
@@ -352,7 +353,7 @@ def test_the_interval_covers_the_true_ratio_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(3)
     covered = 0
     for _ in range(300):
-        made = [across.Ratios(rng.normal(0.1, 0.2, 10), np.zeros(8), np.zeros(8)) for _ in range(4)]
+        made = [across.Ratios(rng.normal(0.1, 0.2, 10), Sides(np.zeros(8), np.zeros(8))) for _ in range(4)]
         interval = across.over_problems(made).interval(0.95)
         assert interval is not None
         covered += interval.holds(10**-0.1)

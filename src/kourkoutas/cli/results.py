@@ -40,35 +40,48 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Paired statistics of a results folder, or of anybody's table of results."""
-    from kourkoutas.lab.judging import comparing, table_file
-    from kourkoutas.lab.judging.values import to_json
     from kourkoutas.lab.planning.plan import parse_margin
-    from kourkoutas.lab.showing import console
 
     within = None if margin is None else parse_margin(margin)
     if (source / "study.json").exists():
-        given = {"--log": log, "--higher-is-better": higher_is_better, "--threshold": threshold is not None}
-        for name, asked in given.items():
-            if asked:
+        for_tables = {"--log": log, "--higher-is-better": higher_is_better, "--threshold": threshold is not None}
+        for name, given in for_tables.items():
+            if given:
                 raise ValueError(f"{name} is for a table; of a folder write --endpoint METRIC:max:log, for example")
-        judged = analyse_folder(source, endpoint, baseline=baseline, margin=within)
-        if as_json:
-            print_json(to_json(judged))
-        else:
-            out.print(console.statistics(judged))
+        stats_of_folder(source, endpoint, as_json=as_json, baseline=baseline, margin=within)
         return
     if endpoint:
         raise ValueError(f"--endpoint {endpoint[0]} is for a results folder; {source} is none")
     if threshold is not None and not math.isfinite(threshold):
         raise ValueError(f"--threshold must be a finite number, for example 0.5; got {threshold}")
-    found = comparing.compare(
-        table_file.read_table(source),
+    stats_of_table(
+        source,
+        as_json=as_json,
         baseline=baseline or "adam95",
         log=log,
         higher_is_better=higher_is_better,
         threshold=threshold,
         margin=within,
     )
+
+
+def stats_of_folder(folder: Path, endpoints: Sequence[str] | None, *, as_json: bool, **how: Any) -> None:
+    from kourkoutas.lab.judging.values import to_json
+    from kourkoutas.lab.showing import console
+
+    judged = analyse_folder(folder, endpoints, **how)
+    if as_json:
+        print_json(to_json(judged))
+    else:
+        out.print(console.statistics(judged))
+
+
+def stats_of_table(table: Path, *, as_json: bool, **how: Any) -> None:
+    from kourkoutas.lab.judging import comparing, table_file
+    from kourkoutas.lab.judging.values import to_json
+    from kourkoutas.lab.showing import console
+
+    found = comparing.compare(table_file.read_table(table), **how)
     if as_json:
         print_json(to_json(found))
     else:

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from kourkoutas.cli.arguments import AsJson, of_output, of_runs, option_of
 from kourkoutas.cli.command import FAILED, app, err, out, print_json, say
 from kourkoutas.cli.running import called_as, resumable
 from kourkoutas.lab.specs.study_options import PLACE, WORDS
+
+if TYPE_CHECKING:
+    from kourkoutas.lab.suites import SuiteResult
 
 EXAMPLE = (
     "Example: kbeta suite my_suite.toml --out results/mine\n\n"
@@ -71,18 +74,12 @@ def suite(
     from kourkoutas.lab.planning.plan import parse_margin
 
     within = None if margin is None else parse_margin(margin)
-    folders = [Path(one) for one in what if Path(one).is_dir()]
-    if folders and len(folders) < len(what):
-        other = next(one for one in what if not Path(one).is_dir())
-        raise ValueError(f"{other!r} is no folder, and {folders[0]} is one: name a suite to make, or folders to answer")
-    if not folders:
+    folders = folders_to_answer(what)
+    if folders:
+        found = answered(folders, out_, baseline=baseline, margin=within)
+    else:
         folder = make(what, out_, place, pages=not no_report)
         found = suites.load_suite(folder, baseline=baseline, margin=within)
-    elif len(folders) == 1 and (folders[0] / "suite.json").exists():
-        found = suites.load_suite(folders[0], baseline=baseline, margin=within)
-    else:
-        found = suites.load_suite(folders, baseline=baseline, margin=within)
-        found.path = out_ or Path()
     if as_json:
         print_json(found.to_json())
     elif markdown:
@@ -93,11 +90,37 @@ def suite(
         out.print(Answer(found.analysis, None if no_report else found.path / "suite.html"))
     if not no_report:
         found.report()
+    if not folders:
+        exit_if_failed(found, retried=place["retry_failed"])
+
+
+def folders_to_answer(what: list[str]) -> list[Path]:
+    """The folders that were named; none where a suite is to be made."""
+    folders = [Path(one) for one in what if Path(one).is_dir()]
+    if folders and len(folders) < len(what):
+        other = next(one for one in what if not Path(one).is_dir())
+        raise ValueError(f"{other!r} is no folder, and {folders[0]} is one: name a suite to make, or folders to answer")
+    return folders
+
+
+def answered(folders: list[Path], out_: Path | None, **how: Any) -> SuiteResult:
+    """The suite in a folder, or several studies as one."""
+    from kourkoutas.lab import suites
+
+    if len(folders) == 1 and (folders[0] / "suite.json").exists():
+        return suites.load_suite(folders[0], **how)
+    found = suites.load_suite(folders, **how)
+    found.path = out_ or Path()
+    return found
+
+
+def exit_if_failed(found: SuiteResult, *, retried: bool) -> None:
+    """Where runs failed, say how to try them again, and end with an error."""
     failed = 0
     for problem in found.analysis.problems:
         failed += sum(row.failed for row in problem.rows)
-    if failed and not folders:
-        again = called_as() if place["retry_failed"] else f"{called_as()} --retry-failed"
+    if failed:
+        again = called_as() if retried else f"{called_as()} --retry-failed"
         say(f"{failed} run{'' if failed == 1 else 's'} failed; to try again: {again}")
         raise typer.Exit(FAILED)
 

@@ -313,7 +313,10 @@ class Result:
         the steps until it is reached, METRIC:seconds_until=VALUE the seconds.
         """
         found = (self._analysed(endpoints=endpoints) if endpoints else self.analysis).endpoints
-        return _table([_contrast_row(endpoint, c) for endpoint in found for c in endpoint.contrasts])
+        rows = []
+        for endpoint in found:
+            rows += [_contrast_row(endpoint, c) for c in endpoint.contrasts]
+        return _table(rows)
 
     def sensitivity(self) -> pd.DataFrame:
         """One row per optimizer: how much it depends on the tuned option; empty unless one option was tuned."""

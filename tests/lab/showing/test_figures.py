@@ -175,10 +175,10 @@ def test_ratios_whose_interval_ends_beyond_a_factor_of_2_stand_on_an_axis_of_rat
     ends = {"kbeta": dict(enumerate(times)), "adam95": dict.fromkeys(range(6), 1.0)}
     found = judged(tmp_path, ends, log=True)
     (row,) = effects.rows_of(found)
-    assert row.ends is not None
+    assert row.estimate is not None
     # log10 of how many times lower: the geometric mean of the ratios, between factors on both sides
-    assert row.ends[1] == pytest.approx(-np.mean(np.log10(times)), abs=1e-6)
-    assert row.ends[0] < -math.log10(2) < math.log10(2) < row.ends[2]
+    assert row.estimate.value == pytest.approx(-np.mean(np.log10(times)), abs=1e-6)
+    assert row.estimate.low < -math.log10(2) < math.log10(2) < row.estimate.high
     assert re.search(r"% (lower|higher) \[[\d.]+× lower, [\d.]+× higher\]", row.words)
 
 
@@ -199,8 +199,8 @@ def test_an_interval_far_beyond_the_estimates_is_cut_with_an_arrow(tmp_path: Pat
 def test_what_has_no_verdict_is_drawn_without_an_interval(tmp_path: Path) -> None:
     found = judged(tmp_path, {"new": {0: 1.0, 1: 1.2, 2: 1.1}, "old": {0: 2.0, 1: 2.5, 2: 2.3}})
     (row,) = effects.rows_of(found)
-    assert row.ends is not None
-    assert row.ends[0] == row.ends[1] == row.ends[2]
+    assert row.estimate is not None
+    assert row.estimate.low == row.estimate.value == row.estimate.high
     assert row.words == "2.1× lower, no verdict"
 
 
@@ -216,28 +216,28 @@ def traces(runs: int = 2) -> list[maps.TraceData]:
 
 
 def test_a_spike_of_one_step_is_seen_in_the_cell_of_its_bucket_and_stretch() -> None:
-    names, edges, grid = maps.cells(traces(), "sun")
-    assert names == ["a", "b", "c"]
-    row, column = np.unravel_index(np.nanargmax(grid), grid.shape)
-    assert names[row] == "b"
-    assert edges[column] < 501 <= edges[column + 1]
-    assert grid[row, column] == pytest.approx(0.95)
-    _, _, lowest = maps.cells(traces(), "beta2")
+    grid = maps.grid_of(traces(), maps.SUN)
+    assert grid.names == ["a", "b", "c"]
+    row, column = np.unravel_index(np.nanargmax(grid.cells), grid.cells.shape)
+    assert grid.names[row] == "b"
+    assert grid.edges[column] < 501 <= grid.edges[column + 1]
+    assert grid.cells[row, column] == pytest.approx(0.95)
+    lowest = maps.grid_of(traces(), maps.BETA2).cells
     assert np.unravel_index(np.nanargmin(lowest), lowest.shape) == (row, column)
 
 
 def test_a_bucket_without_a_gradient_has_no_value() -> None:
     one = maps.TraceData([1, 2], [[NAN, 0.5], [NAN, 0.5]], [[NAN, 0.9], [NAN, 0.9]], ["a", "b"])
-    _, _, grid = maps.cells([one], "sun")
-    assert np.isnan(grid[0]).all()
-    assert (grid[1] == 0.5).all()
+    cells = maps.grid_of([one], maps.SUN).cells
+    assert np.isnan(cells[0]).all()
+    assert (cells[1] == 0.5).all()
 
 
 def test_of_very_many_buckets_those_that_spike_most_are_shown() -> None:
     sun = np.full((50, 100), 0.5)
     sun[20, 77] = 0.9
     names = [f"bucket{k}" for k in range(100)]
-    drawn = maps.buckets([maps.TraceData(np.arange(50), sun, 1 - sun, names)], "sun", "sun", "kbeta")
+    drawn = maps.buckets([maps.TraceData(np.arange(50), sun, 1 - sun, names)], maps.SUN, "kbeta")
     assert drawn is not None
     assert ">bucket77<" in drawn.svg
     assert drawn.svg.count("bucket") >= maps.MOST_BUCKETS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kourkoutas.lab.judging.values import seed_ranges
 from kourkoutas.lab.optimizers.looks import name_of
+from kourkoutas.lab.results.export import names_in
 from kourkoutas.lab.results.store import Call, StudyRecord
 
 
@@ -18,8 +19,11 @@ def told(record: StudyRecord, *, baseline: str | None = None, margin: float | No
         lines.append(f"The baseline {name_of(baseline)} was chosen after the runs.")
     if margin is not None and margin != record.margin:
         lines.append(f"The margin of {margin:g} % was chosen after the runs.")
-    arms = [arm for call in record.calls for arm in call.late_arms]
-    seeds = [seed for call in record.calls for seed in call.late_seeds]
+    arms: list[str] = []
+    seeds: list[int] = []
+    for call in record.calls:
+        arms += call.late_arms
+        seeds += call.late_seeds
     if arms:
         lines.append(f"Added when results were there: {', '.join(map(name_of, arms))}.")
     if seeds:
@@ -30,8 +34,8 @@ def told(record: StudyRecord, *, baseline: str | None = None, margin: float | No
 def _versions(calls: list[Call]) -> list[str]:
     """The packages that had another version for some of the runs."""
     mixed = []
-    for name in dict.fromkeys(name for call in calls for name in call.versions):
-        found = list(dict.fromkeys(call.versions.get(name, "none") for call in calls))
+    for package in names_in(call.versions for call in calls):
+        found = list(dict.fromkeys(call.versions.get(package, "none") for call in calls))
         if len(found) > 1:
-            mixed.append(f"{name} {', then '.join(found)}")
+            mixed.append(f"{package} {', then '.join(found)}")
     return [f"The versions changed between the runs: {'; '.join(mixed)}."] if mixed else []

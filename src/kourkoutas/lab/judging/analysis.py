@@ -131,27 +131,20 @@ def analyse(
       resamples: of each bootstrap.
     """
     record = snapshot.record
-    labels, seeds = [arm.label for arm in record.arms], set(record.seeds)
-    own = [run for run in snapshot.runs if run.spec.optimizer in labels and run.spec.seed in seeds]
-    every = _pairs(record, baseline)
-    pairs, suspected = comparable.comparable_pairs(snapshot, own, every)
-    gone = comparable.missing_seeds(record, own)
-    to_come = sum(run.result is None for run in own) + sum(map(len, gone.values()))
-    waiting = [arm for arm in labels if record.tuning is not None and arm not in record.chosen]
-    finished = not to_come and not waiting
-    if not finished:
-        pairs = []
+    runs = _runs_of(snapshot)
+    to_do = _to_do(record, runs)
+    planned = _pairs(record, baseline)
+    pairs, suspected = comparable.comparable_pairs(snapshot, runs, planned)
     margin_used = record.margin if margin is None else margin
-    failed = _failed(own)
     measures = judged_by.measures(record, endpoints)
     tried = {measure.name: trials.of_study(snapshot, measure.score) for measure in measures}
     by_primary = tried[measures[0].name]
     in_pairs = judge(
-        [_question(record, own, measure, tried[measure.name]) for measure in measures],
-        pairs,
-        planned=len(every),
+        [_question(record, runs, measure, tried[measure.name]) for measure in measures],
+        pairs if to_do.finished else [],
+        planned=len(planned),
         margin=margin_used,
-        failed=failed,
+        failed=_failed(runs),
         count_failed=record.count_failed,
         resamples=resamples,
     )
@@ -159,29 +152,61 @@ def analyse(
     attribution = {one.name: attribute(one) for one in judged}
     late = afterwards.told(record, baseline=baseline, margin=margin)
     how_tuned = fairness(snapshot, by_primary)
-    declared = sum(measure.declared for measure in measures)
+    family = Family(len(planned), sum(measure.declared for measure in measures))
     return Analysis(
         testbed=record.testbed,
         confidence=CONFIDENCE,
         seeds=tuple(record.seeds),
-        finished=finished,
-        rule=words.rule(Family(len(every), declared), tuned=bool(by_primary), margin=margin_used),
+        finished=to_do.finished,
+        rule=words.rule(family, tuned=bool(by_primary), margin=margin_used),
         fairness=(*how_tuned, *suspected),
-        headline=" ".join([_headline(snapshot, own, judged, to_come, waiting), *late]),
+        headline=" ".join([_headline(snapshot, runs, judged, to_do), *late]),
         afterwards=late,
         answers=tuple(words.answer(c, margin_used) for c in judged[0].contrasts),
         causes=tuple(summary(attribution[judged[0].name])),
         attribution=attribution,
-        arms=tuple(_arms(record, own, gone, judged[0])),
+        arms=tuple(_arms(record, runs, to_do.missing, judged[0])),
         endpoints=judged,
         sensitivity=sensitivity(record, by_primary, measures[0].endpoint),
-        failures=tuple(f"{one.words}. To repeat: {repeat(record)}" for one in failures(own)[:MOST_FAILURES]),
-        notes=(*snapshot.damage, *_missing(gone)),
+        failures=tuple(f"{one.words}. To repeat: {repeat(record)}" for one in failures(runs)[:MOST_FAILURES]),
+        notes=(*snapshot.damage, *_missing(to_do.missing)),
         next_step=next_step(snapshot, judged[0]),
         for_a_paper=for_a_paper(snapshot, judged[0], how_tuned),
         judged=tuple(in_pairs),
         snapshot=snapshot,
     )
+
+
+def _runs_of(snapshot: Snapshot) -> list[StoredRun]:
+    """The runs of the arms and seeds that are the study's."""
+    labels, seeds = [arm.label for arm in snapshot.record.arms], set(snapshot.record.seeds)
+    return [run for run in snapshot.runs if run.spec.optimizer in labels and run.spec.seed in seeds]
+
+
+@dataclass(frozen=True)
+class _ToDo:
+    """What the study still has to do.
+
+    Attributes:
+      missing: {arm: seeds whose runs are not in the folder}.
+      runs: how many have not ended, missing ones among them.
+      untuned: arms for which the tuning has chosen nothing yet.
+    """
+
+    missing: Mapping[str, Sequence[int]]
+    runs: int
+    untuned: Sequence[str]
+
+    @property
+    def finished(self) -> bool:
+        return not self.runs and not self.untuned
+
+
+def _to_do(record: StudyRecord, runs: Sequence[StoredRun]) -> _ToDo:
+    missing = comparable.missing_seeds(record, runs)
+    unfinished = sum(run.result is None for run in runs)
+    untuned = [arm.label for arm in record.arms if record.tuning is not None and arm.label not in record.chosen]
+    return _ToDo(missing, unfinished + sum(map(len, missing.values())), untuned)
 
 
 def _pairs(record: StudyRecord, baseline: str | None) -> list[tuple[str, str]]:
@@ -199,8 +224,7 @@ def _question(
 ) -> Question:
     """One endpoint with the values of all runs, and with what each tuning may have lost on the same scale."""
     values = judged_by.values(runs, measure)
-    every = [one for own in tried.values() for one in own]
-    log = trials.as_ratios(every, measure.endpoint.log) and not without_logarithm(values)
+    log = trials.as_ratios(trials.of_all_arms(tried), measure.endpoint.log) and not without_logarithm(values)
     notes = judged_by.notes_on(measure, values, runs)
     if measure.endpoint.log and not log:
         notes.append("values at or below 0 have no logarithm: compared as differences instead of ratios")
@@ -229,22 +253,16 @@ def _failed(runs: Sequence[StoredRun]) -> dict[str, set[Seed]]:
     return failed
 
 
-def _headline(
-    snapshot: Snapshot,
-    runs: Sequence[StoredRun],
-    judged: Sequence[Comparison],
-    to_come: int,
-    waiting: Sequence[str],
-) -> str:
+def _headline(snapshot: Snapshot, runs: Sequence[StoredRun], judged: Sequence[Comparison], to_do: _ToDo) -> str:
     """The answer, or why there is none yet."""
-    total = len(runs) + to_come - sum(run.result is None for run in runs)
-    if waiting:
+    total = len(runs) + sum(map(len, to_do.missing.values()))
+    if to_do.untuned:
         ended = sum(run.result is not None for run in snapshot.tuning_runs)
         return f"The optimizers are being tuned, {ended} runs so far; the comparison follows."
-    if total and not to_come and all(run.result is not None and run.result.status == "failed" for run in runs):
+    if total and not to_do.runs and all(run.result is not None and run.result.status == "failed" for run in runs):
         return f"All {total} runs failed: there is nothing to compare."
-    if to_come:
-        return f"{total - to_come} of {total} runs have ended. The verdict comes when all have."
+    if to_do.runs:
+        return f"{total - to_do.runs} of {total} runs have ended. The verdict comes when all have."
     answer = words.headline(judged)
     judgements = {c.verdict for c in judged[0].contrasts} - {"untested", "unfinished"}
     return with_conditions(answer, snapshot) if judgements else answer

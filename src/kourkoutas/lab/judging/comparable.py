@@ -41,8 +41,9 @@ def comparable_pairs(
     for run in runs:
         if run.result is not None and run.result.status == "ok":
             finished.setdefault(run.spec.optimizer, {})[run.spec.seed] = run.result
-    results = [result for own in finished.values() for result in own.values()]
-    used = [set(result.settings["used"]) for result in results if "used" in result.settings]
+    used: list[set[str]] = []  # by each run, of what a trial offers
+    for own in finished.values():
+        used += [set(result.settings["used"]) for result in own.values() if "used" in result.settings]
     if code is None or not used:
         return list(pairs), []
     told = []

@@ -49,6 +49,9 @@ from kourkoutas.lab.judging.values import (
     Array,
     Outcomes,
     Seed,
+    Sides,
+    all_seeds,
+    all_values,
     first_few,
     in_order,
     is_number,
@@ -85,7 +88,7 @@ class Contrast:
       why: why there is no verdict; empty where there is one.
       small: the difference is clear, and smaller than the margin.
       carried_by: (seed, the verdict without it) of every seed without which the verdict would be another.
-      diverged, failed: how many runs of (treatment, baseline) were lost in which way.
+      diverged, failed: how many runs of each side were lost in which way.
       test: what decides: "paired t", or "Wilcoxon" where a run was lost.
       tuned: whether p and intervals count the luck of a tuning.
       p, p_holm: the p that decides, and the same adjusted for the `family` of that many statements.
@@ -108,8 +111,8 @@ class Contrast:
     wins: int
     ties: int
     losses: int
-    diverged: tuple[int, int]
-    failed: tuple[int, int]
+    diverged: Sides[int]
+    failed: Sides[int]
     family: int
     statistics: Mapping[str, Finding]
     notes: tuple[str, ...]
@@ -204,6 +207,11 @@ class Comparison:
         return NEVER if self.is_time else DIVERGED
 
     @property
+    def treatments(self) -> list[str]:
+        """Of the contrasts, each once."""
+        return list(dict.fromkeys(c.treatment for c in self.contrasts))
+
+    @property
     def standing(self) -> str:
         """Primary, secondary, or secondary and chosen with the results in view."""
         if self.primary:
@@ -213,10 +221,7 @@ class Comparison:
     @property
     def every(self) -> list[float]:
         """The values of all runs, NaN for a lost one."""
-        values: list[float] = []
-        for by_seed in self.values.values():
-            values += by_seed.values()
-        return values
+        return all_values(self.values)
 
 
 @dataclass(frozen=True)
@@ -269,6 +274,10 @@ class Judged:
     failed: Failed
     notes: tuple[str, ...]
     rulings: Mapping[tuple[str, str], Ruling] = dataclasses.field(default_factory=dict)
+
+    def count_failed(self, arm: str, seeds: Sequence[Seed]) -> int:
+        """How many of an arm's runs with these seeds failed."""
+        return sum(seed in self.failed.get(arm, ()) for seed in seeds)
 
 
 def compare_endpoints(
@@ -398,9 +407,10 @@ def _side_by_side(
     paired = {}
     for (a, b), seeds in common.items():
         if seeds:
-            lost = (question.lost.get(a, nothing_lost), question.lost.get(b, nothing_lost))
+            lost = Sides(question.lost.get(a, nothing_lost), question.lost.get(b, nothing_lost))
             unfinished = np.array([seed not in counted[a] or seed not in counted[b] for seed in seeds])
-            x, y = (np.array([values[arm][seed] for seed in seeds]) for arm in (a, b))
+            x = np.array([values[a][seed] for seed in seeds])
+            y = np.array([values[b][seed] for seed in seeds])
             paired[a, b] = _paired(
                 x, y, unfinished, seeds=tuple(seeds), resamples=resamples, lost=lost, **question.scale
             )
@@ -448,7 +458,7 @@ def comparison(of: Judged, margin: float | None = None) -> Comparison:
         **question.scale,
         confidence=of.family.confidence,
         margin=margin,
-        seeds=tuple(in_order({seed for own in of.values.values() for seed in own})),
+        seeds=tuple(all_seeds(of.values)),
         values=of.values,
         arms=arms,
         contrasts=contrasts,
@@ -464,34 +474,50 @@ def comparison(of: Judged, margin: float | None = None) -> Comparison:
 
 
 def _contrast(of: Judged, pair: tuple[str, str], statistics: Mapping[str, Finding]) -> Contrast:
-    paired, ruling, family, (treatment, baseline) = of.paired[pair], of.rulings[pair], of.family, pair
-    ends = (_ends(paired, paired.x, of, treatment), _ends(paired, paired.y, of, baseline))
-    diverged, failed = zip(*ends, strict=True)
+    """One contrast; while it is unfinished, without what would decide."""
+    paired, ruling, (treatment, baseline) = of.paired[pair], of.rulings[pair], pair
     rows = zip(paired.seeds, paired.x.tolist(), paired.y.tolist(), paired.d.tolist(), strict=True)
-    always: dict[str, Any] = {
-        "treatment": treatment,
-        "baseline": baseline,
-        "verdict": ruling.verdict,
-        "pairs": tuple(Pair(*row) for row in rows),
-        "n": len(paired.seeds),
-        "wins": paired.wins,
-        "ties": paired.ties,
-        "losses": paired.losses,
-        "diverged": diverged,
-        "failed": failed,
-        "family": family.size,
-        "statistics": statistics,
-        "log": paired.log,
-        "higher_is_better": paired.higher_is_better,
-        "is_time": of.question.is_time,
-    }
-    alone = unpaired(of.values, treatment, baseline)
+    lost = Sides(_lost_seeds(paired, paired.x), _lost_seeds(paired, paired.y))
+    failed = Sides(of.count_failed(treatment, lost.treatment), of.count_failed(baseline, lost.baseline))
+    contrast = Contrast(
+        treatment=treatment,
+        baseline=baseline,
+        verdict=ruling.verdict,
+        pairs=tuple(Pair(*row) for row in rows),
+        n=len(paired.seeds),
+        wins=paired.wins,
+        ties=paired.ties,
+        losses=paired.losses,
+        diverged=Sides(len(lost.treatment) - failed.treatment, len(lost.baseline) - failed.baseline),
+        failed=failed,
+        family=of.family.size,
+        statistics=statistics,
+        notes=tuple(unpaired(of.values, treatment, baseline)),
+        log=paired.log,
+        higher_is_better=paired.higher_is_better,
+        is_time=of.question.is_time,
+    )
     if paired.unfinished:
-        parts = [f"{k} of {len(paired.seeds)} of {name_of(arm)}" for arm, k in zip(pair, failed, strict=True) if k]
-        return Contrast(**always, why=f"{' and '.join(parts)} failed", notes=tuple(alone))
-    decision, detectable = paired.decision, sizes.detectable(paired, family.confidence)
-    return Contrast(
-        **always,
+        return dataclasses.replace(contrast, why=_why_unfinished(contrast))
+    return _decided(contrast, paired, ruling, of.family.confidence)
+
+
+def _lost_seeds(paired: Paired, values: Array) -> list[Seed]:
+    """The seeds on which one side has no value."""
+    return [seed for seed, value in zip(paired.seeds, values, strict=True) if not math.isfinite(value)]
+
+
+def _why_unfinished(c: Contrast) -> str:
+    failed = ((c.treatment, c.failed.treatment), (c.baseline, c.failed.baseline))
+    parts = [f"{count} of {c.n} of {name_of(arm)}" for arm, count in failed if count]
+    return f"{' and '.join(parts)} failed"
+
+
+def _decided(contrast: Contrast, paired: Paired, ruling: Ruling, confidence: float) -> Contrast:
+    """The contrast with what decides, each interval at this confidence."""
+    decision, detectable = paired.decision, sizes.detectable(paired, confidence)
+    return dataclasses.replace(
+        contrast,
         why=ruling.why,
         small=ruling.small,
         carried_by=ruling.carried_by,
@@ -499,29 +525,24 @@ def _contrast(of: Judged, pair: tuple[str, str], statistics: Mapping[str, Findin
         tuned=decision.tuned,
         p=decision.p,
         p_holm=ruling.p_holm,
-        effect=sizes.effect(paired, family.confidence),
-        percent=sizes.percent(paired, family.confidence),
+        effect=sizes.effect(paired, confidence),
+        percent=sizes.percent(paired, confidence),
         detectable=detectable,
         detectable_percent=None if detectable is None else sizes.percent_of(detectable, paired),
-        notes=(*alone, *_limits(paired, ruling)),
+        notes=(*contrast.notes, *_limits(paired, ruling)),
         side=decision.side,
     )
 
 
-def _ends(paired: Paired, values: Array, of: Judged, arm: str) -> tuple[int, int]:
-    """(how many runs of an arm diverged, how many failed), of those in the contrast."""
-    lost = [seed for seed, value in zip(paired.seeds, values, strict=True) if not math.isfinite(value)]
-    failed = sum(seed in of.failed.get(arm, ()) for seed in lost)
-    return len(lost) - failed, failed
-
-
 def unpaired(values: Outcomes, treatment: str, baseline: str) -> list[str]:
     """Which seeds of one arm have no partner in the other."""
-    return [
-        f"{name_of(name)} has no partner in {name_of(other)} for {of_seeds(lone)}: not part of this contrast"
-        for name, other in ((treatment, baseline), (baseline, treatment))
-        if (lone := in_order(seed for seed in values[name] if seed not in values[other]))
-    ]
+    notes = []
+    for name, other in ((treatment, baseline), (baseline, treatment)):
+        lone = in_order(values[name].keys() - values[other].keys())
+        if lone:
+            what = f"{name_of(name)} has no partner in {name_of(other)} for {of_seeds(lone)}"
+            notes.append(f"{what}: not part of this contrast")
+    return notes
 
 
 def _limits(paired: Paired, ruling: Ruling) -> list[str]:

@@ -15,6 +15,7 @@ holds 0 exactly where p ≥ 1 - level. Without a tuning r = 0, and both are thos
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import math
@@ -27,7 +28,7 @@ from scipy import special
 
 from kourkoutas.lab.judging.hypothesis_tests import EXACT_UP_TO, PairedT, Wilcoxon, signed_rank_chances
 from kourkoutas.lab.judging.intervals import Interval, bisect, t_interval
-from kourkoutas.lab.judging.values import Array
+from kourkoutas.lab.judging.values import Array, Sides
 from kourkoutas.lab.tuning.luck import Lost, draws_of_s, nothing_lost
 
 T, RANKS = "paired t", "Wilcoxon"
@@ -68,16 +69,14 @@ def decide(
     whole: NDArray[np.bool_],
     t: PairedT,
     w: Wilcoxon,
-    lost_treatment: Lost | None = nothing_lost,
-    lost_baseline: Lost | None = nothing_lost,
+    lost: Sides[Lost | None],
 ) -> Decision:
     """The decision about differences d, of which the `whole` ones are of two runs that gave a value.
 
-    `lost_treatment` and `lost_baseline` give what each side may have lost by its tuning, None if that is not known.
+    `lost` gives what each side may have lost by its tuning, None if that is not known.
     """
-    finite = d[whole]
-    ranks = len(finite) < len(d)
-    tuned = not lost_treatment is lost_baseline is nothing_lost
+    ranks = not whole.all()
+    tuned = lost.treatment is not nothing_lost or lost.baseline is not nothing_lost
     if ranks:
         decision = Decision(RANKS, tuned, _pseudo_median(d), w.n, w.rank_biserial or 0.0, w.p)
     else:
@@ -87,38 +86,82 @@ def decide(
         return dataclasses.replace(decision, p=None, why=why)
     if not tuned and not ranks:
         return dataclasses.replace(decision, interval=lambda level: t_interval(d, level))
+    s = draws_of_s(d[whole])
+    luck = _Luck(
+        decision=decision,
+        d=d,
+        s=s,
+        tail=_rank_tail(d) if ranks else _mean_tail(d, s),
+        lost=Sides(
+            treatment=None if lost.treatment is None else lost.treatment(s),
+            baseline=None if lost.baseline is None else lost.baseline(s),
+        ),
+    )
+    return dataclasses.replace(decision, p=luck.p, interval=functools.cache(luck.interval))
 
-    s = draws_of_s(finite)
-    r_treatment = None if lost_treatment is None else lost_treatment(s)
-    r_baseline = None if lost_baseline is None else lost_baseline(s)
-    tail = _rank_tail(d) if ranks else _mean_tail(d, s)
 
-    def below(x: float) -> float:
-        """P(no advantage over x of the treatment)."""
-        return math.nan if r_baseline is None else float(np.mean(tail(x + r_baseline, 1)))
+class Chances(abc.ABC):
+    """What the data leave possible of an effect, with what each side may have lost by its tuning; from it p and the
+    interval that goes with p."""
 
-    def above(x: float) -> float:
-        return math.nan if r_treatment is None else float(np.mean(tail(-x + r_treatment, -1)))
+    @abc.abstractmethod
+    def below(self, x: float) -> float:
+        """P(the treatment has no advantage over x), which rises with x; NaN where the baseline's loss is not known."""
 
-    p = decision.p or 0.0
-    if tuned:
-        counted = 2 * (below(0.0) if decision.side > 0 else above(0.0))
-        # What is not known may be anything; and the luck of a tuning makes nothing surer.
-        p = 1.0 if math.isnan(counted) else min(1.0, max(p, counted))
+    @abc.abstractmethod
+    def above(self, x: float) -> float:
+        """P(the treatment has an advantage of x or more), which falls with x; NaN where its own loss is not known."""
 
-    @functools.cache
-    def interval(level: float) -> Interval | None:
-        if r_treatment is None or r_baseline is None:
-            return None
+    def two_sided(self, side: float) -> float:
+        """p of no difference, `side` being positive where the treatment is ahead. What is not known may be anything."""
+        chance = 2 * (self.below(0.0) if side > 0 else self.above(0.0))
+        return 1.0 if math.isnan(chance) else min(1.0, chance)
+
+    def ends(self, level: float, low: float, high: float) -> tuple[float, float]:
+        """The ends of the interval at a level, looked for between `low` and `high`."""
         alpha = (1 - level) / 2
-        ends = _span(d, max(float(r_treatment.max()), float(r_baseline.max())), 0.0 if ranks else 40 * float(s.max()))
-        low, high = crossing(below, alpha, *ends), crossing(lambda x: -above(x), -alpha, *ends)
-        if p >= 1 - level:  # ties and zeros may move an end of ranks past 0 by one place
+        return crossing(self.below, alpha, low, high), crossing(lambda x: -self.above(x), -alpha, low, high)
+
+
+@dataclass(frozen=True)
+class _Luck(Chances):
+    """A decision with the luck of the tuning, if there was one.
+
+    Attributes:
+      decision: without it.
+      s: draws of s*.
+      tail: P of the module's docstring, of d and of -d.
+      lost: as many draws of what each side may have lost; None where that is not known.
+    """
+
+    decision: Decision
+    d: Array
+    s: Array
+    tail: Callable[[Array, int], Array]
+    lost: Sides[Array | None]
+
+    def below(self, x: float) -> float:
+        return math.nan if self.lost.baseline is None else float(np.mean(self.tail(x + self.lost.baseline, 1)))
+
+    def above(self, x: float) -> float:
+        return math.nan if self.lost.treatment is None else float(np.mean(self.tail(-x + self.lost.treatment, -1)))
+
+    @functools.cached_property
+    def p(self) -> float:
+        """The luck of a tuning makes nothing surer."""
+        p = self.decision.p or 0.0
+        return max(p, self.two_sided(self.decision.side)) if self.decision.tuned else p
+
+    def interval(self, level: float) -> Interval | None:
+        if self.lost.treatment is None or self.lost.baseline is None:
+            return None
+        ranks = self.decision.test == RANKS
+        most_lost = max(float(self.lost.treatment.max()), float(self.lost.baseline.max()))
+        low, high = self.ends(level, *_span(self.d, most_lost, 0.0 if ranks else 40 * float(self.s.max())))
+        if self.p >= 1 - level:  # ties and zeros may move an end of ranks past 0 by one place
             low, high = min(low, 0.0), max(high, 0.0)
         how = "Hodges–Lehmann" if ranks else "t"
-        return Interval(low, high, f"{how} with the luck of the tuning" if tuned else how)
-
-    return dataclasses.replace(decision, p=p, interval=interval)
+        return Interval(low, high, f"{how} with the luck of the tuning" if self.decision.tuned else how)
 
 
 def _why_no_p(decision: Decision, pairs: int, ties: int) -> str:
@@ -189,6 +232,7 @@ def _rank_tail(d: Array) -> Callable[[Array, int], Array]:
 
 
 def _span(d: Array, lost: float, slack: float) -> tuple[float, float]:
+    """Two values between which any interval ends."""
     finite = d[np.isfinite(d)]
     if not len(finite):
         return 0.0, 0.0

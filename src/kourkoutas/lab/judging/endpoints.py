@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Literal
 
 from kourkoutas.lab import testbeds
 from kourkoutas.lab.errors import ArgumentError, argument, unknown
-from kourkoutas.lab.judging.values import in_order, is_number, of_seeds
+from kourkoutas.lab.judging.values import all_values, in_order, is_number, of_seeds
 from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results import store
 from kourkoutas.lab.specs.spec import Endpoint, RunResult
@@ -245,8 +244,7 @@ def notes_on(measure: Measure, numbers: Numbers, runs: Sequence[store.StoredRun]
     if fine and not measure.declared:
         if sum(map(len, lone.values())) == len(fine):
             raise _no_value(measure, [result for _, result in fine])
-        values = itertools.chain.from_iterable(by_seed.values() for by_seed in numbers.values())
-        if until is None and all(map(math.isnan, values)):
+        if until is None and all(map(math.isnan, all_values(numbers))):
             asked = f"{argument('endpoint')} {measure.name}"
             raise ArgumentError("endpoint", f"{asked}: every value of {measure.endpoint.metric} is NaN")
     what, notes = measure.endpoint.metric, []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kourkoutas.lab.judging.comparing import Comparison, Contrast
 from kourkoutas.lab.judging.statistics import between
@@ -238,13 +239,13 @@ def won(c: Contrast) -> str:
 
 def lost_words(c: Contrast) -> str:
     """How many runs of whom diverged, or never got there, or failed."""
-    parts = [
-        f"{count} of {c.n} of {name_of(arm)} {how}"
-        for arm, counts in ((c.baseline, (c.diverged[1], c.failed[1])), (c.treatment, (c.diverged[0], c.failed[0])))
-        for count, how in zip(counts, (c.absent, "failed"), strict=True)
-        if count
-    ]
-    return ", ".join(parts)
+    counts = (
+        (c.baseline, c.diverged.baseline, c.absent),
+        (c.baseline, c.failed.baseline, "failed"),
+        (c.treatment, c.diverged.treatment, c.absent),
+        (c.treatment, c.failed.treatment, "failed"),
+    )
+    return ", ".join(f"{count} of {c.n} of {name_of(arm)} {how}" for arm, count, how in counts if count)
 
 
 def lost_ways(c: Contrast) -> list[str]:
@@ -303,15 +304,25 @@ def detectable_text(c: Contrast) -> str:
     return f" These {c.n} seeds would have found a difference of {size} four times out of five."
 
 
-def ends_of(c: Contrast, percent: bool) -> tuple[float, float, float] | None:
-    """(low, estimate, high) in percent or in the endpoint's unit; None without a finite estimate.
+class Estimate(NamedTuple):
+    """An effect between the ends of its interval, which are infinite where the interval has none, and the value itself
+    where there is no interval."""
 
-    Ends are infinite where the interval has none, and equal to the estimate where there is no interval.
-    """
+    low: float
+    value: float
+    high: float
+
+    def without_interval(self) -> Estimate:
+        return Estimate(self.value, self.value, self.value)
+
+
+def estimate_of(c: Contrast, percent: bool) -> Estimate | None:
+    """The effect in percent or in the endpoint's unit; None where it is not finite."""
     of = c.percent if percent else c.effect
     if of is None or of.value is None or not math.isfinite(of.value):
         return None
-    return (of.value,) * 3 if of.interval is None else (of.interval.low, of.value, of.interval.high)
+    low, high = (of.value, of.value) if of.interval is None else (of.interval.low, of.interval.high)
+    return Estimate(low, of.value, high)
 
 
 def percent_words(low: float, value: float, high: float, higher_is_better: bool = False) -> str:
@@ -358,10 +369,10 @@ def own_words(low: float, value: float, high: float) -> str:
 
 def effect_words(c: Contrast, percent: bool) -> str:
     """The effect with the interval that goes with its p; empty without a finite estimate."""
-    ends = ends_of(c, percent)
-    if ends is None:
+    estimate = estimate_of(c, percent)
+    if estimate is None:
         return ""
-    return percent_words(*ends, c.higher_is_better) if percent else own_words(*ends)
+    return percent_words(*estimate, c.higher_is_better) if percent else own_words(*estimate)
 
 
 def p_text(c: Contrast) -> str:

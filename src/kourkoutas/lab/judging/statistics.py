@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from kourkoutas.lab.judging import hypothesis_tests
 from kourkoutas.lab.judging.deciding import Decision, decide
 from kourkoutas.lab.judging.intervals import Interval, antilog, bootstrap_mean, clopper_pearson, quantile, t_interval
-from kourkoutas.lab.judging.values import Array, Seed
-from kourkoutas.lab.tuning.luck import Lost, nothing_lost
+from kourkoutas.lab.judging.values import Array, Seed, Sides
+from kourkoutas.lab.tuning.luck import Lost
 
 DIVERGED, NEVER = "diverged", "never got there"  # what a run without a value did; the second where values are times
 UNDEFINED = "t, its p-value, d_z, r and intervals are undefined"
@@ -35,7 +35,7 @@ class Paired:
         0 where both were, NaN where one failed and failures do not count.
       rounding: bounds on the rounding errors of d.
       resamples: of each bootstrap; 0 for none.
-      lost: what treatment and baseline may have lost by their tuning; None where that is not known.
+      lost: what each may have lost by its tuning; None where that is not known.
     """
 
     seeds: tuple[Seed, ...]
@@ -47,7 +47,7 @@ class Paired:
     higher_is_better: bool
     threshold: float | None
     resamples: int
-    lost: tuple[Lost | None, Lost | None] = (nothing_lost, nothing_lost)
+    lost: Sides[Lost | None]
 
     @cached_property
     def both(self) -> Array:
@@ -68,7 +68,7 @@ class Paired:
 
     @cached_property
     def decision(self) -> Decision:
-        return decide(self.d, self.whole, self.t, self.wilcoxon, *self.lost)
+        return decide(self.d, self.whole, self.t, self.wilcoxon, self.lost)
 
     @cached_property
     def unfinished(self) -> bool:

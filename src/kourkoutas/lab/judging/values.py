@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,29 @@ from kourkoutas.lab.specs.spec import LARGEST
 Seed = int | str
 Outcomes = Mapping[str, Mapping[Seed, float]]
 Array = NDArray[np.float64]
+Of = TypeVar("Of")
+
+
+class Sides(NamedTuple, Generic[Of]):
+    """The same of both optimizers of a contrast."""
+
+    treatment: Of
+    baseline: Of
 
 
 def in_order(seeds: Iterable[Seed]) -> list[Seed]:
     """Numbers first, then names."""
     return sorted(seeds, key=lambda seed: (isinstance(seed, str), seed))
+
+
+def all_values(values: Outcomes) -> list[float]:
+    """The values of all runs, one optimizer after the other."""
+    return list(itertools.chain.from_iterable(by_seed.values() for by_seed in values.values()))
+
+
+def all_seeds(values: Outcomes) -> list[Seed]:
+    """The seeds that any optimizer has, in order."""
+    return in_order(set(itertools.chain.from_iterable(values.values())))
 
 
 def first_few(items: Sequence[Any], most: int = 20) -> str:
@@ -40,8 +59,11 @@ def is_number(value: float) -> bool:
 
 def without_logarithm(values: Outcomes) -> tuple[str, Seed] | None:
     """The first run, by optimizer and seed, that ended well at a value without a logarithm."""
-    runs = ((name, seed, x) for name, by_seed in values.items() for seed, x in by_seed.items())
-    return next(((name, seed) for name, seed, x in runs if is_number(x) and x <= 0), None)
+    for name, by_seed in values.items():
+        for seed, x in by_seed.items():
+            if is_number(x) and x <= 0:
+                return name, seed
+    return None
 
 
 def to_json(value: Any) -> Any:

@@ -33,7 +33,7 @@ from kourkoutas.buckets import check_buckets
 from kourkoutas.lab.engines import training
 from kourkoutas.lab.errors import argument, unknown
 from kourkoutas.lab.optimizers import own
-from kourkoutas.lab.optimizers.rivals import DECAYED, RIVALS, torch_switch
+from kourkoutas.lab.optimizers.rivals import DECAYED, RIVALS, param_groups, tensors_in, torch_switch
 from kourkoutas.lab.specs.spec import Origin, coerce, guess
 from kourkoutas.rule import DEFAULTS, HYPER_NAMES, Hyper
 
@@ -167,7 +167,7 @@ class Recipe:
             optimizer = make(unnamed, lr=lr, **options)
             training(optimizer, True)
             return optimizer
-        tensors = [p for item in unnamed for p in (item["params"] if isinstance(item, Mapping) else [item])]
+        tensors = tensors_in(param_groups(unnamed))
         fused = all(p.device.type in ("cpu", "cuda", "mps") and not p.is_complex() for p in tensors)
         optimizer = torch.optim.AdamW(  # without decay it is Adam
             unnamed, lr=lr, betas=(o["beta1"], o["beta2"]), eps=o["eps"], weight_decay=o["weight_decay"], fused=fused

@@ -107,6 +107,19 @@ def _check_matrices(axes: Sequence[int]) -> None:
         raise ValueError("optimizer 'muon' is for models with matrices, and none of these parameters has two axes")
 
 
+def param_groups(params: Sequence[Any]) -> list[dict[str, Any]]:
+    """What torch makes of the tensors or groups that it is given: each tensor is a group of its own."""
+    return [dict(item) if isinstance(item, Mapping) else {"params": [item]} for item in params]
+
+
+def tensors_in(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The tensors of param groups."""
+    tensors = []
+    for group in groups:
+        tensors += group["params"]
+    return tensors
+
+
 def _loss(closure: Any) -> Any:
     """What the closure of a torch step gives, if there is one."""
     import torch
@@ -119,8 +132,8 @@ def torch_muon(params: Sequence[Any], lr: Any, **options: Any) -> Any:
     """A torch optimizer of tensors or param groups."""
     import torch
 
-    groups = [dict(item) if isinstance(item, Mapping) else {"params": [item]} for item in params]
-    _check_matrices([p.ndim for group in groups for p in group["params"]])
+    groups = param_groups(params)
+    _check_matrices([p.ndim for p in tensors_in(groups)])
 
     def part(matrices: bool) -> list[dict[str, Any]]:
         split = [{**group, "params": [p for p in group["params"] if (p.ndim == 2) == matrices]} for group in groups]
@@ -137,7 +150,7 @@ def torch_muon(params: Sequence[Any], lr: Any, **options: Any) -> Any:
         """Its groups are those of the two, so that schedulers and `zero_grad` see all; each keeps its own state."""
 
         def __init__(self) -> None:
-            super().__init__([{"params": _tensors_of(one)} for one in parts], {})
+            super().__init__([{"params": tensors_in(one.param_groups)} for one in parts], {})
             self.param_groups = _groups_of(parts)
 
         def step(self, closure: Any = None) -> Any:
@@ -155,13 +168,6 @@ def torch_muon(params: Sequence[Any], lr: Any, **options: Any) -> Any:
             self.param_groups = _groups_of(parts)
 
     return MuonAndAdam()
-
-
-def _tensors_of(optimizer: Any) -> list[Any]:
-    tensors = []
-    for group in optimizer.param_groups:
-        tensors += group["params"]
-    return tensors
 
 
 def _groups_of(optimizers: Sequence[Any]) -> list[dict[str, Any]]:
@@ -200,8 +206,9 @@ def torch_adafactor(params: Sequence[Any], lr: Any, *, power: float, beta1: floa
             super().step()
             return loss
 
-    given = [item if isinstance(item, Mapping) else {"params": [item]} for item in params]
-    groups = [{**group, "params": [p], "seen": 0} for group in given for p in group["params"]]
+    groups: list[dict[str, Any]] = []
+    for group in param_groups(params):
+        groups += [{**group, "params": [p], "seen": 0} for p in group["params"]]
     return Adafactor(groups, lr, beta1=beta1, eps=eps, bias_correction="exact")
 
 
@@ -253,7 +260,7 @@ def torch_switch(first: Any, options: Mapping[str, Any], after: int) -> Any:
     """A torch optimizer that is `first` for `after` steps and then L-BFGS of the same tensors, with `options`."""
     import torch
 
-    tensors = _tensors_of(first)
+    tensors = tensors_in(first.param_groups)
     second = torch.optim.LBFGS(tensors, lr=1.0, **options)
 
     class Switch(torch.optim.Optimizer):

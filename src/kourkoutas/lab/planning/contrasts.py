@@ -3,6 +3,7 @@ by its results."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,7 +80,9 @@ def contrasts(arms: Sequence[Arm]) -> list[tuple[str, str]]:
         return []
     first, *others = by_optimizer
     baselines = [name for name in others if name not in recipes.CONTROLS] or others
-    pairs = [pair for name in baselines for pair in _between(by_optimizer[first], by_optimizer[name])]
+    pairs: list[tuple[str, str]] = []
+    for name in baselines:
+        pairs += _between(by_optimizer[first], by_optimizer[name])
     if not pairs:
         lead, *rest = arms
         return [(lead.label, arm.label) for arm in rest]
@@ -90,7 +93,7 @@ def contrasts(arms: Sequence[Arm]) -> list[tuple[str, str]]:
 def _between(treatments: list[Arm], baselines: list[Arm]) -> list[tuple[str, str]]:
     """The pairs of two optimizers' arms."""
     if len(treatments) == 1 or len(baselines) == 1:
-        return [(a.label, b.label) for a in treatments for b in baselines]
+        return list(itertools.product([arm.label for arm in treatments], [arm.label for arm in baselines]))
     alike: dict[str, list[Arm]] = {}
     for arm in baselines:
         alike.setdefault(_settings(arm), []).append(arm)

@@ -21,7 +21,18 @@ from kourkoutas.lab import engines, testbeds
 from kourkoutas.lab.errors import ArgumentError, argument, unknown
 from kourkoutas.lab.optimizers import own, recipes
 from kourkoutas.lab.planning.contrasts import Family, contrasts
-from kourkoutas.lab.specs.spec import OWN_SETTINGS, Arm, Axis, Code, RunSpec, SearchSpace, Value, digest_of, guess
+from kourkoutas.lab.specs.spec import (
+    OWN_SETTINGS,
+    Arm,
+    Axis,
+    Code,
+    Origin,
+    RunSpec,
+    SearchSpace,
+    Value,
+    digest_of,
+    guess,
+)
 
 MOST_RUNS = 1_000_000
 OWN = "own"  # engine and preset of a study of a user's function, which brings both
@@ -98,7 +109,7 @@ class Plan:
     def specs(self) -> list[RunSpec]:
         """All runs, seed by seed."""
         of_arms = [self.spec(arm, 0) for arm in self.arms]
-        return [spec.model_copy(update={"seed": seed}) for seed in self.seeds for spec in of_arms]
+        return [spec.model_copy(update={"seed": seed}) for seed, spec in itertools.product(self.seeds, of_arms)]
 
     @property
     def family(self) -> Family:
@@ -130,11 +141,9 @@ class Plan:
 
     def valued(self, arm: Arm, values: Mapping[str, Value]) -> Arm:
         """The arm with these values of what it tunes, checked."""
-        own = {name.removeprefix(f"{arm.optimizer}."): value for name, value in values.items() if "." in name}
-        settings = {name: value for name, value in values.items() if "." not in name}
-        return self.checked(
-            arm.model_copy(update={"options": {**arm.options, **own}, "settings": {**arm.settings, **settings}})
-        )
+        options = {**arm.options, **_of_optimizer(arm.optimizer, values)}
+        settings = {**arm.settings, **_of_testbed(values)}
+        return self.checked(arm.model_copy(update={"options": options, "settings": settings}))
 
     def chosen(self, values: Mapping[str, Mapping[str, Value]]) -> Plan:
         """The plan of the runs that are compared: every arm with its values."""
@@ -251,21 +260,12 @@ def arms_of(
             "optimizers", f"{argument('optimizers')} must name at least one optimizer, for example kbeta,adam95"
         )
     given = {name: _settled("settings", name, value) for name, value in options.items()}
-    settings = {name: value for name, value in given.items() if "." not in name}
     options_of: dict[str, dict[str, Any]] = {name: {} for name in names}
     for name, value in given.items():
         if "." in name:
             optimizer, option = _split(name, names)
             options_of[optimizer][option] = value
-    for name in grids:
-        if "." in name:
-            _split(name, names)
-        if name in given:
-            raise ArgumentError(
-                "grid",
-                f"{argument('grid')} {name}: {argument('settings')} gives it the value {given[name]}, too; leave out "
-                "one",
-            )
+    _check_grids(grids, given, names)
     points = {name: _points(name, values) for name, values in grids.items()}
 
     arms: list[Arm] = []
@@ -274,17 +274,43 @@ def arms_of(
         check_size(len(arms) + math.prod(len(values) for values in axes.values()), 1)
         for point in itertools.product(*axes.values()):
             values = dict(zip(axes, point, strict=True))
-            label = ",".join(f"{key.rpartition('.')[2]}={_word(value)}" for key, value in values.items())
-            arms.append(
-                Arm(
-                    label=f"{optimizer}[{label}]" if label else optimizer,
-                    optimizer=optimizer,
-                    options=options_of[optimizer] | {_split(k, names)[1]: v for k, v in values.items() if "." in k},
-                    settings={k: v for k, v in values.items() if "." not in k},
-                    origin=origins.get(optimizer),
-                )
+            arms.append(_arm(optimizer, options_of[optimizer], values, origins.get(optimizer)))
+    return _of_testbed(given), arms
+
+
+def _check_grids(grids: Iterable[str], given: Mapping[str, Any], optimizers: Sequence[str]) -> None:
+    """Raise at the first grid of an unknown optimizer, or of what has a value already."""
+    for name in grids:
+        if "." in name:
+            _split(name, optimizers)
+        if name in given:
+            raise ArgumentError(
+                "grid",
+                f"{argument('grid')} {name}: {argument('settings')} gives it the value {given[name]}, too; leave out "
+                "one",
             )
-    return settings, arms
+
+
+def _of_testbed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the values that set the testbed, not an optimizer."""
+    return {name: value for name, value in values.items() if "." not in name}
+
+
+def _of_optimizer(optimizer: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that set an optimizer, which are all this one's, by the names of its options."""
+    return {name.removeprefix(f"{optimizer}."): value for name, value in values.items() if "." in name}
+
+
+def _arm(optimizer: str, options: Mapping[str, Any], values: Mapping[str, Any], origin: Origin | None) -> Arm:
+    """An optimizer with these options at one point of its grid, which is part of its label."""
+    label = ",".join(f"{name.rpartition('.')[2]}={_word(value)}" for name, value in values.items())
+    return Arm(
+        label=f"{optimizer}[{label}]" if label else optimizer,
+        optimizer=optimizer,
+        options={**options, **_of_optimizer(optimizer, values)},
+        settings=_of_testbed(values),
+        origin=origin,
+    )
 
 
 def _settled(where: str, name: str, value: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -35,8 +36,17 @@ def rows(snapshot: Snapshot, what: What = "runs", *, tuning: bool = False) -> li
         head = {"id": run.id, "optimizer": run.spec.optimizer, "seed": run.spec.seed}
         head |= {} if question is None else question.values(run.spec)
         made += _points(run, own, head) if what == "curves" else [_row(run, head)]
-    columns = list(dict.fromkeys(name for row in made for name in row))
+    columns = names_in(made)
     return [{name: row.get(name) for name in columns} for row in made]
+
+
+def names_in(rows: Iterable[Iterable[str]]) -> list[str]:
+    """The names in rows of {name: value}, each once, in the order in which they first come up.
+
+    >>> names_in([{"step": 1, "loss": 0.5}, {"step": 2, "accuracy": 0.9}])
+    ['step', 'loss', 'accuracy']
+    """
+    return list(dict.fromkeys(itertools.chain.from_iterable(rows)))
 
 
 def _row(run: StoredRun, head: Row) -> Row:
@@ -56,7 +66,7 @@ def _points(run: StoredRun, own: bool, head: Row) -> list[Row]:
     points: list[Mapping[str, Any]] = [
         dict(zip(columns, point, strict=True)) for point in zip(*columns.values(), strict=True)
     ]
-    if own and any(math.isnan(x) for column in columns.values() for x in column):
+    if own and any(map(math.isnan, itertools.chain.from_iterable(columns.values()))):
         with contextlib.suppress(StoreError):  # a damaged file costs what only it holds
             points = [{name: float(x) for name, x in row.items()} for row in run.metrics()] or points
     return [head | _metrics(point, head) for point in points]

@@ -406,7 +406,9 @@ def _configuration(record: StudyRecord, other: StudyRecord) -> dict[str, Any]:
     """What has to be the same in both for their runs to be compared: shared settings, and the arms that both have."""
     resolved = record.arms[0].resolved or {}
     settings = {**record.settings, **resolved.get("settings", {})}
-    own = {name for arm in (*record.arms, *other.arms) for name in arm.settings}
+    own: set[str] = set()  # what arms set for themselves, and so do not share
+    for arm in (*record.arms, *other.arms):
+        own |= arm.settings.keys()
     both = {arm.label for arm in other.arms}
     arms = {
         f"optimizer {arm.label}": {

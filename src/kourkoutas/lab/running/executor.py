@@ -152,13 +152,7 @@ def choose_executor(
     if retries is not None and retries < 0:
         raise ArgumentError("retries", f"{argument('retries')} must be 0 or above; got {retries}")
     if ray is None:
-        given = {"cpus_per_run": cpus_per_run, "gpus_per_run": gpus_per_run, "storage": storage}
-        for name, value in given.items():
-            if value is not None:
-                raise ArgumentError(
-                    name,
-                    f"{argument(name)} {value} is for runs on a Ray cluster: add {argument('ray')}, or leave it out",
-                )
+        _check_without_cluster(cpus_per_run=cpus_per_run, gpus_per_run=gpus_per_run, storage=storage)
         from kourkoutas.lab.running import pool
 
         return pool.Pool(workers, limits), retries or 0
@@ -166,8 +160,7 @@ def choose_executor(
         raise ArgumentError(
             "workers",
             f"{argument('workers')} {workers} is for processes of this machine; with {argument('ray')} the nodes and "
-            f"{argument('cpus_per_run')} say how "
-            "many runs are made at once: leave it out",
+            f"{argument('cpus_per_run')} say how many runs are made at once: leave it out",
         )
     from kourkoutas.lab.running.ray import on_cluster
 
@@ -179,6 +172,15 @@ def choose_executor(
         limits=limits,
     )
     return executor, RAY_RETRIES if retries is None else retries
+
+
+def _check_without_cluster(**for_clusters: Any) -> None:
+    """Raise at the first of these arguments that has a value."""
+    for name, value in for_clusters.items():
+        if value is not None:
+            raise ArgumentError(
+                name, f"{argument(name)} {value} is for runs on a Ray cluster: add {argument('ray')}, or leave it out"
+            )
 
 
 def holding(plan: Plan, out: str | Path, command: str) -> contextlib.AbstractContextManager[store.Writer]:
@@ -216,17 +218,9 @@ def make_runs(
 
     A lost run is made again up to `retries` times.
     """
-    pending, kept, failed = [], 0, 0
-    for spec in specs:
-        result = study.run(spec).result
-        if result is not None and result.status == "failed" and retry_failed:
-            study.reopen(spec)
-            result = None
-        if result is None:
-            pending.append(spec)
-        else:
-            kept += 1
-            failed += result.status == "failed"
+    results = _results(study, specs, retry_failed)
+    pending = [spec for spec, result in zip(specs, results, strict=True) if result is None]
+    kept, failed = len(specs) - len(pending), sum(map(_failed, results))
     study.plan(specs)
     if not pending:
         observer.planned(len(specs), kept, failed, 0)
@@ -250,6 +244,22 @@ def make_runs(
     except BaseException:
         executor.cancel()  # before this process lets go of the folder, where another one may go on
         raise
+
+
+def _results(study: store.Writer, specs: Sequence[RunSpec], retry_failed: bool) -> list[RunResult | None]:
+    """What the folder holds of these runs, where failed ones that are to be made again are unfinished from now on."""
+    found = []
+    for spec in specs:
+        result = study.run(spec).result
+        if retry_failed and _failed(result):
+            study.reopen(spec)
+            result = None
+        found.append(result)
+    return found
+
+
+def _failed(result: RunResult | None) -> bool:
+    return result is not None and result.status == "failed"
 
 
 def run_all(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import itertools
 import logging
 import math
 import os
@@ -71,7 +72,8 @@ class RayExecutor:
             asked = {"cpus_per_run": self._cpus, "gpus_per_run": self._gpus, "memory": self._limits.memory}
             given = ", ".join(f"{argument(name)} {amount:g}" for name, amount in asked.items() if amount)
             raise ValueError(f"no node of the Ray cluster has room for a run with {given}: ask for less, or add nodes")
-        self._code = self._ray.put({file: parcel.of_code(Path(file)) for task in tasks for file in task.files})
+        files = sorted(set(itertools.chain.from_iterable(task.files for task in tasks)))
+        self._code = self._ray.put({file: parcel.of_code(Path(file)) for file in files})
         self._make = self._ray.remote(node.make).options(
             num_cpus=self._cpus,
             num_gpus=self._gpus,

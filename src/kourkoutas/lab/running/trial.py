@@ -33,6 +33,7 @@ from kourkoutas.lab.errors import StudyError, argument
 from kourkoutas.lab.optimizers import own, recipes
 from kourkoutas.lab.optimizers.recipes import Recipe
 from kourkoutas.lab.results import files
+from kourkoutas.lab.results.export import names_in
 from kourkoutas.lab.specs.spec import LARGEST, OWN_SETTINGS, Code, Report, RunResult, RunSpec
 from kourkoutas.trace import KEYS, WINDOW, Trace
 
@@ -331,8 +332,7 @@ def _curve(rows: list[dict[str, float]]) -> dict[str, list[float]]:
         return {}
     every = -(-len(rows) // CURVE_POINTS)
     kept = rows[::-every][::-1]
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [float(row.get(name, math.nan)) for row in kept] for name in names}
+    return {name: [float(row.get(name, math.nan)) for row in kept] for name in names_in(rows)}
 
 
 def _torch(recipe: Recipe, params: Sequence[Any], lr: Any) -> Any:

@@ -15,6 +15,7 @@ from kourkoutas.lab.judging.comparing import Comparison
 from kourkoutas.lab.judging.statistics import DIVERGED, OF_ARMS, Finding, OneArm, Statistic, show
 from kourkoutas.lab.judging.values import Seed
 from kourkoutas.lab.optimizers.looks import name_of
+from kourkoutas.lab.results.export import names_in
 from kourkoutas.lab.showing import tuning
 from kourkoutas.lab.showing.drawing import shorten
 from kourkoutas.lab.showing.effects import limits, rows_of, unit_of
@@ -71,34 +72,33 @@ def effects(endpoint: Comparison, *, heading: bool = True, most: int = 8) -> Tex
       Adam 0.95             ├─┼●──┤    2.7 % lower [−11, +5.8]  5/10
     """
     lines = [f"{endpoint.title} ({endpoint.standing})"]
-    treatments = {c.treatment for c in endpoint.contrasts}
-    one = len(treatments) == 1
+    one = len(endpoint.treatments) == 1
     if heading:
-        who = f"{name_of(next(iter(treatments)))} against" if one else "against"
+        who = f"{name_of(endpoint.treatments[0])} against" if one else "against"
         lines.insert(0, f"\n{who:<{NAME + 2}} {'worse ◂──0──▸ better':^{PLOT}} {'':<24}seeds won")
     rows = rows_of(endpoint)
     widest = max(map(abs, limits(rows, unit_of(endpoint)))) or 1.0
     for row in rows[:most]:
         c = row.contrast
         name = shorten(name_of(c.baseline) if one else c.name, NAME)
-        lines.append(f"  {name:<{NAME}} {_bar(row.ends, widest)} {row.words:<26} {f'{c.wins}/{c.n}':>6}")
+        lines.append(f"  {name:<{NAME}} {_bar(row.estimate, widest)} {row.words:<26} {f'{c.wins}/{c.n}':>6}")
     if len(rows) > most:
         lines.append(f"  … and {len(rows) - most} more")
     return Text("\n".join(lines))
 
 
-def _bar(ends: tuple[float, float, float] | None, most: float) -> str:
+def _bar(estimate: headline.Estimate | None, most: float) -> str:
     half = PLOT // 2
     cells = [" "] * PLOT
     cells[half] = "│"
-    if ends is None:
+    if estimate is None:
         return "".join(cells)
-    low, middle, high = (half + round(max(-1.0, min(1.0, x / most)) * half) for x in ends)
+    low, middle, high = (half + round(max(-1.0, min(1.0, x / most)) * half) for x in estimate)
     for at in range(low, high + 1):
         cells[at] = "┼" if at == half else "─"
     if low < high:
-        cells[low] = "├" if ends[0] >= -most else "◂"
-        cells[high] = "┤" if ends[2] <= most else "▸"
+        cells[low] = "├" if estimate.low >= -most else "◂"
+        cells[high] = "┤" if estimate.high <= most else "▸"
     cells[middle] = "●"
     return "".join(cells)
 
@@ -109,7 +109,7 @@ def optimizers(analysis: Analysis, most: int = MOST_ROWS) -> RenderableType:
     Of more than `most`, controls go first: the line of causes tells what they say.
     """
     ends = ["ok", "diverged", "failed", *(["unfinished"] if any(arm.unfinished for arm in analysis.arms) else [])]
-    tuned = list(dict.fromkeys(name for arm in analysis.arms for name in arm.chosen))
+    tuned = names_in(arm.chosen for arm in analysis.arms)
     rows = Fitting("", ["optimizer", *tuned, "median", *ends, "µs/step"])
     shown = [arm for arm in analysis.arms if arm.role != "control"] if len(analysis.arms) > most else analysis.arms
     for arm in shown[:most]:

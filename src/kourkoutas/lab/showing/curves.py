@@ -61,6 +61,10 @@ class Summary:
     low: Array
     high: Array
 
+    @property
+    def band(self) -> tuple[Array, Array]:
+        return self.low, self.high
+
 
 Courses = Mapping[str, Mapping[Seed, Course]]
 
@@ -109,25 +113,38 @@ def thinned(course: Course) -> Course:
 
 def summarise(courses: Sequence[Course]) -> Summary | None:
     """Over the finished runs, or, before one has finished, over those that are going, as far as all have come."""
-    done = [c for c in courses if not c.going and (len(c.steps) or c.diverged)] or [c for c in courses if len(c.steps)]
-    lengths = [c.steps[-1] for c in done if len(c.steps) and not c.diverged]
-    if not lengths and not any(len(c.steps) for c in done):
+    ended = [c for c in courses if not c.going and (len(c.steps) or c.diverged)]
+    told_by = ended or [c for c in courses if len(c.steps)]
+    with_points = [c for c in told_by if len(c.steps)]
+    if not with_points:
         return None
-    end = min(lengths) if lengths else max(c.steps[-1] for c in done if len(c.steps))
-    grid = np.unique(np.concatenate([c.steps[c.steps <= end] for c in done if len(c.steps)]))
-    grid = grid[grid >= max((c.steps[0] for c in done if len(c.steps)), default=0)]
+    grid = _common_steps(with_points)
     if not len(grid):
         return None
-    grid = grid[:: math.ceil(len(grid) / MOST_POINTS)] if len(grid) > 2 * MOST_POINTS else grid
-    rows = []
-    for c in done:
-        if len(c.steps):
-            row = np.interp(grid, c.steps, c.losses)
-            rows.append(np.where(grid > c.steps[-1], math.inf, row) if c.diverged else row)
-        else:
-            rows.append(np.full(len(grid), math.inf))
-    low, median, high = (np.apply_along_axis(quantile, 0, np.array(rows), q) for q in (0.25, 0.5, 0.75))
-    return Summary(grid, *(np.where(np.isfinite(found), found, math.nan) for found in (median, low, high)))
+    rows = np.array([_on(grid, c) for c in told_by])
+    low, median, high = (np.apply_along_axis(quantile, 0, rows, q) for q in (0.25, 0.5, 0.75))
+    return Summary(grid, _or_gap(median), _or_gap(low), _or_gap(high))
+
+
+def _common_steps(courses: Sequence[Course]) -> Array:
+    """The steps from where all have begun to where the first that did not diverge ends, thinned."""
+    ends = [c.steps[-1] for c in courses if not c.diverged]
+    end = min(ends) if ends else max(c.steps[-1] for c in courses)
+    grid: Array = np.unique(np.concatenate([c.steps[c.steps <= end] for c in courses]))
+    grid = grid[grid >= max(c.steps[0] for c in courses)]
+    return grid[:: math.ceil(len(grid) / MOST_POINTS)] if len(grid) > 2 * MOST_POINTS else grid
+
+
+def _on(grid: Array, course: Course) -> Array:
+    """The losses of a run at these steps, infinite from where it diverged."""
+    if not len(course.steps):
+        return np.full(len(grid), math.inf)
+    losses = np.interp(grid, course.steps, course.losses)
+    return np.where(grid > course.steps[-1], math.inf, losses) if course.diverged else losses
+
+
+def _or_gap(values: Array) -> Array:
+    return np.where(np.isfinite(values), values, math.nan)
 
 
 def panels(
@@ -135,7 +152,9 @@ def panels(
 ) -> list[Drawing]:
     """Every panel, in order; none where nothing was recorded. `runs` counts those without a curve, too."""
     thin = {arm: {seed: thinned(c) for seed, c in by_seed.items()} for arm, by_seed in courses.items()}
-    every = [c for by_seed in thin.values() for c in by_seed.values() if len(c.losses)]
+    every: list[Course] = []
+    for by_seed in thin.values():
+        every += [c for c in by_seed.values() if len(c.losses)]
     if not every:
         return []
     steps, losses = np.concatenate([c.steps for c in every]), np.concatenate([c.losses for c in every])
@@ -185,7 +204,10 @@ def _medians(
     summaries: Mapping[str, Summary], looks: Mapping[str, Look], log: bool, top: float | None, title: str
 ) -> Drawing | None:
     """The medians and bands of all optimizers in one panel; None where there is nothing to see."""
-    losses = np.concatenate([np.zeros(0), *(y for s in summaries.values() for y in (s.low, s.median, s.high))])
+    lines = [np.zeros(0)]
+    for s in summaries.values():
+        lines += [s.low, s.median, s.high]
+    losses = np.concatenate(lines)
     if not np.isfinite(losses).any():
         return None
     losses = above_dips(losses, [s.median[-1] for s in summaries.values()]) if log else losses
@@ -193,7 +215,7 @@ def _medians(
         top = None
     panel = Panel.over(np.concatenate([s.steps for s in summaries.values()]), losses, log_y=log, top=top)
     for arm, s in summaries.items():
-        panel.line(looks[arm], s.steps, s.median, band=(s.low, s.high))
+        panel.line(looks[arm], s.steps, s.median, band=s.band)
         panel.tell(looks[arm], s.steps, s.median)
     return panel.drawing(title, f"{title} against step: median over the seeds and their middle half")
 
@@ -219,7 +241,7 @@ def gaps(courses: Courses, pairs: Sequence[tuple[str, str]], looks: Mapping[str,
     found = {(a, b): gap for a, b in pairs[:MOST_GAPS] if (gap := _gap(courses.get(a, {}), courses.get(b, {})))}
     if not found:
         return None
-    ends = np.concatenate([y for s in found.values() for y in (s.low, s.high)])
+    ends = np.concatenate([np.concatenate(s.band) for s in found.values()])
     lasts = [s.median[-1] for s in found.values()]
     ends = 1 / above_dips(1 / above_dips(ends, lasts), [1 / x for x in lasts])
     panel = Panel.over(np.concatenate([s.steps for s in found.values()]), [1.0, *ends], log_y=True)
@@ -230,7 +252,7 @@ def gaps(courses: Courses, pairs: Sequence[tuple[str, str]], looks: Mapping[str,
         # one treatment: the colours of its baselines; else those of the treatments
         look = looks[b if len(treatments) == 1 else a]
         hint = f"{looks[a].name} against {looks[b].name}: factor {s.median[-1]:.3g} at the end"
-        panel.line(look, s.steps, s.median, hint=hint, band=(s.low, s.high))
+        panel.line(look, s.steps, s.median, hint=hint, band=s.band)
     who = f"{looks[treatments[0]].name}'s loss, by seed, as a multiple of the others'"
     if len(treatments) > 1:
         who = "Each loss, by seed, as a multiple of its baseline's"

@@ -4,6 +4,7 @@ the share of runs that end below every threshold, or have got there by every ste
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -169,12 +170,12 @@ def stairs(steps: Sequence[tuple[float, float]], first: float, last: float) -> t
 def profile(judged: Comparison, looks: Mapping[str, Look]) -> Drawing | None:
     """The share of each optimizer's runs that end at least as good as every threshold, or have got there by every step;
     lost runs never do."""
-    ends = {
-        arm: sorted((x for x in by_seed.values() if math.isfinite(x)), reverse=judged.higher_is_better)
-        for arm in looks
-        if (by_seed := judged.values.get(arm))
-    }
-    every = [x for own in ends.values() for x in own]
+    ends: dict[str, list[float]] = {}
+    for arm in looks:
+        by_seed = judged.values.get(arm)
+        if by_seed:
+            ends[arm] = sorted(filter(math.isfinite, by_seed.values()), reverse=judged.higher_is_better)
+    every = list(itertools.chain.from_iterable(ends.values()))
     if len(set(every)) < 2:
         return None
     log = _is_log(judged)

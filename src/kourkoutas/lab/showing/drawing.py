@@ -11,6 +11,7 @@ NOTE: every text and attribute is escaped here, and nowhere else is SVG put toge
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -210,7 +211,8 @@ def _even_ticks(low: float, high: float, most: int) -> list[float]:
 def _log_ticks(low: float, high: float, most: int) -> list[float]:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     for digits in ((1, 2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 5), (1, 3), (1,)):
-        found = [d * 10.0**k for k in range(first, last + 1) for d in digits if low <= d * 10.0**k <= high]
+        round_values = [d * 10.0**k for k, d in itertools.product(range(first, last + 1), digits)]
+        found = [tick for tick in round_values if low <= tick <= high]
         if len(found) <= most:
             break
     if len(found) < 2:
@@ -270,6 +272,18 @@ def series(look: Look, *parts: Markup, hint: str = "") -> Markup:
     """What belongs to one optimizer, in its colour."""
     title = [element("title", hint)] if hint else []
     return element("g", *title, *parts, class_=f"arm c{look.colour}")
+
+
+def interval(scale: Scale, low: float, high: float, y: float) -> list[Markup]:
+    """A confidence interval as a line with a bar at each end; where an end is beyond the scale, with an arrow."""
+    left, right = scale.at(low), scale.at(high)
+    marks = [element("line", x1=left, x2=right, y1=y, y2=y, class_="interval")]
+    for end, beyond, tip in ((left, low < scale.low, -6), (right, high > scale.high, 6)):
+        if beyond:
+            marks.append(element("path", d=f"M{end + tip:.1f} {y:.1f}l{-tip} -5v10z", class_="arrow"))
+        else:
+            marks.append(element("line", x1=end, x2=end, y1=y - 4, y2=y + 4, class_="interval"))
+    return marks
 
 
 def cross(x: float, y: float) -> Markup:

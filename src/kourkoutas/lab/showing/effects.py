@@ -8,6 +8,7 @@ unit where percentages make no sense, as for values of both signs. Console and p
 
 from __future__ import annotations
 
+import itertools
 import math
 import textwrap
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from markupsafe import Markup
 
 from kourkoutas.lab.judging.comparing import Comparison, Contrast
 from kourkoutas.lab.judging.deciding import RANKS
-from kourkoutas.lab.judging.headline import effect_words, ends_of, intervals_words, ratio
+from kourkoutas.lab.judging.headline import Estimate, effect_words, estimate_of, intervals_words, ratio
 from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.showing.drawing import (
     CHARACTER,
@@ -27,12 +28,14 @@ from kourkoutas.lab.showing.drawing import (
     Drawing,
     Scale,
     element,
+    interval,
     label,
     picture,
     tick_text,
     x_axis,
 )
 
+START, STOP = 12.0, WIDTH - 12  # of the scale
 MOST_ROWS = 9  # of a first screen; beyond, it shows the deciding endpoint only
 # An interval that ends beyond this and beyond every estimate is cut with an arrow.
 FURTHEST = {"percent": 150.0, "ratio": 1.0, "difference": 150.0}
@@ -42,28 +45,31 @@ Unit = Literal["percent", "ratio", "difference"]
 
 @dataclass(frozen=True)
 class Row:
-    """One contrast: (low, estimate, high) in its endpoint's unit, larger is better, and the same in words.
+    """One contrast: its effect in its endpoint's unit, larger is better, and the same in words.
 
     A ratio is given as log10 of how many times better the treatment is.
     """
 
     contrast: Contrast
-    ends: tuple[float, float, float] | None
+    estimate: Estimate | None
     words: str
 
 
 def in_percent(endpoint: Comparison) -> bool:
     """Whether every effect that has a size has one in percent. Where too many runs were lost there is neither."""
-    sized = [c for c in endpoint.contrasts if ends_of(c, percent=False) is not None]
-    return all(ends_of(c, percent=True) is not None for c in sized)
+    sized = [c for c in endpoint.contrasts if estimate_of(c, percent=False) is not None]
+    return all(estimate_of(c, percent=True) is not None for c in sized)
 
 
 def unit_of(endpoint: Comparison) -> Unit:
     """What the effects of an endpoint are drawn in."""
     if not in_percent(endpoint):
         return "difference"
-    found = [ends for c in endpoint.contrasts if (ends := ends_of(c, percent=True)) is not None]
-    shown = [end for ends in found for end in (ends if endpoint.log else ends[1:2])]
+    shown: list[float] = []
+    for c in endpoint.contrasts:
+        estimate = estimate_of(c, percent=True)
+        if estimate is not None:
+            shown += estimate if endpoint.log else [estimate.value]
     ratios = [ratio(x, endpoint.higher_is_better) for x in shown if math.isfinite(x)]
     beyond = any(times >= 2 or 0 < times <= 0.5 for times in ratios)
     return "ratio" if beyond and all(times > 0 for times in ratios) else "percent"
@@ -80,14 +86,12 @@ def _row(c: Contrast, unit: Unit) -> Row:
     if c.verdict == "unfinished":
         return Row(c, None, "no verdict: a run failed")
     percent = unit != "difference"
-    ends, words = ends_of(c, percent), effect_words(c, percent) or "no finite effect"
-    if c.verdict == "untested" and ends is not None:
-        estimate = ends[1]
-        ends, words = (estimate, estimate, estimate), f"{words.partition(' [')[0]}, no verdict"
-    if unit == "ratio" and ends is not None:
-        low, estimate, high = (_decades_better(x, c.higher_is_better) for x in ends)
-        ends = (low, estimate, high)
-    return Row(c, ends, words)
+    estimate, words = estimate_of(c, percent), effect_words(c, percent) or "no finite effect"
+    if c.verdict == "untested" and estimate is not None:
+        estimate, words = estimate.without_interval(), f"{words.partition(' [')[0]}, no verdict"
+    if unit == "ratio" and estimate is not None:
+        estimate = Estimate(*(_decades_better(x, c.higher_is_better) for x in estimate))
+    return Row(c, estimate, words)
 
 
 def _decades_better(percent: float, higher_is_better: bool) -> float:
@@ -105,46 +109,63 @@ def _decades_better(percent: float, higher_is_better: bool) -> float:
 
 def plot(endpoints: Sequence[Comparison]) -> Drawing | None:
     """The plot of some endpoints, as many as a first screen has room for; None where nothing was compared."""
-    found = [(one, rows_of(one)) for one in endpoints if one.contrasts]
-    if not found:
+    compared = [one for one in endpoints if one.contrasts]
+    if not compared:
         return None
-    alike = [one for one in found if in_percent(one[0])] if in_percent(found[0][0]) else found[:1]
-    if sum(len(rows) for _, rows in alike) > MOST_ROWS:
-        alike = alike[:1]
-    treatments = {c.treatment for one, _ in found for c in one.contrasts}
+    shown = _that_fit(compared)
+    parts, y = _directions(compared), 18.0
+    for endpoint in shown:
+        marks, y = _strip(endpoint, y)
+        parts += marks
+    rows = list(itertools.chain.from_iterable(map(rows_of, shown)))
+    told = "; ".join(f"{row.contrast.name}: {row.words}" for row in rows)
+    said = intervals_words(max(row.contrast.family for row in rows))
+    return picture(parts, WIDTH, y + 2, "", f"Effect plot, {unit_of(shown[0])}. {said} {told}")
+
+
+def _that_fit(compared: Sequence[Comparison]) -> list[Comparison]:
+    """The first endpoint and those that are in percent as it is; it alone where all would take too many rows."""
+    first = compared[0]
+    alike = [one for one in compared if in_percent(one)] if in_percent(first) else [first]
+    return alike if sum(len(one.contrasts) for one in alike) <= MOST_ROWS else [first]
+
+
+def _directions(compared: Sequence[Comparison]) -> list[Markup]:
+    """Which side is better, and for whom where there is room to say so."""
+    treatments = set(itertools.chain.from_iterable(one.treatments for one in compared))
     who = name_of(treatments.pop()) if len(treatments) == 1 else "the first named"
-    start, stop = 12.0, WIDTH - 12
     left, right = f"← {who} worse", f"{who} better →"
-    if (stop - start) / TYPICAL < len(left) + len(right) + 2:
+    if TYPICAL * (len(left) + len(right) + 2) > STOP - START:
         left, right = "← worse", "better →"
-    parts = [label(left, start, 12, class_="soft"), label(right, stop, 12, text_anchor="end", class_="soft")]
-    y = 18.0
-    for endpoint, rows in alike:
-        unit = unit_of(endpoint)
-        low, high = limits(rows, unit)
-        edge = 0.06 * ((high - low) or 1.0)
-        scale = Scale(low - edge, high + edge, start, stop)
-        heading = f"{endpoint.title} ({endpoint.standing})"
-        for line in textwrap.wrap(heading, int(WIDTH / CHARACTER)):
-            parts.append(label(line, 0, y + 18, class_="strong" if endpoint.primary else "soft"))
-            y += 18
-        y += 8
-        for row in rows:
-            parts += _marks(row, endpoint.primary, scale, y)
-            y += 36.0
-        y += 6
-        parts += _axis(scale, unit, endpoint.higher_is_better, y)
-        y += 22
-    told = "; ".join(f"{row.contrast.name}: {row.words}" for _, rows in alike for row in rows)
-    said = intervals_words(max(row.contrast.family for _, rows in alike for row in rows))
-    return picture(parts, WIDTH, y + 2, "", f"Effect plot, {unit_of(alike[0][0])}. {said} {told}")
+    return [label(left, START, 12, class_="soft"), label(right, STOP, 12, text_anchor="end", class_="soft")]
+
+
+def _strip(endpoint: Comparison, y: float) -> tuple[list[Markup], float]:
+    """One endpoint from the height y on, on a scale of its own, and the height where it ends."""
+    rows, unit = rows_of(endpoint), unit_of(endpoint)
+    low, high = limits(rows, unit)
+    edge = 0.06 * ((high - low) or 1.0)
+    scale = Scale(low - edge, high + edge, START, STOP)
+    parts: list[Markup] = []
+    heading = f"{endpoint.title} ({endpoint.standing})"
+    for line in textwrap.wrap(heading, int(WIDTH / CHARACTER)):
+        parts.append(label(line, 0, y + 18, class_="strong" if endpoint.primary else "soft"))
+        y += 18
+    y += 8
+    for row in rows:
+        parts += _marks(row, endpoint.primary, scale, y)
+        y += 36.0
+    y += 6
+    parts += _axis(scale, unit, endpoint.higher_is_better, y)
+    return parts, y + 22
 
 
 def limits(rows: Sequence[Row], unit: Unit) -> tuple[float, float]:
     """The ends of a scale for these rows, which has no difference on it."""
     furthest = FURTHEST[unit]
-    values = [0.0, *(row.ends[1] for row in rows if row.ends)]
-    ends = [0.0, *(x for row in rows for x in row.ends or () if math.isfinite(x))]
+    estimates = [row.estimate for row in rows if row.estimate is not None]
+    values = [0.0, *(one.value for one in estimates)]
+    ends = [0.0, *filter(math.isfinite, itertools.chain.from_iterable(estimates))]
     low = max(min(ends), min(-furthest, 1.2 * min(values)))
     high = min(max(ends), max(furthest, 1.2 * max(values)))
     return low, high
@@ -187,16 +208,10 @@ def _marks(row: Row, primary: bool, scale: Scale, y: float) -> list[Markup]:
     fits = TYPICAL * len(name) <= room
     told = f"{row.contrast.name}: {words}"
     marks: list[Markup] = [element("title", told)]
-    if row.ends is not None:
-        low, value, high = (min(max(scale.at(x), scale.start), scale.stop) for x in row.ends)
-        marks.append(element("line", x1=low, x2=high, y1=middle, y2=middle, class_="interval"))
-        for end, cut, tip in ((low, row.ends[0] < scale.low, -6), (high, row.ends[2] > scale.high, 6)):
-            if cut:
-                marks.append(element("path", d=f"M{end + tip:.1f} {middle:.1f}l{-tip} -5v10z", class_="arrow"))
-            else:
-                marks.append(element("line", x1=end, x2=end, y1=middle - 4, y2=middle + 4, class_="interval"))
+    if row.estimate is not None:
+        marks += interval(scale, row.estimate.low, row.estimate.high, middle)
         size, mark = (6, "dot") if primary else (4.5, "ring")
-        marks.append(element("circle", cx=value, cy=middle, r=size, class_=mark))
+        marks.append(element("circle", cx=scale.at(row.estimate.value), cy=middle, r=size, class_=mark))
     return [
         label(name, 0, y + 12, room=None if fits else room),
         label(words, WIDTH, y + 12, text_anchor="end", class_=kind),

@@ -36,7 +36,29 @@ COLUMNS = 80
 MOST_BUCKETS = 40
 # Ten colours of matplotlib's cividis, which those who confuse red and green see as others do.
 CIVIDIS = "00224e 123570 3b496c 575d6d 707173 8a8678 a59c74 c3b369 e1cc55 fee838"
-QUANTITIES = (("sun", "sun"), ("beta2", "β2"))
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What a map shows.
+
+    Attributes:
+      key: its name in a trace.
+      title: for people.
+      spikes_up: whether it is at its largest when the gradient spikes; else at its smallest.
+    """
+
+    key: str
+    title: str
+    spikes_up: bool
+
+    @property
+    def extreme(self) -> str:
+        return "largest" if self.spikes_up else "smallest"
+
+
+SUN, BETA2 = Quantity("sun", "sun", spikes_up=True), Quantity("beta2", "β2", spikes_up=False)
+QUANTITIES = (SUN, BETA2)
 
 
 @dataclass(frozen=True)
@@ -74,8 +96,23 @@ def _limits(run: StoredRun) -> tuple[float, float] | None:
 
 def drawings(traces: Sequence[TraceData], look: Look) -> list[Drawing]:
     """A map of sun and one of β2 of one optimizer; none where nothing was recorded."""
-    drawn = [buckets(traces, key, title, look.name) for key, title in QUANTITIES]
+    drawn = [buckets(traces, quantity, look.name) for quantity in QUANTITIES]
     return [one for one in drawn if one is not None]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The cells of a map.
+
+    Attributes:
+      names: of the buckets.
+      edges: the ends of the stretches of steps.
+      cells: [bucket, stretch]; NaN where no run has a value.
+    """
+
+    names: Sequence[str]
+    edges: Array
+    cells: Array
 
 
 def _edges(traces: Sequence[TraceData]) -> Array:
@@ -84,60 +121,77 @@ def _edges(traces: Sequence[TraceData]) -> Array:
     return np.linspace(steps[0] - 0.5, steps[-1] + 0.5, min(COLUMNS, len(steps)) + 1)
 
 
-def cells(traces: Sequence[TraceData], key: str) -> tuple[list[str], Array, Array]:
-    """(bucket names, edges, cells[bucket, stretch]); NaN where no run has a value."""
+def grid_of(traces: Sequence[TraceData], quantity: Quantity) -> Grid:
+    """The mean over the runs whose buckets are those of the first."""
     edges, names = _edges(traces), list(traces[0].names)
-    pick, worst = (np.fmax, -math.inf) if key == "sun" else (np.fmin, math.inf)
     found = []
     for trace in traces:
-        rows = np.asarray(getattr(trace, key), float)
-        if list(trace.names) != names or rows.ndim != 2 or not len(rows):
-            continue
-        at = np.clip(np.searchsorted(edges, np.asarray(trace.steps, float)) - 1, 0, len(edges) - 2)
-        held = np.full((len(edges) - 1, rows.shape[1]), worst)
-        # ufunc.at takes the extreme of each stretch; NaN, a step without a gradient, is passed over
-        pick.at(held, at, rows)
-        found.append(np.where(np.isfinite(held), held, math.nan).T)
+        values = np.asarray(getattr(trace, quantity.key), float)
+        if list(trace.names) == names and values.ndim == 2 and len(values):
+            found.append(_extremes(np.asarray(trace.steps, float), values, edges, quantity))
     if not found:
-        return names, edges, np.zeros((0, len(edges) - 1))
+        return Grid(names, edges, np.zeros((0, len(edges) - 1)))
     stack = np.array(found)
     count = np.isfinite(stack).sum(axis=0)
     total = np.where(np.isfinite(stack), stack, 0).sum(axis=0)
-    return names, edges, np.where(count, total / np.maximum(count, 1), math.nan)
+    return Grid(names, edges, np.where(count, total / np.maximum(count, 1), math.nan))
 
 
-def buckets(traces: Sequence[TraceData], key: str, title: str, arm: str) -> Drawing | None:
+def _extremes(steps: Array, values: Array, edges: Array, quantity: Quantity) -> Array:
+    """The extreme value of each bucket in each stretch of one run; NaN where there is none."""
+    at = np.clip(np.searchsorted(edges, steps) - 1, 0, len(edges) - 2)
+    extreme, none_yet = (np.fmax, -math.inf) if quantity.spikes_up else (np.fmin, math.inf)
+    held = np.full((len(edges) - 1, values.shape[1]), none_yet)
+    # ufunc.at takes the extreme of each stretch; NaN, a step without a gradient, is passed over
+    extreme.at(held, at, values)
+    return np.where(np.isfinite(held), held, math.nan).T
+
+
+def _that_spike_most(grid: Grid, quantity: Quantity) -> Grid:
+    """The MOST_BUCKETS buckets that spike most, in their order."""
+    if quantity.spikes_up:
+        extreme = np.nan_to_num(grid.cells, nan=0.5).max(axis=1)
+    else:
+        extreme = -np.nan_to_num(grid.cells, nan=9).min(axis=1)
+    kept = np.sort(np.argsort(-extreme, kind="stable")[:MOST_BUCKETS])
+    return Grid([grid.names[k] for k in kept], grid.edges, grid.cells[kept])
+
+
+def buckets(traces: Sequence[TraceData], quantity: Quantity, arm: str) -> Drawing | None:
     """A row per bucket, a column per stretch of steps; None where nothing was recorded."""
     if not traces or not traces[0].names:
         return None
-    names, edges, grid = cells(traces, key)
-    if not np.isfinite(grid).any():
+    grid, left_out = grid_of(traces, quantity), ""
+    if not np.isfinite(grid.cells).any():
         return None
-    left_out = ""
-    if len(names) > MOST_BUCKETS:
-        extreme = np.nan_to_num(grid, nan=0.5).max(axis=1) if key == "sun" else -np.nan_to_num(grid, nan=9).min(axis=1)
-        kept = np.sort(np.argsort(-extreme, kind="stable")[:MOST_BUCKETS])
-        left_out = f", the {MOST_BUCKETS} of {len(names)} buckets that spike most"
-        names, grid = [names[k] for k in kept], grid[kept]
-    room = max(34.0, CHARACTER * min(17, max(len(name) for name in names)))
-    height = max(13.0, min(26.0, 150 / len(names)))
-    x = Scale(edges[0], edges[-1], room + 8, WIDTH - 14)
-    bottom = 4 + height * len(names)
-    low, high = _range(key, traces, grid)
-    parts = [_raster((grid - low) / (high - low), x.start, 4.0, x.stop - x.start, height * len(names))]
-    for k, name in enumerate(names):
-        parts.append(label(name, room + 2, 8 + height * (k + 0.5), text_anchor="end", room=17 * CHARACTER))
-    which = "largest" if key == "sun" else "smallest"
-    parts += _foot(x, bottom, low, high, f"{which} {title}")
+    if len(grid.names) > MOST_BUCKETS:
+        left_out = f", the {MOST_BUCKETS} of {len(grid.names)} buckets that spike most"
+        grid = _that_spike_most(grid, quantity)
+    low, high = _range(quantity, traces, grid.cells)
+    parts, height = _map(grid, low, high, f"{quantity.extreme} {quantity.title}")
     runs = f"{len(traces)} run{'' if len(traces) == 1 else 's'}"
-    told = f"{title} of each bucket against step, {arm}: the {which} of each stretch, mean of {runs}{left_out}"
-    heading = f"{arm}: {title} by bucket{left_out}"
-    return picture(parts, WIDTH, bottom + 62, heading, told)
+    of = f"the {quantity.extreme} of each stretch, mean of {runs}"
+    told = f"{quantity.title} of each bucket against step, {arm}: {of}{left_out}"
+    return picture(parts, WIDTH, height, f"{arm}: {quantity.title} by bucket{left_out}", told)
 
 
-def _range(key: str, traces: Sequence[TraceData], values: Array) -> tuple[float, float]:
+def _map(grid: Grid, low: float, high: float, colours: str) -> tuple[list[Markup], float]:
+    """The cells coloured from `low` to `high`, the names beside them and the axes below, and how high all of it is."""
+    rows = len(grid.names)
+    room = max(34.0, CHARACTER * min(17, max(len(name) for name in grid.names)))
+    height = max(13.0, min(26.0, 150 / rows))
+    x = Scale(grid.edges[0], grid.edges[-1], room + 8, WIDTH - 14)
+    bottom = 4 + height * rows
+    parts = [_raster((grid.cells - low) / (high - low), x.start, 4.0, x.stop - x.start, height * rows)]
+    for k, name in enumerate(grid.names):
+        parts.append(label(name, room + 2, 8 + height * (k + 0.5), text_anchor="end", room=17 * CHARACTER))
+    parts += _foot(x, bottom, low, high, colours)
+    return parts, bottom + 62
+
+
+def _range(quantity: Quantity, traces: Sequence[TraceData], values: Array) -> tuple[float, float]:
     """[0, 1] for sun, [β2_min, β2_max] for β2 where they are known, else its own range."""
-    if key == "sun":
+    if quantity is SUN:
         return 0.0, 1.0
     known = [trace.limits for trace in traces if trace.limits is not None and trace.limits[0] < trace.limits[1]]
     low, high = known[0] if known else (float(np.nanmin(values)), float(np.nanmax(values)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -90,6 +91,29 @@ class Harmless(Observer):
         self._tell(self._view.finished, spec, result)
 
 
+@dataclass(frozen=True)
+class Planned:
+    """The runs of a phase, how many of them are there already, how many of those failed, and who makes the rest."""
+
+    total: int
+    kept: int
+    failed: int
+    workers: int
+
+    def line(self, phase: str = "") -> str:
+        """The phase in one line before it starts.
+
+        >>> Planned(30, 0, 0, 2).line(), Planned(12, 4, 1, 1).line("widening")
+        ('30 runs, 2 workers', 'widening: 12 runs, 4 already finished (1 of them failed), 1 worker')
+        """
+        parts = [f"{self.total} run{'' if self.total == 1 else 's'}"]
+        if self.kept:
+            parts.append(f"{self.kept} already finished" + (f" ({self.failed} of them failed)" if self.failed else ""))
+        if self.kept < self.total:
+            parts.append("1 worker" if self.workers == 1 else f"{self.workers} workers")
+        return (f"{phase}: " if phase else "") + ", ".join(parts)
+
+
 class Lines(Observer):
     """Tells what is studied, names each phase with runs to make when its first run starts, and then every run."""
 
@@ -97,7 +121,7 @@ class Lines(Observer):
         self.console, self.tuning = console, plan.tuning
         self._title = title_of(plan)
         self._rounds = 0
-        self._planned: tuple[int, int, int, int] | None = None  # of a phase that has not begun
+        self._planned: Planned | None = None  # of a phase that has not begun
         self._done = self._total = 0
 
     def begin_showing(self) -> None: ...
@@ -106,13 +130,14 @@ class Lines(Observer):
 
     def planned(self, total: int, kept: int, failed: int, workers: int) -> None:
         self._rounds += 1
-        self._planned = (total, kept, failed, workers)
+        self._planned = Planned(total, kept, failed, workers)
 
     def started(self, spec: RunSpec) -> None:
         if self._planned is not None:
-            (self._total, self._done, *_), planned, self._planned = self._planned, self._planned, None
+            planned, self._planned = self._planned, None
+            self._total, self._done = planned.total, planned.kept
             phase = self._phase(spec)
-            self.begin(phase, phase_line("" if phase == "runs" else phase, *planned))
+            self.begin(phase, planned.line("" if phase == "runs" else phase))
 
     def _phase(self, spec: RunSpec) -> str:
         if self.tuning is None:
@@ -133,7 +158,7 @@ class Lines(Observer):
     def done(self) -> None:
         """Where nothing was to be made, say so."""
         if self._title and self._planned is not None:
-            self.say(f"{self._title} · {phase_line('', *self._planned)}")
+            self.say(f"{self._title} · {self._planned.line()}")
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -193,17 +218,3 @@ def title_of(plan: Plan) -> str:
     """What is studied: "rare_trigger · paper preset · JAX · seeds 0-9"."""
     made = [] if plan.code is not None else [f"{plan.preset} preset", ENGINES.get(plan.engine, plan.engine)]
     return " · ".join([plan.testbed, *made, f"seed{'s' if len(plan.seeds) > 1 else ''} {seed_ranges(plan.seeds)}"])
-
-
-def phase_line(phase: str, total: int, kept: int, failed: int, workers: int) -> str:
-    """A phase in one line before it starts.
-
-    >>> phase_line("", 30, 0, 0, 2), phase_line("widening", 12, 4, 1, 1)
-    ('30 runs, 2 workers', 'widening: 12 runs, 4 already finished (1 of them failed), 1 worker')
-    """
-    parts = [f"{total} run{'' if total == 1 else 's'}"]
-    if kept:
-        parts.append(f"{kept} already finished" + (f" ({failed} of them failed)" if failed else ""))
-    if kept < total:
-        parts.append("1 worker" if workers == 1 else f"{workers} workers")
-    return (f"{phase}: " if phase else "") + ", ".join(parts)

@@ -371,11 +371,12 @@ def _settings(snapshot: Snapshot) -> Section:
     finished = {run.spec.optimizer: run.result.settings for run in snapshot.runs if run.result and run.result.settings}
     resolved = next(iter(finished.values()), record.settings)
     commands = list(dict.fromkeys(call.command for call in record.calls))
-    options = {
-        f"{looks.name_of(arm)} ({arm})": ", ".join(f"{name} = {value}" for name, value in own["optimizer"].items())
-        for arm in (one.label for one in record.arms)
-        if (own := finished.get(arm, {})).get("optimizer")
-    }
+    options = {}
+    for arm in record.arms:
+        own = finished.get(arm.label, {}).get("optimizer")
+        if own:
+            told = ", ".join(f"{name} = {value}" for name, value in own.items())
+            options[f"{looks.name_of(arm.label)} ({arm.label})"] = told
     shown = [heading("Command" if len(commands) == 1 else "Commands")]
     shown += [element("pre", command, tabindex=0) for command in commands]
     for title, facts in (

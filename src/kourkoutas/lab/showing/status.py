@@ -8,6 +8,7 @@ Everything is read from the results folder, so that any process can ask, at any 
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -67,7 +68,10 @@ class Status:
 
     def count(self, *states: str) -> int:
         """The runs in these states, or all."""
-        return sum(own[state] for own in self.arms.values() for state in states or STATES)
+        total = 0
+        for own in self.arms.values():
+            total += sum(own[state] for state in states or STATES)
+        return total
 
     @property
     def done(self) -> int:
@@ -98,7 +102,7 @@ def status_of(snapshot: Snapshot) -> Status:
     under_way = {run.id for run in going}
     missing_tuning = _missing_tuning_runs(record, snapshot.tuning_runs)
     to_come = missing_tuning + _missing_runs(record, snapshot.runs)
-    arms = {arm: Counter(dict.fromkeys(STATES, 0)) for arm in (one.label for one in record.arms)}
+    arms = {arm.label: Counter(dict.fromkeys(STATES, 0)) for arm in record.arms}
     for run in every:
         state = ENDED[run.result.status] if run.result else "running" if run.id in under_way else "waiting"
         arms.setdefault(run.spec.optimizer, Counter(dict.fromkeys(STATES, 0)))[state] += 1
@@ -152,7 +156,7 @@ def _seconds_left(runs: Sequence[StoredRun], going: int, to_come: Mapping[str, i
     for run in runs:
         if run.result is not None and run.result.status == "ok":
             took.setdefault(run.spec.optimizer, []).append(run.result.seconds)
-    every = [x for own in took.values() for x in own]
+    every = list(itertools.chain.from_iterable(took.values()))
     if not every:
         return None
     work = Counter(run.spec.optimizer for run in runs if run.result is None) + Counter(to_come)

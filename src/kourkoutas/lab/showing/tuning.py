@@ -6,6 +6,7 @@ was chosen. Where the mean run diverged a cross stands at the edge on the worse 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -31,13 +32,13 @@ def draw(found: Sequence[Sensitivity], looks: Mapping[str, Look], title: str, *,
             f"no values were tried, so there is nothing to draw: tune one option, {argument('tune', 'lr=LOW:HIGH')}"
         )
     option = found[0].option
-    values = [float(point.value) for one in found for point in one.points]
+    points = list(itertools.chain.from_iterable(one.points for one in found))
+    values = [float(point.value) for point in points]
     ends: list[float] = []
-    for one in found:
-        for point in one.points:
-            ends += filter(math.isfinite, (point.mean, point.low, point.high))
+    for point in points:
+        ends += filter(math.isfinite, (point.mean, point.low, point.high))
     log_y = _positive(ends)
-    top = None if maximize else below_explosions(ends, _usual_top(found), log=log_y)
+    top = None if maximize else below_explosions(ends, _usual_top(points), log=log_y)
     panel = Panel.over(
         values, ends, log_x=min(values) > 0, log_y=log_y, height=HEIGHT, x_label=option, edge=0.06, top=top
     )
@@ -69,9 +70,9 @@ def _mark(panel: Panel, point: Point, of: Sensitivity, look: Look, maximize: boo
     return element("g", *marks)
 
 
-def _usual_top(found: Sequence[Sensitivity]) -> float:
+def _usual_top(points: Sequence[Point]) -> float:
     """The highest mean that a reader wants to tell from others: that of the middle one of all."""
-    means = sorted(p.mean for one in found for p in one.points if math.isfinite(p.mean))
+    means = sorted(point.mean for point in points if math.isfinite(point.mean))
     return means[len(means) // 2] if means else math.nan
 
 

@@ -37,11 +37,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from kourkoutas.lab.judging.comparing import Judged
-from kourkoutas.lab.judging.deciding import crossing
+from kourkoutas.lab.judging.deciding import Chances
 from kourkoutas.lab.judging.intervals import Interval, antilog
 from kourkoutas.lab.judging.statistics import Paired
-from kourkoutas.lab.judging.values import Array
-from kourkoutas.lab.tuning.luck import draws_of_s
+from kourkoutas.lab.judging.values import Array, Sides, all_values
+from kourkoutas.lab.tuning.luck import Lost, draws_of_s
 
 RESAMPLES = 19_999
 PER_STATEMENT = 400  # resamples: the smallest p, adjusted for all statements of a suite, is 2/400
@@ -53,13 +53,11 @@ class Ratios:
 
     Attributes:
       d: log10 of baseline/treatment for each seed, above 0 where the treatment is better.
-      lost_treatment, lost_baseline: draws of what each may have lost by its tuning, on the same scale; None where that
-        is not known.
+      lost: draws of what each may have lost by its tuning, on the same scale; None where that is not known.
     """
 
     d: Array
-    lost_treatment: Array | None
-    lost_baseline: Array | None
+    lost: Sides[Array | None]
 
     @property
     def ratio(self) -> float:
@@ -74,21 +72,20 @@ def ratios(judged: Judged, pair: tuple[str, str]) -> Ratios | str:
         return "no seed in common"
     if paired.unfinished:
         return "a run failed"
-    ended = np.array([x for own in judged.counted.values() for x in own.values() if math.isfinite(x)])
-    if not len(ended):
+    ended = [x for x in all_values(judged.counted) if math.isfinite(x)]
+    if not ended:
         return "no run gave a value"
-    if ended.min() <= 0:
+    if min(ended) <= 0:
         return "values at or below 0 have no ratio"
-    worst = ended.min() if paired.higher_is_better else ended.max()
+    worst = min(ended) if paired.higher_is_better else max(ended)
     x, y = (np.log10(np.where(np.isfinite(own), own, worst)) for own in (paired.x, paired.y))
     d = x - y if paired.higher_is_better else y - x
-    of_treatment, of_baseline = (_lost(paired, own, k) for k, own in enumerate((paired.x, paired.y)))
-    return Ratios(d, of_treatment, of_baseline)
+    lost = Sides(_lost(paired, paired.x, paired.lost.treatment), _lost(paired, paired.y, paired.lost.baseline))
+    return Ratios(d, lost)
 
 
-def _lost(paired: Paired, values: Array, side: int) -> Array | None:
-    """Draws of what one side may have lost by its tuning, as a logarithm of a ratio."""
-    lost = paired.lost[side]
+def _lost(paired: Paired, values: Array, lost: Lost | None) -> Array | None:
+    """Draws of what the side with these values may have lost by its tuning, as a logarithm of a ratio."""
     if lost is None:
         return None
     r = lost(draws_of_s(paired.both))
@@ -119,6 +116,44 @@ class Across:
     interval: Callable[[float], Interval | None] = lambda level: None
 
 
+@dataclass(frozen=True)
+class _Bootstrap(Chances):
+    """The bootstrap-t of G.
+
+    Attributes:
+      g, error: G and SE.
+      drawn: T* of every resample, in order.
+      lost: draws of what each side may have lost on average over the problems; None where that is not known.
+    """
+
+    g: float
+    error: float
+    drawn: Array
+    lost: Sides[Array | None]
+
+    def below(self, x: float) -> float:
+        if self.lost.baseline is None:
+            return math.nan
+        at = np.searchsorted(self.drawn, (self.g - x - self.lost.baseline) / self.error, "left")
+        return float(np.mean((len(self.drawn) - at + 1) / (len(self.drawn) + 1)))
+
+    def above(self, x: float) -> float:
+        if self.lost.treatment is None:
+            return math.nan
+        at = np.searchsorted(self.drawn, (self.g - x + self.lost.treatment) / self.error, "right")
+        return float(np.mean((at + 1) / (len(self.drawn) + 1)))
+
+    def interval(self, level: float) -> Interval | None:
+        """Of the ratio, 10^-G."""
+        if self.lost.treatment is None or self.lost.baseline is None:
+            return None
+        furthest = float(np.abs(self.drawn[np.isfinite(self.drawn)]).max(initial=0.0))
+        most_lost = max(float(self.lost.treatment.max()), float(self.lost.baseline.max()))
+        reach = self.error * furthest + most_lost + self.error
+        low, high = self.ends(level, self.g - reach, self.g + reach)
+        return Interval(antilog(-high), antilog(-low), "bootstrap-t over seeds within problems")
+
+
 def over_problems(found: Sequence[Ratios], statements: int = 1, seed: int = 0) -> Across:
     """What the ratios on all problems say together, as one of so many statements."""
     g = float(np.mean([one.d.mean() for one in found]))
@@ -130,38 +165,12 @@ def over_problems(found: Sequence[Ratios], statements: int = 1, seed: int = 0) -
         return Across(ratio, why="the differences are all equal")
     rng = np.random.default_rng(seed)
     drawn = np.sort(_studentized(found, g, rng, max(RESAMPLES, PER_STATEMENT * statements)))
-    r_treatment, r_baseline = _mean_lost(found, rng)
-
-    def below(x: float) -> float:
-        """P(no advantage over x of the treatment)."""
-        if r_baseline is None:
-            return math.nan
-        at = np.searchsorted(drawn, (g - x - r_baseline) / error, "left")
-        return float(np.mean((len(drawn) - at + 1) / (len(drawn) + 1)))
-
-    def above(x: float) -> float:
-        if r_treatment is None:
-            return math.nan
-        at = np.searchsorted(drawn, (g - x + r_treatment) / error, "right")
-        return float(np.mean((at + 1) / (len(drawn) + 1)))
-
-    chance = 2 * (below(0.0) if g > 0 else above(0.0))
-    p = 1.0 if math.isnan(chance) else min(1.0, chance)
-
-    def interval(level: float) -> Interval | None:
-        if r_treatment is None or r_baseline is None:
-            return None
-        alpha = (1 - level) / 2
-        reach = (
-            error * float(np.abs(drawn[np.isfinite(drawn)]).max(initial=0.0))
-            + max(float(r_treatment.max()), float(r_baseline.max()))
-            + error
-        )
-        low = crossing(below, alpha, g - reach, g + reach)
-        high = crossing(lambda x: -above(x), -alpha, g - reach, g + reach)
-        return Interval(antilog(-high), antilog(-low), "bootstrap-t over seeds within problems")
-
-    return Across(ratio, p, interval=interval)
+    lost = Sides(
+        treatment=_mean_lost([one.lost.treatment for one in found], rng),
+        baseline=_mean_lost([one.lost.baseline for one in found], rng),
+    )
+    chances = _Bootstrap(g, error, drawn, lost)
+    return Across(ratio, chances.two_sided(g), interval=chances.interval)
 
 
 def _studentized(found: Sequence[Ratios], g: float, rng: np.random.Generator, resamples: int) -> Array:
@@ -177,13 +186,10 @@ def _studentized(found: Sequence[Ratios], g: float, rng: np.random.Generator, re
     return np.nan_to_num(studentized, nan=0.0, posinf=math.inf, neginf=-math.inf)
 
 
-def _mean_lost(found: Sequence[Ratios], rng: np.random.Generator) -> tuple[Array | None, Array | None]:
-    """Draws of r of treatment and baseline: the mean over the problems, whose tunings know nothing of each other."""
-    sides = []
-    for own in ([one.lost_treatment for one in found], [one.lost_baseline for one in found]):
-        known = [rng.permutation(r) for r in own if r is not None]
-        sides.append(np.asarray(np.mean(known, axis=0)) if len(known) == len(own) else None)
-    return sides[0], sides[1]
+def _mean_lost(on_problems: Sequence[Array | None], rng: np.random.Generator) -> Array | None:
+    """Draws of r of one side: the mean over the problems, whose tunings know nothing of each other."""
+    known = [rng.permutation(r) for r in on_problems if r is not None]
+    return np.asarray(np.mean(known, axis=0)) if len(known) == len(on_problems) else None
 
 
 def profile(typical: Mapping[str, Mapping[str, float]], higher_is_better: Mapping[str, bool]) -> dict[str, list[float]]:

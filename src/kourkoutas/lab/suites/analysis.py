@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from kourkoutas.lab.judging.statistics import Finding, between
 from kourkoutas.lab.judging.verdicts import Verdict
 from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.planning.contrasts import LEVEL
+from kourkoutas.lab.results.export import names_in
 from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.suites import across, judging
 from kourkoutas.lab.suites.judging import Standing
@@ -157,20 +158,13 @@ def analyse_suite(
     studies = {
         key: analyse(snapshot, baseline=baseline, margin=margin, resamples=0) for key, snapshot in snapshots.items()
     }
-    declared = {one.snapshot.record.margin for one in studies.values()}
-    if margin is None and len(declared) == 1:
-        (margin,) = declared
+    if margin is None:
+        margin = _declared_margin(studies.values())
     others = [arm for arm in arms if arm != baseline]
     finished = not missing and all(one.finished for one in studies.values())
-    standings: list[Standing] = []
-    if finished:
-        judged = {key: one.judged[0] for key, one in studies.items()}
-        standings = judging.judge(judged, others, baseline, margin)
-        standings.sort(key=lambda one: math.inf if one.ratio is None else one.ratio)
+    standings = _standings(studies, others, baseline, margin) if finished else []
     by_arm = {one.optimizer: one for one in standings}
     problems = tuple(_problem(key, one, arms, baseline, by_arm) for key, one in studies.items())
-    typical = {one.name: {row.optimizer: _number(row.median) for row in one.rows} for one in problems}
-    higher = {one.name: one.higher_is_better for one in problems}
     family = judging.family_of(len(others), len(problems)).size
     tuned = any(one.snapshot.record.tuning is not None for one in studies.values())
     return SuiteAnalysis(
@@ -186,7 +180,7 @@ def analyse_suite(
         optimizers=tuple(arms),
         problems=problems,
         standings=tuple(standings),
-        profile=across.profile(typical, higher) if finished else {},
+        profile=_profile(problems) if finished else {},
         notes=(*left_out, *_notes(standings)),
         studies=studies,
     )
@@ -195,9 +189,7 @@ def analyse_suite(
 def _shared_arms(snapshots: Mapping[str, Snapshot]) -> tuple[list[str], list[str]]:
     """(the optimizers that every study has, what is said of the others)."""
     labels = {key: [arm.label for arm in one.record.arms] for key, one in snapshots.items()}
-    first, every = next(iter(labels.values())), dict[str, None]()
-    for own in labels.values():
-        every |= dict.fromkeys(own)
+    first = next(iter(labels.values()))
     shared = [arm for arm in first if all(arm in own for own in labels.values())]
     if len(shared) < 2:
         have = "; ".join(f"{key}: {', '.join(own)}" for key, own in labels.items())
@@ -205,11 +197,33 @@ def _shared_arms(snapshots: Mapping[str, Snapshot]) -> tuple[list[str], list[str
             f"the studies have fewer than two optimizers in common, so there is nothing to answer ({have})"
         )
     told = []
-    for arm in every:
+    for arm in names_in(labels.values()):
         if arm not in shared:
             where = [key for key, own in labels.items() if arm in own]
             told.append(f"{name_of(arm)} is in {listed(where)} only, and no part of the answer over all problems.")
     return shared, told
+
+
+def _declared_margin(studies: Iterable[Analysis]) -> float | None:
+    """The margin that all studies declared; None where they differ."""
+    declared = {one.snapshot.record.margin for one in studies}
+    return declared.pop() if len(declared) == 1 else None
+
+
+def _standings(
+    studies: Mapping[str, Analysis], others: Sequence[str], baseline: str, margin: float | None
+) -> list[Standing]:
+    """The best ratio first."""
+    primary = {name: one.judged[0] for name, one in studies.items()}
+    standings = judging.judge(primary, others, baseline, margin)
+    return sorted(standings, key=lambda one: math.inf if one.ratio is None else one.ratio)
+
+
+def _profile(problems: Sequence[Problem]) -> dict[str, list[float]]:
+    """{optimizer: its factors of the best}, by its median end on each problem."""
+    typical = {one.name: {row.optimizer: _number(row.median) for row in one.rows} for one in problems}
+    higher = {one.name: one.higher_is_better for one in problems}
+    return across.profile(typical, higher)
 
 
 def _number(value: float | None) -> float:
@@ -402,7 +416,7 @@ def _headline(
         named = listed([name_of(one.optimizer) for one in unclear])
         rest = "" if lines else f" from {other} over {over}"
         lines.append(f"{named} {'is' if len(unclear) == 1 else 'are'} not clearly different{rest}.")
-    if none := [one for verdict in ("untested", "unfinished") for one in groups.get(verdict, ())]:  # type: ignore[call-overload]
+    if none := [*groups.get("untested", ()), *groups.get("unfinished", ())]:
         named = listed([f"{name_of(one.optimizer)} ({one.why})" for one in none])
         lines.append(f"No verdict over {over} on {named}.")
     if same := groups.get("identical"):

@@ -5,6 +5,7 @@ The page is made as a study's is (`kourkoutas.lab.showing.report`): same skeleto
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -26,6 +27,7 @@ from kourkoutas.lab.showing.drawing import (
     Panel,
     Scale,
     element,
+    interval,
     label,
     picture,
     tick_text,
@@ -211,13 +213,7 @@ def _marks(one: Standing, scale: Scale, y: float) -> list[Markup]:
     marks: list[Markup] = [element("title", told)]
     if one.ratio is not None and one.verdict not in ("untested", "unfinished"):
         low, high = (one.ratio, one.ratio) if one.interval is None else (one.interval.low, one.interval.high)
-        left, right = max(scale.at(max(low, scale.low)), scale.start), min(scale.at(min(high, scale.high)), scale.stop)
-        marks.append(element("line", x1=left, x2=right, y1=middle, y2=middle, class_="interval"))
-        for end, cut, tip in ((left, low < scale.low, -6), (right, high > scale.high, 6)):
-            if cut:
-                marks.append(element("path", d=f"M{end + tip:.1f} {middle:.1f}l{-tip} -5v10z", class_="arrow"))
-            else:
-                marks.append(element("line", x1=end, x2=end, y1=middle - 4, y2=middle + 4, class_="interval"))
+        marks += interval(scale, low, high, middle)
         marks.append(element("circle", cx=scale.at(one.ratio), cy=middle, r=6, class_="dot"))
     return [
         label(name_of(one.optimizer), 0, y + 12, room=WIDTH - TYPICAL * (len(words) + 1)),
@@ -229,10 +225,11 @@ def _marks(one: Standing, scale: Scale, y: float) -> list[Markup]:
 
 def profile(found: SuiteAnalysis, arms: Mapping[str, looks.Look]) -> Drawing | None:
     """The share of problems on which each optimizer is within a factor of the best."""
-    every = [factor for own in found.profile.values() for factor in own if math.isfinite(factor)]
-    if not every:
+    factors = itertools.chain.from_iterable(found.profile.values())
+    furthest = max(filter(math.isfinite, factors), default=None)
+    if furthest is None:
         return None
-    last = max(1.1, 1.05 * max(every))
+    last = max(1.1, 1.05 * furthest)
     panel = Panel.over([1.0, last], [0.0, 100.0], log_x=True, x_label="within this factor of the best, log scale")
     for arm, own in found.profile.items():
         steps = [(factor, (k + 1) / len(own)) for k, factor in enumerate(own) if math.isfinite(factor)]

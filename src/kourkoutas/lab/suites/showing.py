@@ -12,6 +12,7 @@ from rich.text import Text
 from kourkoutas.lab.judging.headline import digits
 from kourkoutas.lab.judging.statistics import show
 from kourkoutas.lab.optimizers.looks import name_of
+from kourkoutas.lab.results.export import names_in
 from kourkoutas.lab.suites.analysis import Problem, Row, SuiteAnalysis, problems_words, ratio_words
 
 MOST_LINES, COLUMNS = 30, 80
@@ -160,7 +161,7 @@ def problem_table(found: SuiteAnalysis, problem: Problem) -> str:
 def problem_rows(found: SuiteAnalysis, problem: Problem) -> tuple[list[str], list[list[str]]]:
     """(head, rows) of one problem's table."""
     base = name_of(found.baseline)
-    options = list(dict.fromkeys(name for row in problem.rows for name in row.chosen))
+    options = names_in(row.chosen for row in problem.rows)
     timed = any(row.reached is not None for row in problem.rows)
     head = ["", *(f"best {name}" for name in options), "median [quartiles]", f"better than {base} by", "seeds won", "p"]
     head += ["µs/step", *(["reach its end", "median steps until then"] if timed else [])]

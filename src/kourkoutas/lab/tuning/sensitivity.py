@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from kourkoutas.lab.results.store import StudyRecord
 from kourkoutas.lab.specs.spec import Endpoint, Value
-from kourkoutas.lab.tuning.trials import Tried, as_ratios
+from kourkoutas.lab.tuning.trials import Tried, as_ratios, of_all_arms
 
 MARGIN = 0.05  # the part of the best mean by which another may be worse and still count as about as good
 
@@ -91,9 +91,10 @@ def sensitivities(
         arm: sorted((one for one in own if set(one.values) == {option}), key=lambda one: one.values[option])
         for arm, own in tried.items()
     }
-    log = as_ratios(itertools.chain.from_iterable(tried.values()), log)
+    log = as_ratios(of_all_arms(tried), log)
     losses = {arm: [one.loss(maximize, log) for one in own] for arm, own in rising.items() if own}
-    worst = max((loss for own in losses.values() for loss in own if math.isfinite(loss)), default=math.nan)
+    of_all = itertools.chain.from_iterable(losses.values())
+    worst = max(filter(math.isfinite, of_all), default=math.nan)
     return {arm: _of(arm, option, rising[arm], own, worst, maximize) for arm, own in losses.items()}
 
 

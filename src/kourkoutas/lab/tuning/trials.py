@@ -43,6 +43,11 @@ class Tried:
     def finite(self) -> list[float]:
         return [x for x in self.scores if math.isfinite(x)]
 
+    @property
+    def has_logarithms(self) -> bool:
+        """Whether no score is at or below 0."""
+        return all(x > 0 for x in self.finite)
+
     def standing(self, maximize: bool, log: bool = False) -> tuple[int, float]:
         """(runs without a score, mean of the others with the sign that makes less better): less is better.
 
@@ -61,9 +66,14 @@ class Tried:
         return math.inf if lost else mean
 
 
+def of_all_arms(tried: Mapping[str, Sequence[Tried]]) -> list[Tried]:
+    """What all arms tried, one arm after the other."""
+    return list(itertools.chain.from_iterable(tried.values()))
+
+
 def as_ratios(tried: Iterable[Tried], log: bool) -> bool:
     """Whether scores are compared as ratios: one at or below 0 has no logarithm, and makes all of them differences."""
-    return log and all(x > 0 for one in tried for x in one.finite)
+    return log and all(one.has_logarithms for one in tried)
 
 
 def best(tried: Sequence[Tried], maximize: bool = False, log: bool = False) -> Tried:
@@ -82,7 +92,7 @@ def best(tried: Sequence[Tried], maximize: bool = False, log: bool = False) -> T
 
 def choose(tried: Mapping[str, Sequence[Tried]], maximize: bool = False, log: bool = False) -> dict[str, Tried]:
     """{arm: its best}, all by the same kind of mean."""
-    ratios = as_ratios(itertools.chain.from_iterable(tried.values()), log)
+    ratios = as_ratios(of_all_arms(tried), log)
     return {arm: best(own, maximize, ratios) for arm, own in tried.items()}
 
 
@@ -153,7 +163,7 @@ def told(snapshot: Snapshot, found: Mapping[str, Sequence[Tried]]) -> list[str]:
         lines.append(
             f"May do better beyond: {', '.join(edges)}. Widen {argument('tune')} or raise {argument('tune_budget')}."
         )
-    missing = sum(one.missing for own in found.values() for one in own)
+    missing = sum(one.missing for one in of_all_arms(found))
     if missing and record.chosen:
         lines.append(
             f"{missing} tuning run{' is' if missing == 1 else 's are'} missing. Without them nobody knows what an "

@@ -38,7 +38,7 @@ CHUNK = 64 * 2**20
 @functools.lru_cache(maxsize=16)
 def order(settings: Settings, seed: int, epoch: int) -> NDArray[np.int64]:
     """Training cases of each batch of an epoch (from 0): (batches, batch)."""
-    shuffled = np.random.default_rng([ORDER, seed, epoch]).permutation(settings.split[0])
+    shuffled = np.random.default_rng([ORDER, seed, epoch]).permutation(settings.split.train)
     return shuffled[: settings.epoch_steps * settings.batch].reshape(settings.epoch_steps, settings.batch)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,14 @@ TIMESTEPS = ("own", "common")
 MASKS = ("block", "causal")
 # Explicit finite differences of ∂u/∂t = α∇²u on a square grid are stable up to α·Δt/Δx² = 1/4.
 STABLE = 0.25
+
+
+class Split(NamedTuple):
+    """How many cases are for what, in this order in the data."""
+
+    train: int
+    validation: int
+    test: int
 
 
 @dataclass(frozen=True)
@@ -100,8 +109,8 @@ class Settings:
                 f"`width` must be a multiple of 2·heads = {2 * self.heads}: heads share it evenly and channels turn in "
                 f"pairs; got {self.width!r}"
             )
-        if self.batch > self.split[0]:
-            raise ValueError(f"`batch` must be at most the {self.split[0]} training cases; got {self.batch!r}")
+        if self.batch > self.split.train:
+            raise ValueError(f"`batch` must be at most the {self.split.train} training cases; got {self.batch!r}")
         highest = max(rate for _, rate in rates(self.schedule))
         if self.lr is not None and not (isinstance(self.lr, int | float) and self.lr > 0 and highest > 0):
             raise ValueError(
@@ -113,15 +122,14 @@ class Settings:
         return self.grid**2
 
     @property
-    def split(self) -> tuple[int, int, int]:
-        """Training, validation and test cases, in this order in the data."""
+    def split(self) -> Split:
         train, validation = round(0.7 * self.samples), round(0.2 * self.samples)
-        return train, validation, self.samples - train - validation
+        return Split(train, validation, self.samples - train - validation)
 
     @property
     def epoch_steps(self) -> int:
         """Updates in an epoch. Cases that do not fill a last batch are left out, others in each epoch."""
-        return self.split[0] // self.batch
+        return self.split.train // self.batch
 
 
 @functools.lru_cache(maxsize=16)

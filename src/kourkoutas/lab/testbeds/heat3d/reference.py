@@ -35,6 +35,8 @@ GRID = (24, 96, 80)
 _GAUSS = 0.5 + np.array([-0.5, 0.5]) / np.sqrt(3)
 _HAT = np.stack([1 - _GAUSS, _GAUSS])
 _HAT_SLOPE = np.array([[-1.0, -1.0], [1.0, 1.0]])
+# The corners of an element of the cross-section: (ρ side, θ side).
+_CORNERS = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
 @dataclass(frozen=True)
@@ -69,16 +71,26 @@ def _line(n: int, length: float) -> tuple[Array, Array]:
     return K, M
 
 
-def _section(given: Case, n_rho: int, n_theta: int) -> tuple[Any, Any, Array, Array]:
-    """K and M of the cross-section, and θ and r at its nodes.
+@dataclass(frozen=True)
+class _Section:
+    """The cross-section. Its node (i, j), ρ = i/nρ and θ = 2πj/nθ, has the number i·nθ + j.
 
-    Node (i, j) of the cross-section, ρ = i/nρ and θ = 2πj/nθ, has the number i·nθ + j.
+    Attributes:
+      K, M: stiffness and mass.
+      theta, r: at the nodes; θ by j, r by (i, j).
     """
+
+    K: Any
+    M: Any
+    theta: Array
+    r: Array
+
+
+def _section(given: Case, n_rho: int, n_theta: int) -> _Section:
     wall = given.wall
     h_rho, h_theta = 1 / n_rho, 2 * np.pi / n_theta
     i, j = np.meshgrid(np.arange(n_rho), np.arange(n_theta), indexing="ij")
-    # Four corners of an element: (ρ side, θ side).
-    corner = [((i + p) * n_theta + (j + q) % n_theta).ravel() for p in (0, 1) for q in (0, 1)]
+    corners = np.stack([((i + p) * n_theta + (j + q) % n_theta).ravel() for p, q in _CORNERS])
     K = np.zeros((4, 4, i.size))
     M = np.zeros((4, 4, i.size))
     for a in range(2):
@@ -89,24 +101,23 @@ def _section(given: Case, n_rho: int, n_theta: int) -> tuple[Any, Any, Array, Ar
             r = R_IN + rho * w
             weight = r * w * h_rho * h_theta / 4
             phi, along_r, along_theta = [], [], []
-            for p in (0, 1):
-                for q in (0, 1):
-                    d_rho = _HAT_SLOPE[p, a] * _HAT[q, b] / h_rho
-                    d_theta = _HAT[p, a] * _HAT_SLOPE[q, b] / h_theta
-                    phi.append(_HAT[p, a] * _HAT[q, b])
-                    along_r.append(d_rho / w)
-                    along_theta.append((d_theta - rho * slope / w * d_rho) / r)
+            for p, q in _CORNERS:
+                d_rho = _HAT_SLOPE[p, a] * _HAT[q, b] / h_rho
+                d_theta = _HAT[p, a] * _HAT_SLOPE[q, b] / h_theta
+                phi.append(_HAT[p, a] * _HAT[q, b])
+                along_r.append(d_rho / w)
+                along_theta.append((d_theta - rho * slope / w * d_rho) / r)
             for m in range(4):
                 for n in range(4):
                     K[m, n] += weight * (along_r[m] * along_r[n] + along_theta[m] * along_theta[n])
                     M[m, n] += weight * phi[m] * phi[n]
     size = (n_rho + 1) * n_theta
-    index = np.array([[np.stack([corner[m], corner[n]]) for n in range(4)] for m in range(4)])
-    at = (index[:, :, 0].ravel(), index[:, :, 1].ravel())
+    row, column = np.broadcast_arrays(corners[:, None], corners[None, :])  # of entry (m, n) of every element
+    at = (row.ravel(), column.ravel())
     nodes_theta = h_theta * np.arange(n_theta, dtype=np.float64)
     r_nodes = R_IN + np.linspace(0, 1, n_rho + 1)[:, None] * (wall.radius(nodes_theta) - R_IN)
     make = functools.partial(coo_array, shape=(size, size))
-    return make((K.ravel(), at)).tocsc(), make((M.ravel(), at)).tocsc(), nodes_theta, r_nodes
+    return _Section(make((K.ravel(), at)).tocsc(), make((M.ravel(), at)).tocsc(), nodes_theta, r_nodes)
 
 
 def _outer_load(given: Case, n_theta: int, n_z: int) -> Array:
@@ -133,7 +144,8 @@ def solve_case(given: Case, grid: tuple[int, int, int] = GRID) -> Solution:
     n_rho, n_theta, n_z = grid
     if min(grid) < 2 or n_theta < 4:
         raise ValueError(f"`grid` must have at least 2, 4 and 2 elements in ρ, θ and z; got {grid!r}")
-    K, M, theta, r = _section(given, n_rho, n_theta)
+    section = _section(given, n_rho, n_theta)
+    theta, r = section.theta, section.r
     K_z, M_z = _line(n_z, LENGTH)
     z = np.linspace(0, LENGTH, n_z + 1)
 
@@ -142,16 +154,16 @@ def solve_case(given: Case, grid: tuple[int, int, int] = GRID) -> Solution:
     load = np.zeros(shape)
     load[-1] = _outer_load(given, n_theta, n_z)
     # At the outlet g is interpolated between nodes: ∫ g φ dA = M g.
-    load[:, :, -1] += (M @ given.outlet(r, theta[None, :], np.full_like(r, LENGTH)).ravel()).reshape(r.shape)
+    load[:, :, -1] += (section.M @ given.outlet(r, theta[None, :], np.full_like(r, LENGTH)).ravel()).reshape(r.shape)
 
     lift = np.broadcast_to(given.value(*at), shape).copy()
     lift[1:, :, 1:] = 0
     flat = lift.reshape(-1, n_z + 1)
-    right = load.reshape(-1, n_z + 1) - (K @ flat) @ M_z - (M @ flat) @ K_z
+    right = load.reshape(-1, n_z + 1) - (section.K @ flat) @ M_z - (section.M @ flat) @ K_z
 
     # Unknown: all nodes but the inner wall (the first nθ of a section) and the inlet (the first of a line).
     free = slice(n_theta, None)
-    K, M = csc_array(K[free, free]), csc_array(M[free, free])
+    K, M = csc_array(section.K[free, free]), csc_array(section.M[free, free])
     eigenvalues, V = linalg.eigh(K_z[1:, 1:], M_z[1:, 1:])
     modes = right[free, 1:] @ V
     for k, value in enumerate(eigenvalues):
