@@ -27,7 +27,7 @@ from kourkoutas.lab.results.snapshot import Snapshot
 from kourkoutas.lab.specs.spec import RunResult
 from kourkoutas.lab.suites import across, asking, conducting, judging, page
 from kourkoutas.lab.suites.analysis import SuiteAnalysis, analyse_suite
-from kourkoutas.lab.suites.showing import MOST_LINES, Answer, markdown
+from kourkoutas.lab.suites.showing import MOST_LINES, Answer, markdown, on_each, problem_table
 from tests.lab import made_study
 from tests.lab.simulated_suite import KINDS, counts
 
@@ -397,6 +397,15 @@ def test_the_field_study_on_a_terminal_has_30_lines_of_80_columns(field: SuiteAn
     assert len(lines) <= MOST_LINES
     assert max(map(len, lines)) <= 80
     assert all(any(line.startswith(name) for line in lines) for name in ("SOAP", "K-β exact", "AdaGC"))
+
+
+def test_an_effect_beyond_a_factor_of_2_is_told_as_a_factor(tmp_path: Path) -> None:
+    found = answered(tmp_path, {"quarter": ends(0.25), "fourfold": ends(4.0), "less": ends(0.8)})
+    _, (cells,) = on_each(found)
+    assert [cell.rstrip("*") for cell in cells] == ["K-β", "4.0× better", "4.0× worse", "+20 %"]
+    texts = [problem_table(found, problem) for problem in found.problems]
+    for text, effect in zip(texts, ("4.0× lower", "4.0× higher", "20 % lower"), strict=True):
+        assert f"| {effect} [" in text
 
 
 def test_the_page_of_a_suite_leads_to_every_problem_and_loads_nothing(field: SuiteAnalysis, tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def _sections(found: SuiteAnalysis, out: Path) -> list[Section]:
 
 
 def _problems(found: SuiteAnalysis) -> Section:
-    """Percent better than the baseline: one row per optimizer, one column per problem, which leads to its section."""
+    """How much better than the baseline: one row per optimizer, one column per problem, which leads to its section."""
     links = [element("a", one.name, href=f"#problem-{k}") for k, one in enumerate(found.problems)]
     cells = []
     for one in found.standings:
@@ -126,11 +126,11 @@ def _problems(found: SuiteAnalysis) -> Section:
         for problem in found.problems:
             own = problem.row(one.optimizer)
             kind = {"better": "better", "worse": "worse"}.get(own.verdict or "")
-            text = showing.percent(own) + (f" ({own.diverged} diverged)" if own.diverged else "")
+            text = showing.better_by(problem, one.optimizer) + (f" ({own.diverged} diverged)" if own.diverged else "")
             row.append(element("span", text, class_=kind))
         cells.append(row)
     said = report.note(
-        f"Percent better than {name_of(found.baseline)}; {showing.CLEAR} clear among the {found.family} statements of "
+        f"How much better than {name_of(found.baseline)}; {showing.CLEAR} clear among the {found.family} statements of "
         "the suite. A problem's name leads to its numbers."
     )
     table = report.table("Every problem", [f"against {name_of(found.baseline)}", *links], cells)

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from kourkoutas.lab.judging.headline import digits
+from kourkoutas.lab.judging.headline import digits, percent_words, ratio
 from kourkoutas.lab.judging.statistics import show
 from kourkoutas.lab.optimizers.looks import name_of
 from kourkoutas.lab.results.export import names_in
@@ -91,8 +91,8 @@ def over_all(found: SuiteAnalysis, most: int | None = None) -> tuple[list[str], 
             "div.": len(one.diverged),
         }
         cells = [str(numbers[name]) for name in counts]
-        ratio = ratio_words(one) + (CLEAR if one.verdict in ("better", "worse") else "")
-        rows.append([name_of(one.optimizer), ratio, show(one.p_holm, 2), *cells, _arrives(found, one.optimizer)])
+        times = ratio_words(one) + (CLEAR if one.verdict in ("better", "worse") else "")
+        rows.append([name_of(one.optimizer), times, show(one.p_holm, 2), *cells, _arrives(found, one.optimizer)])
     return head, rows
 
 
@@ -111,25 +111,30 @@ def _arrives(found: SuiteAnalysis, optimizer: str) -> str:
 
 
 def on_each(found: SuiteAnalysis, most: int | None = None) -> tuple[list[str], list[list[str]]]:
-    """(head, rows): one row per optimizer, one column per problem: percent better than the baseline."""
+    """(head, rows): one row per optimizer, one column per problem: how much better than the baseline."""
     rows = []
     for one in found.standings[:most]:
-        rows.append([name_of(one.optimizer), *(percent(problem.row(one.optimizer)) for problem in found.problems)])
+        rows.append([name_of(one.optimizer), *(better_by(problem, one.optimizer) for problem in found.problems)])
     return ["better by", *(problem.name for problem in found.problems)], rows
 
 
-def percent(row: Row) -> str:
-    """How much better than the baseline on a problem, marked where that is clear in the suite.
+def better_by(problem: Problem, optimizer: str) -> str:
+    """How much better than the baseline on a problem, beyond a factor of 2 as a factor; marked where that is clear in
+    the suite.
 
     A study in which a run diverged decides by ranks; its percentage is that of the ranks' estimate.
     """
+    row = problem.row(optimizer)
     clear = CLEAR if row.verdict in ("better", "worse") else ""
     if row.verdict in ("unfinished", "untested", "identical"):
         return {"unfinished": "failed", "untested": "no verdict", "identical": "the same"}[row.verdict]
     if row.better is None or row.better.value is None or not math.isfinite(row.better.value):
         return f"{'diverged' if row.diverged else '–'}{clear}"
-    sign = "−" if row.better.value < 0 else "+"
-    return f"{sign}{digits(row.better.value)} %{clear}"
+    percent = row.better.value
+    times = ratio(percent, problem.higher_is_better)
+    if times >= 2 or 0 < times <= 0.5:
+        return f"{digits(max(times, 1 / times))}× {'better' if percent > 0 else 'worse'}{clear}"
+    return f"{'−' if percent < 0 else '+'}{digits(percent)} %{clear}"
 
 
 # Markdown
@@ -163,14 +168,14 @@ def problem_rows(found: SuiteAnalysis, problem: Problem) -> tuple[list[str], lis
     base = name_of(found.baseline)
     options = names_in(row.chosen for row in problem.rows)
     timed = any(row.reached is not None for row in problem.rows)
-    head = ["", *(f"best {name}" for name in options), "median [quartiles]", f"better than {base} by", "seeds won", "p"]
+    head = ["", *(f"best {name}" for name in options), "median [quartiles]", f"against {base}", "seeds won", "p"]
     head += ["µs/step", *(["reach its end", "median steps until then"] if timed else [])]
     rows = []
     for row in problem.rows:
         cells = [name_of(row.optimizer), *(f"{row.chosen[name]:.2g}" if name in row.chosen else "" for name in options)]
         cells.append(f"{show(row.median, 3)} [{show(row.q1, 3)}, {show(row.q3, 3)}]")
         won = "" if row.wins is None else f"{row.wins}/{row.seeds}"
-        cells += [_better(row), won, "" if row.wins is None else show(row.p_study, 2)]
+        cells += [_effect(problem, row), won, "" if row.wins is None else show(row.p_study, 2)]
         cells.append("–" if row.seconds_per_step is None else f"{1e6 * row.seconds_per_step:.0f}")
         if timed:
             steps = "–" if row.steps is None or not math.isfinite(row.steps) else f"{row.steps:.0f}"
@@ -179,11 +184,11 @@ def problem_rows(found: SuiteAnalysis, problem: Problem) -> tuple[list[str], lis
     return head, rows
 
 
-def _better(row: Row) -> str:
-    """Percent with its interval, as the study says it."""
+def _effect(problem: Problem, row: Row) -> str:
+    """The effect with its interval, as the study says it."""
     if row.wins is None:
         return ""
     if row.better is None or row.better.value is None or row.better.interval is None:
         return "–"
-    low, high = row.better.interval.low, row.better.interval.high
-    return f"{row.better.value:+.0f} % [{low:+.0f}, {high:+.0f}]".replace("-", "−")
+    interval = row.better.interval
+    return percent_words(interval.low, row.better.value, interval.high, problem.higher_is_better)
