@@ -60,7 +60,6 @@ TESTBEDS = {
     "C": ("heldout_bce", "C · rare trigger, held-out BCE"),
     "D": ("bpc", "D · character model, bits per character"),
 }
-PAPERS_RATE = 1e-2  # the paper's learning rate for testbed B
 SCREEN = (1100, 860)  # CSS pixels of the screenshot
 BLOWN_UP = 1e3  # a loss of testbed B above it; runs start at about 7
 THEMES = {
