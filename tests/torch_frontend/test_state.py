@@ -96,6 +96,29 @@ def test_float64_parameters_have_float64_statistics():
     assert {optimizer.state[p]["norm_ema"].dtype for p in model.parameters()} == {torch.float64}
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"buckets": "global"}, {"bias_correction": "exact"}, {"buckets": "global", "foreach": True}, {"basis": "eigen"}],
+    ids=lambda options: ", ".join(map(str, options.values())),
+)
+def test_a_group_of_float32_and_float64_parameters_goes_on_to_the_bit(options):
+    def made():
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2).double())
+        return model, KourkoutasBeta(model.named_parameters(), lr=1e-2, **options)
+
+    model, optimizer = made()
+    steps(model, optimizer, 0, 25)
+    again, resumed = made()
+    again.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert_same_state(optimizer.state_dict(), resumed.state_dict())
+    steps(model, optimizer, 25, 50)
+    steps(again, resumed, 25, 50)
+    assert_same_state(optimizer.state_dict(), resumed.state_dict())
+    for p, q in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
 def clones():
     def by_pickle(model, optimizer):
         return pickle.loads(pickle.dumps((model, optimizer)))

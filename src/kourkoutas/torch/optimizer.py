@@ -211,7 +211,7 @@ class KourkoutasBeta(Optimizer):
             group = own.group
             for i, p in zip(saved["params"], group["params"], strict=True):
                 for name, value in loaded["state"].get(i, {}).items():
-                    dtype = options.loaded_dtype(name, value, p, group)
+                    dtype = options.loaded_dtype(name, value, group)
                     if dtype is not None:
                         self.state[p][name] = torch.as_tensor(value).detach().to(p.device, dtype, copy=True)
             own.pack(self.state, [], saved["betas"][1])

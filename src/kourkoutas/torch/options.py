@@ -172,10 +172,10 @@ def scalar_dtype(name: str, params: Sequence[Tensor]) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-def loaded_dtype(name: str, value: Any, p: Tensor, group: dict[str, Any]) -> torch.dtype | None:
+def loaded_dtype(name: str, value: Any, group: dict[str, Any]) -> torch.dtype | None:
     """The dtype of an entry of the state after loading; None for the parameter's, which torch gives it."""
     if name in SCALARS:
-        return scalar_dtype(name, [p])
+        return scalar_dtype(name, group["params"])
     if group["basis"] is not None:
         return torch.as_tensor(value).dtype
     return group["state_dtype"] if name in MOMENTS else None
