@@ -11,7 +11,9 @@ pytest.importorskip("pydantic")
 pytest.importorskip("scipy")
 pytest.importorskip("kept_runs", reason="benchmarks/ is not here")
 
+from kourkoutas.lab import suites
 from kourkoutas.lab.specs.spec import RunResult
+from kourkoutas.lab.suites.showing import problem_table
 from tests.lab import made_study
 
 FILE = Path(__file__).parents[1] / "benchmarks" / "eigenbasis_trial" / "trial.py"
@@ -84,6 +86,16 @@ def test_the_best_adam_with_as_many_seconds_is_compared_seed_by_seed(trial, tmp_
     assert longer.adam == "adam95-warm"
     assert (longer.wins, longer.seeds) == (9, 10)
     assert longer.ratio == pytest.approx(0.8, rel=0.01)
+
+
+@pytest.mark.slow
+def test_the_tables_of_the_results_are_made_of_the_kept_records(trial, tmp_path):
+    page = (FILE.parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+    problems = [problem for problem in trial.problems() if trial.unpack(tmp_path, problem, trial.HERE)]
+    found = suites.load_suite([tmp_path / problem for problem in problems], baseline=trial.OURS).analysis
+    for problem in found.problems:
+        rows = [line for line in problem_table(found, problem).splitlines() if line.startswith("|")]
+        assert "\n".join(rows) in page, problem.name
 
 
 def test_a_study_with_runs_to_come_has_no_numbers(trial, tmp_path):
