@@ -38,6 +38,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 from PIL import Image
@@ -327,9 +328,28 @@ def eigenbasis(theme: str) -> Figure:
     """Each optimizer's end over that of the best Adam: the median of the seeds, and from the best seed to the worst."""
     ratios = {problem: over_the_best_adam(problem) for problem in PROBLEMS}
     finished = {problem: found for problem, found in ratios.items() if found is not None}
+    far = [problem for problem, found in finished.items() if min(map(np.min, found.values())) < 0.05]
+    near = [problem for problem in finished if problem not in far]
+    figure, (upper, lower) = plt.subplots(
+        2, 1, figsize=(9, 2.3 + 0.75 * len(finished)), layout="constrained", height_ratios=(len(near), len(far) + 0.1)
+    )
+    for axis, problems in ((upper, near), (lower, far)):
+        _draw_ends(axis, theme, {problem: finished[problem] for problem in problems})
+    upper.xaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
+    lower.set_xlabel(
+        "end ÷ that of the best Adam on the same seed; mark: median, line: all seeds\n← better than the best Adam"
+    )
+    figure.legend(*upper.get_legend_handles_labels(), loc="outside lower center", ncols=len(TRIED), frameon=False)
+    ahead = sum(map(is_ahead, finished))
+    words = f"K-β in the eigenbasis is clearly ahead of every tuned Adam on {ahead} of {len(finished)} problems"
+    figure.suptitle(words, fontsize=11.5)
+    return figure
+
+
+def _draw_ends(axis: Axes, theme: str, of_problems: dict[str, dict[str, np.ndarray]]) -> None:
+    """A row for each problem, on one scale, the first at the top."""
     markers = dict(zip(TRIED, "oDs^v", strict=True))
-    figure, axis = plt.subplots(figsize=(9, 1.4 + 0.85 * len(finished)), layout="constrained")
-    for row, found in enumerate(reversed(finished.values())):
+    for row, found in enumerate(reversed(of_problems.values())):
         for place, (arm, ratio) in enumerate(found.items()):
             y, shade = row + 0.3 - 0.15 * place, colour(theme, arm)
             axis.plot([ratio.min(), ratio.max()], [y, y], color=shade, lw=1.6)
@@ -337,18 +357,9 @@ def eigenbasis(theme: str) -> Figure:
     axis.axvline(1, color=THEMES[theme]["ink"], lw=1.2)
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    axis.xaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
-    axis.set_yticks(range(len(finished)), [PROBLEMS[problem][1] for problem in reversed(finished)])
-    axis.set_ylim(-0.55, len(finished) - 0.45)
+    axis.set_yticks(range(len(of_problems)), [PROBLEMS[problem][1] for problem in reversed(of_problems)])
+    axis.set_ylim(-0.55, len(of_problems) - 0.45)
     axis.grid(visible=False, axis="y")
-    axis.set_xlabel(
-        "end ÷ that of the best Adam on the same seed; mark: median, line: all seeds\n← better than the best Adam"
-    )
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=len(TRIED), frameon=False)
-    ahead = sum(map(is_ahead, finished))
-    words = f"K-β in the eigenbasis is clearly ahead of every tuned Adam on {ahead} of {len(finished)} problems"
-    figure.suptitle(words, fontsize=11.5)
-    return figure
 
 
 def spike(theme: str) -> Figure:
