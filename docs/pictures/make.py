@@ -132,10 +132,10 @@ def decisions(testbed: str) -> dict[str, Decision]:
     """
     with unpacked(TRIAL / f"{testbed}.tar.xz") as folder:
         study = Snapshot.read(folder)
-    primary = endpoints.measures(study.record)[0]
+    primary = endpoints.measures_of(study.record)[0]
     endpoint = primary.endpoint
     question = comparing.Question(
-        endpoints.values(study.runs, primary),
+        endpoints.values_of(study.runs, primary),
         log=endpoint.log,
         higher_is_better=endpoint.maximize,
         lost=luck.lost(study.record, trials.of_study(study, primary.score), endpoint),

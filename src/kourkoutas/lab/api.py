@@ -255,7 +255,7 @@ def execute(
             observer=observer,
         )
         if plan.tuning is not None:
-            primary = endpoints.measures(study.record)[0]
+            primary = endpoints.measures_of(study.record)[0]
             chosen = search.tune(plan, plan.tuning, study, make, score=primary.score, endpoint=primary.endpoint)
             study.choose(chosen)
             plan = plan.chosen(chosen)

@@ -125,8 +125,9 @@ def test_a_target_is_met_at_the_step_that_was_logged_however_long_the_run(tmp_pa
     rows = {"kbeta": list(in_two_calls(1500, 1)), "adam95": list(in_two_calls(5000, 5000))}
     runs = Snapshot.read(logging_study(tmp_path / "out", rows).path).runs
     # 1/step first is that small at step 701
-    assert endpoints.values(runs, endpoints.parse(f"loss:until={1 / 701!r}")) == {"kbeta": {0: 701}, "adam95": {0: 701}}
-    found = endpoints.values(runs, endpoints.parse(f"val_loss:until={2.0 / 5000!r}"))
+    first = endpoints.values_of(runs, endpoints.parse(f"loss:until={1 / 701!r}"))
+    assert first == {"kbeta": {0: 701}, "adam95": {0: 701}}
+    found = endpoints.values_of(runs, endpoints.parse(f"val_loss:until={2.0 / 5000!r}"))
     assert math.isnan(found["kbeta"][0])
     assert found["adam95"] == {0: 5000}
 
@@ -136,7 +137,7 @@ def test_a_run_that_reached_the_target_and_then_diverged_has_reached_it_and_an_i
         result = made_study.diverged([float(k) for k in range(1, 1 + len(losses))], losses)
         return store.StoredRun(RunSpec(**SETUP, optimizer="kbeta", seed=seed), result, Path("nowhere"))
 
-    found = endpoints.values([run(0, [3.0, 1.0, 9.0]), run(1, [3.0, -math.inf])], endpoints.parse("loss:until=1"))
+    found = endpoints.values_of([run(0, [3.0, 1.0, 9.0]), run(1, [3.0, -math.inf])], endpoints.parse("loss:until=1"))
     assert found["kbeta"][0] == 2
     assert math.isnan(found["kbeta"][1])
 

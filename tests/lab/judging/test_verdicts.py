@@ -199,7 +199,7 @@ def test_failed_tuning_runs_are_told_by_what_they_mean(tmp_path: Path) -> None:
     run = next(run for run in study.tuning_runs if run.spec.settings["lr"] == RATES[0])
     store.write_result(run.folder, made_study.failed())
     found = Snapshot.read(study.path)
-    assert trials.of_study(found, endpoints.measures(found.record)[0].score)["kbeta"][0].failed == 1
+    assert trials.of_study(found, endpoints.measures_of(found.record)[0].score)["kbeta"][0].failed == 1
     assert "1 of 24 tuning runs failed: no value with a failed run can be chosen." in " ".join(analysed(found).fairness)
 
 

@@ -484,7 +484,7 @@ def test_several_options_are_tuned_in_processes_and_resumed(task: Path, tmp_path
     done = execute(plan(task, *tune, trials=4, seeds="0"), tmp_path / "out")
     assert set(done.record.chosen["kbeta"]) == {"lr", "kbeta.alpha"}
     assert set(done.record.chosen["adam95"]) == {"lr"}
-    found = trials.of_study(done, endpoints.measures(done.record)[0].score)
+    found = trials.of_study(done, endpoints.measures_of(done.record)[0].score)
     assert {arm: len(own) for arm, own in found.items()} == {
         "kbeta": 4,
         "adam95": 4,

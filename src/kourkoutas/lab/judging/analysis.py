@@ -9,12 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kourkoutas.lab.errors import unknown
-from kourkoutas.lab.judging import afterwards, comparable
-from kourkoutas.lab.judging import endpoints as judged_by
-from kourkoutas.lab.judging import headline as words
+from kourkoutas.lab.judging import afterwards, comparable, headline
 from kourkoutas.lab.judging.attribution import Attribution, attribute, summary
 from kourkoutas.lab.judging.comparing import Comparison, Judged, Question, comparison, judge
-from kourkoutas.lab.judging.endpoints import Measure, Until
+from kourkoutas.lab.judging.endpoints import Measure, Until, measures_of, notes_on, values_of
 from kourkoutas.lab.judging.failures import failures, repeat
 from kourkoutas.lab.judging.fairness import fairness, with_conditions
 from kourkoutas.lab.judging.intervals import CONFIDENCE, RESAMPLES
@@ -136,7 +134,7 @@ def analyse(
     planned = _pairs(record, baseline)
     pairs, suspected = comparable.comparable_pairs(snapshot, runs, planned)
     margin_used = record.margin if margin is None else margin
-    measures = judged_by.measures(record, endpoints)
+    measures = measures_of(record, endpoints)
     tried = {measure.name: trials.of_study(snapshot, measure.score) for measure in measures}
     by_primary = tried[measures[0].name]
     in_pairs = judge(
@@ -158,11 +156,11 @@ def analyse(
         confidence=CONFIDENCE,
         seeds=tuple(record.seeds),
         finished=to_do.finished,
-        rule=words.rule(family, tuned=bool(by_primary), margin=margin_used),
+        rule=headline.rule(family, tuned=bool(by_primary), margin=margin_used),
         fairness=(*how_tuned, *suspected),
         headline=" ".join([_headline(snapshot, runs, judged, to_do), *late]),
         afterwards=late,
-        answers=tuple(words.answer(c, margin_used) for c in judged[0].contrasts),
+        answers=tuple(headline.answer(c, margin_used) for c in judged[0].contrasts),
         causes=tuple(summary(attribution[judged[0].name])),
         attribution=attribution,
         arms=tuple(_arms(record, runs, to_do.missing, judged[0])),
@@ -223,9 +221,9 @@ def _question(
     record: StudyRecord, runs: Sequence[StoredRun], measure: Measure, tried: Mapping[str, Sequence[Tried]]
 ) -> Question:
     """One endpoint with the values of all runs, and with what each tuning may have lost on the same scale."""
-    values = judged_by.values(runs, measure)
+    values = values_of(runs, measure)
     log = trials.as_ratios(trials.of_all_arms(tried), measure.endpoint.log) and not without_logarithm(values)
-    notes = judged_by.notes_on(measure, values, runs)
+    notes = notes_on(measure, values, runs)
     if measure.endpoint.log and not log:
         notes.append("values at or below 0 have no logarithm: compared as differences instead of ratios")
     endpoint = replace(measure.endpoint, log=log)
@@ -263,7 +261,7 @@ def _headline(snapshot: Snapshot, runs: Sequence[StoredRun], judged: Sequence[Co
         return f"All {total} runs failed: there is nothing to compare."
     if to_do.runs:
         return f"{total - to_do.runs} of {total} runs have ended. The verdict comes when all have."
-    answer = words.headline(judged)
+    answer = headline.headline(judged)
     judgements = {c.verdict for c in judged[0].contrasts} - {"untested", "unfinished"}
     return with_conditions(answer, snapshot) if judgements else answer
 

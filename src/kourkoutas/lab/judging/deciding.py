@@ -3,8 +3,9 @@
 d are the paired differences of the test seeds, positive for the treatment. Where every run gave a number, the paired t
 test decides; where one diverged, its d is infinite and Wilcoxon's signed ranks decide.
 
-An optimizer that was tuned may have lost r by the luck of its choice (`kourkoutas.lab.tuning.luck`), and the one
-behind gets the benefit of the doubt. With n pairs and s* a draw of what the standard deviation of d may be:
+An optimizer that was tuned may have lost r by the luck of its choice (`kourkoutas.lab.tuning.luck`). To the one behind
+that r is given back before the difference is tested. With n pairs and s* a draw of what the standard deviation of d may
+be:
 
     p = 2·E[P(d - r has no advantage)]   r of the optimizer behind
 

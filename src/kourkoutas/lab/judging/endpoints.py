@@ -126,7 +126,7 @@ def declared(record: store.StudyRecord) -> list[Endpoint]:
     return sorted(found, key=lambda one: one.metric != record.primary)  # stable: the others stay in order
 
 
-def measures(record: store.StudyRecord, asked: Sequence[str] = ()) -> list[Measure]:
+def measures_of(record: store.StudyRecord, asked: Sequence[str] = ()) -> list[Measure]:
     """The declared endpoints, the primary one first, then those asked for after the runs."""
     known = declared(record)
     found = {one.metric: Measure(one.metric, one, primary=one is known[0], declared=True) for one in known}
@@ -191,7 +191,7 @@ def _number(text: str, value: str) -> float:
     return number
 
 
-def values(runs: Iterable[store.StoredRun], measure: Measure) -> Numbers:
+def values_of(runs: Iterable[store.StoredRun], measure: Measure) -> Numbers:
     """{arm: {seed: value}} of the runs that have ended, without those that have none."""
     found: Numbers = {}
     for run in runs:

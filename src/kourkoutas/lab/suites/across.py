@@ -13,7 +13,7 @@ The interval is the bootstrap-t (Efron, 1981) of seeds within problems, a seed k
     SE² = Σ s_p²/n_p / P²       T* = (G* - G)/SE*       [G - T*_(1-α/2)·SE, G - T*_(α/2)·SE]
 
 and p belongs to it. As within a study, an optimizer may have lost r by the luck of its tuning
-(`kourkoutas.lab.tuning.luck`), and the one behind gets the benefit of the doubt, with r the mean of the r_p:
+(`kourkoutas.lab.tuning.luck`), which is given back to the one behind; r is the mean of the r_p:
 
     p = 2·E[P(T* ≥ (|G| - r)/SE)]
 

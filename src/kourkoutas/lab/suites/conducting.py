@@ -159,7 +159,8 @@ class Far:
         self.total, self.done = total, 0
 
     def begin_showing(self) -> None:
-        self.say(f"{self.name} · {self.studies} studies · about {self.total} runs")
+        studies = "1 study" if self.studies == 1 else f"{self.studies} studies"
+        self.say(f"{self.name} · {studies} · about {self.total} runs")
 
     def end_showing(self) -> None: ...
 

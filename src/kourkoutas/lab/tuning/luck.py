@@ -2,8 +2,8 @@
 
 The winners of a tuning are compared on fresh seeds, so the choice does not flatter them. But a choice on a few tuning
 seeds may miss an optimizer's best value, and then two equal optimizers differ because one was tuned with less luck. So
-the one behind gets the benefit of the doubt. With n test pairs, s the standard deviation of their differences, k tuning
-seeds and m(v) the mean over them of y(v) - y(chosen), less being better:
+what the one behind may have lost is given back to it. With n test pairs, s the standard deviation of their differences,
+k tuning seeds and m(v) the mean over them of y(v) - y(chosen), less being better:
 
     s* ~ s·√((n-1)/χ²)               what the standard deviation of a difference may be
     μ(v) ~ m(v) + s*/√(2k)·z         the true mean of each value tried; a difference is of two runs, hence the 2
