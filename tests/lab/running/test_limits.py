@@ -134,6 +134,24 @@ def train(trial):
     assert (result.error or "").splitlines()[0].endswith(" GiB: --memory 0.75")
 
 
+def test_what_earlier_runs_left_in_the_worker_does_not_count_against_a_run(tmp_path: Path) -> None:
+    source = """
+import pathlib, time
+
+left = []
+
+def train(trial):
+    with pathlib.Path(__file__).with_name(f"tries-{trial.seed}").open("a") as file:
+        file.write("x")
+    left.append(b"x" * (400 << 20))
+    time.sleep(3)
+    return 0.5
+"""
+    runs = execute(tmp_path, source, "0-2", memory=0.75)  # two workers
+    assert ends(runs) == ["ok", "ok", "ok"]
+    assert (tmp_path / "tries-2").read_text() == "xx"
+
+
 def test_memory_that_parent_and_child_share_is_counted_once_and_the_childs_own_is_added() -> None:
     size = 200 << 20
     script = f"""

@@ -98,8 +98,8 @@ def _watch(process: Process, folder: Path, backups: Backups | None) -> Iterator[
             elif isinstance(event, Ended):
                 yield Home(event, {} if event.lost else parcel.of_run(folder))
                 return
-        if not process.alive:  # it has ended while it waited for this run, which is to be tried again
-            yield Home(Ended(folder.name, "the worker ended before the run began", 0.0, lost=True), {})
+        if not process.alive:  # and has left the run to another worker
+            yield Home(Ended(folder.name, "the worker ended before it had made the run", 0.0, lost=True), {})
             return
         if backups is not None and time.monotonic() >= next_save:
             state = parcel.state_of_run(folder)

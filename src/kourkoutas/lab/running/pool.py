@@ -10,6 +10,9 @@ One that dies while it waits costs none: if a run was given to it before its end
 NOTE: a run that exceeds its limits is ended by killing the worker and what it has started, which also ends a function
 that is stuck in native code. The next run gets a new worker.
 
+NOTE: what a worker holds is also what its earlier runs left there. So a run that exceeds its memory beside them is made
+again by a new worker, and only there it counts as too large.
+
 NOTE: memory is looked at while the run goes on; what it takes within one look is not caught. RLIMIT_AS and RLIMIT_DATA
 bound addresses, of which CUDA, XLA and thread pools reserve many gigabytes that they never touch, and making a control
 group takes rights that a user of a shared machine does not have.
@@ -92,7 +95,7 @@ class Pool:
             found += process.happened()
             if not process.alive:
                 del self._working[number]
-                if process.task is not None:  # which it has not begun
+                if process.task is not None:
                     self._waiting.insert(0, process.task)
         self._seconds += [event.seconds for event in found if isinstance(event, Ended)]
         return found
@@ -164,14 +167,14 @@ class Process:
 
     Attributes:
       alive: False when the process has ended; another one has to make what is left.
-      task: the run under way; of a process that has ended, one that it was given and did not begin.
+      task: the run under way; of a process that has ended, one that another has to make.
     """
 
     def __init__(self, env: Mapping[str, str], limits: Limits) -> None:
         self._limits = limits
         self.task: Task | None = None
         self.alive = True
-        self._begun = self._has_waited = False
+        self._begun = self._has_made_runs = self._to_be_made_again = False
         self._since = self._looked = 0.0
         self._killed: str | None = None
         self._unread = b""
@@ -260,7 +263,7 @@ class Process:
                 raise store.DiskFull(told["error"])
             else:
                 found.append(Ended(run, "the run ended but its result.json is gone", self._seconds()))
-                self.task, self._has_waited = None, True
+                self.task, self._has_made_runs = None, True
         return found
 
     def _end(self) -> list[Event]:
@@ -270,7 +273,9 @@ class Process:
         even import would be tried for ever.
         """
         self._release()
-        if self.task is None or (self._has_waited and not self._begun and self._killed is None):
+        if self.task is None or self._to_be_made_again:
+            return []
+        if self._has_made_runs and not self._begun and self._killed is None:
             return []
         code = self._process.returncode
         reason = (self._killed or _reason(code)) + _tail(self.task.folder / "output.txt")
@@ -284,9 +289,12 @@ class Process:
             self._killed = f"the run was ended after {timeout:g} s: {argument('timeout')} {timeout:g}"
         elif gib is not None and time.monotonic() - self._looked >= SECONDS_BETWEEN_LOOKS:
             self._looked = time.monotonic()
-            if (held := rss_above(self._process.pid, int(gib * GIB))) is not None:
+            held = rss_above(self._process.pid, int(gib * GIB))
+            if held is not None and self._has_made_runs:
+                self._to_be_made_again = True
+            elif held is not None:
                 self._killed = f"the run was ended when it held {held / GIB:.2f} GiB: {argument('memory')} {gib:g}"
-        if self._killed is not None:
+        if self._killed is not None or self._to_be_made_again:
             self._kill()
 
     def _seconds(self) -> float:
