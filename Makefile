@@ -27,10 +27,6 @@ study: $(STUDY)
 # OpenBLAS, from which JAX has its QR, would start threads that wait for those of the other test processes.
 test test-all test-integrations: export OPENBLAS_NUM_THREADS := 1
 
-# Tests in JAX take most of their time to compile. What the fast ones test is settled before LLVM optimizes; `make test-all`
-# runs optimized code.
-test: export XLA_FLAGS ?= --xla_backend_optimization_level=0
-
 test: $(READY) browser
 	$(BIN)/python $(PYTEST) -m "not slow" --ignore=tests/integrations
 
