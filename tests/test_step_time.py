@@ -61,6 +61,7 @@ def test_a_value_that_cannot_be_is_refused(option, value, capsys):
     assert value in message
 
 
+@pytest.mark.slow
 def test_the_command_times_a_framework_and_prints_json(capsys, tmp_path):
     pytest.importorskip("torch")
     options = [
@@ -104,6 +105,7 @@ def test_a_benchmark_says_what_it_skipped_and_why(monkeypatch):
         bench.run(["jax"], ["tiny"])
 
 
+@pytest.mark.slow
 def test_a_benchmark_without_the_kernel_says_so(monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setenv("KBETA_NATIVE", "0")

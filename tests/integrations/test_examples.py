@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,3 +69,33 @@ def test_the_keras_example_learns_on_either_backend(backend):
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=300, env=env)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.splitlines()[-1]) < below
+
+
+def printed(name):
+    done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_torch_example_runs_and_says_what_it_reached():
+    assert "loss" in printed("torch_train.py")
+
+
+def test_the_flax_example_trains_and_shows_its_beta2():
+    *_, last = re.findall(r"step +\d+  loss (\S+)  β2: hidden 0\.9", printed("jax_flax.py"))
+    assert float(last) < 0.1
+
+
+def test_the_fsdp2_example_runs_on_two_processes_and_learns():
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, EXAMPLES / "fsdp2_train.py"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"2 ranks: loss ([0-9.]+) -> ([0-9.]+)", done.stdout)
+    assert found, done.stdout
+    assert float(found[2]) < 0.7 * float(found[1])

@@ -142,9 +142,8 @@ def test_a_study_of_one_run_prints_its_endpoint_metrics_and_settings_as_json(tmp
     assert found["settings"]["optimizer"]["alpha"] == 0.9
 
 
-@pytest.mark.parametrize(
-    "engine", ["mlx", pytest.param("jax", marks=pytest.mark.slow), pytest.param("torch", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # tests/lab/running kills studies of functions, and runs of testbeds
+@pytest.mark.parametrize("engine", ["mlx", "jax", "torch"])
 def test_a_testbed_study_killed_and_resumed_equals_an_uninterrupted_one(tmp_path: Path, engine: str) -> None:
     arms = ["--seeds", "0-2", "--optimizers", "kbeta,adam95", "--workers", "1"]
     options = ["rare_trigger", *arms, *TESTBED, "--engine", engine, "--no-report"]

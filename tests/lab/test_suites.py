@@ -349,6 +349,7 @@ def test_statements_of_one_family_are_adjusted_together(tmp_path: Path) -> None:
     assert first.p_holm == pytest.approx((4 - every.index(raw[0])) * raw[0])
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_true_ratio_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(3)
     covered = 0

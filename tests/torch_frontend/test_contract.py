@@ -552,7 +552,7 @@ def test_without_the_kernel_the_route_says_why():
     assert KourkoutasBeta([p]).route()[0].reason == "the C kernel is not there: it was turned off"
 
 
-@pytest.mark.parametrize("name", ["is_neg", "is_conj"])
+@pytest.mark.parametrize("name", [pytest.param("is_neg", marks=pytest.mark.slow), "is_conj"])
 def test_a_torch_that_does_not_answer_about_lazy_bits_has_no_kernel_and_the_route_says_so(name):
     script = f"""
     import torch

@@ -60,7 +60,7 @@ def assert_same_state(a, b):
     ("dtype", "buckets", "options"),
     [
         ("float32", "parameter", {}),
-        ("bfloat16", "shape", FULL),
+        pytest.param("bfloat16", "shape", FULL, marks=pytest.mark.slow),
         pytest.param("float32", "shape", FULL, marks=pytest.mark.slow),
         pytest.param("bfloat16", "parameter", {}, marks=pytest.mark.slow),
     ],

@@ -44,7 +44,7 @@ def stepped(params, **options):
 # The kernel
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_nan_in_short_parameters_stays_within_them(dtype):
     if kernel.extension is None:
         pytest.skip("needs the C kernel")

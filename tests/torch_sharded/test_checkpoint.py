@@ -67,7 +67,7 @@ def _continue(rank, world, layout, options, folder):
     ("options", "onto"),
     [
         ("default", (2, "fsdp2")),
-        ("default", (4, "fsdp2")),
+        pytest.param("default", (4, "fsdp2"), marks=pytest.mark.slow),
         ("full", (4, "fsdp2+tp")),
         ("full", (2, "fsdp2")),
         ("exact, bf16", (4, "fsdp2")),

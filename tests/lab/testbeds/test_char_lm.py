@@ -392,6 +392,7 @@ def test_a_smoke_run_learns_more_than_the_frequencies_of_the_characters():
     assert result.endpoint == result.metrics["bpc"]
 
 
+@pytest.mark.slow  # that their losses and gradients agree is tested above
 def test_the_engines_train_alike():
     curves = {}
     for engine in engines.NAMES:

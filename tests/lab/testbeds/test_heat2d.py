@@ -290,7 +290,7 @@ def test_the_block_shortcut_equals_full_masked_attention():
         np.testing.assert_allclose(g, b[1][name], atol=1e-5 * max(1, np.abs(g).max()), err_msg=name)
 
 
-@pytest.mark.parametrize("mask", ["block", "causal"])
+@pytest.mark.parametrize("mask", ["block", pytest.param("causal", marks=pytest.mark.slow)])
 def test_engines_agree_on_loss_and_gradient(mask):
     s = small(mask=mask)
     params = some_params(s)
