@@ -270,8 +270,8 @@ class Layout:
             if here != there:
                 raise ValueError(
                     f"the state's {name!r} of {shape!r} has shape {there} but the parameters and `basis_limit` "
-                    f"{self.hyper.basis_limit} give {here}: load a state saved with the same parameters and "
-                    "`basis_limit`"
+                    f"{self.hyper.basis_limit} give {here}: "
+                    "load a state saved with the same parameters and `basis_limit`"
                 )
 
     def _flatten_moments(self, state: State) -> None:
@@ -289,8 +289,8 @@ class Layout:
         for slot in needed:
             if lacking := [path for path in kept["m"] if path not in kept[slot]]:
                 raise ValueError(
-                    f"the state has no {slot!r} of {lacking[0]!r}, which these settings need: load a state saved with "
-                    "the same settings"
+                    f"the state has no {slot!r} of {lacking[0]!r}, which these settings need: "
+                    "load a state saved with the same settings"
                 )
         state.update(kept)
 

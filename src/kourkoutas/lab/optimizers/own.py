@@ -83,9 +83,8 @@ def origin_of(word: str) -> Origin:
         if not path.is_file():
             raise ArgumentError(
                 "optimizers",
-                f"{argument('optimizers')} {word}: there is no file {place}; name a Python file and an optimizer in "
-                "it, "
-                "FILE.py:NAME",
+                f"{argument('optimizers')} {word}: there is no file {place}; "
+                "name a Python file and an optimizer in it, FILE.py:NAME",
             )
         found = Origin(place=str(path.resolve()), name=name, version=digest(path))
     else:

@@ -357,8 +357,8 @@ def check(recipe: Recipe, engine: str) -> None:
     homes = engines_of(recipe)
     if engine not in homes:
         raise ValueError(
-            f"optimizer {recipe.label!r} is not available on engine {engine!r}: use {argument('engine')} "
-            f"{' or '.join(homes)}"
+            f"optimizer {recipe.label!r} is not available on engine {engine!r}: "
+            f"use {argument('engine')} {' or '.join(homes)}"
         )
     if recipe.family not in ("kbeta", "adam", "kbeta-lbfgs"):
         _, options = _home(recipe, engine)

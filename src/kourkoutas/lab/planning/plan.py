@@ -156,8 +156,7 @@ def check_size(arms: int, seeds: int) -> None:
         many = f"{arms:,} optimizer{'s' if arms > 1 else ''} × {seeds:,} seed{'s' if seeds > 1 else ''}"
         raise ValueError(
             f"{many} are {arms * seeds:,} runs, more than the {MOST_RUNS:,} that one study may hold: shorten "
-            f"{argument('seeds')} "
-            f"or {argument('grid')}"
+            f"{argument('seeds')} or {argument('grid')}"
         )
 
 
@@ -321,17 +320,14 @@ def _settled(where: str, name: str, value: Any) -> Any:
     except ValueError:
         raise ArgumentError(
             where,
-            f"{argument(where, f'{name}={value}')}: a number must be finite; leave {name} out, or use a word "
-            "instead, as "
-            "none",
+            f"{argument(where, f'{name}={value}')}: a number must be finite; leave {name} out, "
+            "or use a word instead, as none",
         ) from None
     except TypeError:
         raise ArgumentError(
             where,
-            f"{argument(where, f'{name}={value!r}')}: a value must be a number, text, a truth value, None, or a list "
-            "or "
-            "dict of "
-            f"these; got {type(value).__name__}",
+            f"{argument(where, f'{name}={value!r}')}: a value must be a number, text, a truth value, None, "
+            f"or a list or dict of these; got {type(value).__name__}",
         ) from None
 
 
@@ -473,8 +469,8 @@ def _distinct(arms: list[Arm]) -> list[Arm]:
         content = json.dumps([arm.optimizer, arm.options, arm.settings], sort_keys=True)
         if content in seen:
             raise ValueError(
-                f"{argument('grid')}: {seen[content]} and {arm.label} are the same optimizer; leave out one of the "
-                "values"
+                f"{argument('grid')}: {seen[content]} and {arm.label} are the same optimizer; "
+                "leave out one of the values"
             )
         seen[content] = arm.label
     return arms
@@ -499,8 +495,8 @@ def _tuned(plan: Plan, tuning: SearchSpace) -> Plan:
             raise ArgumentError(
                 "tune",
                 f"{argument('tune')} {', '.join(axis.name for axis in tuning.axes)} leaves nothing to tune for "
-                f"{label}: a fair "
-                f"comparison tunes every optimizer; add {argument('tune', 'lr=LOW:HIGH')}, or leave that one out",
+                f"{label}: a fair comparison tunes every optimizer; "
+                f"add {argument('tune', 'lr=LOW:HIGH')}, or leave that one out",
             )
     for arm in plan.arms:
         for axis in plan.axes()[arm.label]:
@@ -516,9 +512,8 @@ def _check_distinct(space: SearchSpace) -> None:
         raise ArgumentError(
             "tune",
             f"{argument('tune', f'{axis.name}={axis.low!r}:{axis.high!r}')} has fewer than {argument('trials')} "
-            f"{space.trials} different "
-            f"{'whole ' if axis.whole else ''}numbers, {axis.scale}-spaced: widen the range or lower "
-            f"{argument('trials')}",
+            f"{space.trials} different {'whole ' if axis.whole else ''}numbers, {axis.scale}-spaced: "
+            f"widen the range or lower {argument('trials')}",
         )
 
 

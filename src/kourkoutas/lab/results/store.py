@@ -47,8 +47,8 @@ class DiskFull(StoreError):
     def of(cls, error: OSError) -> DiskFull:
         where = f" for {error.filename}" if error.filename else ""
         return cls(
-            f"no room left on the disk{where} ({error.strerror}): free some and run the same command again; finished "
-            "runs are kept"
+            f"no room left on the disk{where} ({error.strerror}): free some and run the same command again; "
+            "finished runs are kept"
         )
 
 
@@ -373,8 +373,8 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
         differs.append(f"{new.code.file}:{new.code.function} or a value that it uses has changed since")
     if old.tuning is not None and new.tuning is None:
         raise StoreError(
-            f"{argument('out')} {path} holds a tuned study: add {argument('tune')} as there, or choose another "
-            f"{argument('out')}"
+            f"{argument('out')} {path} holds a tuned study: add {argument('tune')} as there, "
+            f"or choose another {argument('out')}"
         )
     if old.tuning is None and new.tuning is not None:
         raise StoreError(
@@ -383,9 +383,8 @@ def _extend(path: Path, old: StudyRecord, new: StudyRecord) -> StudyRecord:
         )
     if differs:
         raise StoreError(
-            f"{argument('out')} {path} holds results of another configuration: {'; '.join(differs)}. Nothing was "
-            "written: "
-            f"name another {argument('out')}, or repeat the command recorded in its study.json"
+            f"{argument('out')} {path} holds results of another configuration: {'; '.join(differs)}. "
+            f"Nothing was written: name another {argument('out')}, or repeat the command recorded in its study.json"
         )
     known = {arm.label for arm in old.arms}
     added_arms = [arm for arm in new.arms if arm.label not in known]

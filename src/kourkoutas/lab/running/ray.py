@@ -164,8 +164,7 @@ def on_cluster(
         raise ArgumentError(
             "ray",
             f"{argument('ray')} {address}: a study is started on a node of its cluster, not through the Ray client; "
-            "log in there, "
-            "and give the address as HOST:PORT or auto",
+            "log in there, and give the address as HOST:PORT or auto",
         )
     if not (math.isfinite(cpus) and cpus > 0):
         raise ArgumentError("cpus_per_run", f"{argument('cpus_per_run')} must be above 0; got {cpus}")
@@ -190,9 +189,8 @@ def _connected(address: str) -> Iterator[None]:
         except (OSError, ValueError, OverflowError) as error:
             raise ArgumentError(
                 "ray",
-                f"{argument('ray')} {address}: no Ray cluster answers there ({error}): give the HOST:PORT that `ray "
-                "start --head` "
-                "printed, or auto",
+                f"{argument('ray')} {address}: no Ray cluster answers there ({error}): "
+                "give the HOST:PORT that `ray start --head` printed, or auto",
             ) from None
     own: dict[str, Any] = {"num_cpus": machine.cores(), "include_dashboard": False} if address == LOCAL else {}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

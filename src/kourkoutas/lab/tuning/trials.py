@@ -173,7 +173,7 @@ def told(snapshot: Snapshot, found: Mapping[str, Sequence[Tried]]) -> list[str]:
     if failed:
         what = "they rank as the worst" if record.count_failed else "no value with a failed run can be chosen"
         lines.append(
-            f"{failed} of {len(snapshot.tuning_runs)} tuning runs failed: {what}. {argument('retry_failed')} repeats "
-            "them."
+            f"{failed} of {len(snapshot.tuning_runs)} tuning runs failed: {what}. "
+            f"{argument('retry_failed')} repeats them."
         )
     return lines
