@@ -5,9 +5,7 @@ BIN := .venv/bin
 STUDY := .venv/.study
 READY := .venv/.ready
 PIP := -m pip install --quiet --disable-pip-version-check
-# A test that waits for a process leaves its core to another, so there is one worker more than cores.
-WORKERS ?= $(shell echo $$(($$($(PYTHON) -c "import os; print(os.cpu_count())") + 1)))
-PYTEST := -m pytest -n $(WORKERS) --dist worksteal
+PYTEST := -m pytest -n auto --dist worksteal
 # `make test DEVICE=cuda` also runs the tests of the Triton kernels, on a real GPU.
 DEVICE ?= cpu
 export KBETA_DEVICE := $(DEVICE)

@@ -366,7 +366,7 @@ def test_the_profile_is_dolan_and_mores() -> None:
     assert across.profile(ends_of, {"p": False, "q": True}) == {"a": [1.0, 2.0], "b": [1.0, 2.0], "c": [2.0, math.inf]}
 
 
-@pytest.mark.parametrize("kind", ["two arms", "one diverged on every problem"])
+@pytest.mark.parametrize("kind", ["two arms", pytest.param("one diverged on every problem", marks=pytest.mark.slow)])
 def test_equal_optimizers_are_seldom_told_apart_by_a_suite(kind: str) -> None:
     """benchmarks/error_rates.py has the rates; this many of 60 come up once in a thousand at a rate of 6 %."""
     assert counts(KINDS[kind], 60)["any"] <= 10
