@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
-from scipy.sparse.linalg import spsolve
 
 from kourkoutas.lab.locks import wait_for_lock
 from kourkoutas.lab.machine import cache_folder
@@ -69,6 +68,8 @@ def pressure(a: Floats) -> Floats:
     The flow between two cells is their difference of u times the harmonic mean 2aa'/(a + a'); the boundary is half a
     cell away, so that its face has 2a.
     """
+    from scipy.sparse.linalg import spsolve  # imported here: every report imports this module, and solves nothing
+
     n = len(a)
     one, other = _neighbours(n)
     flat = a.ravel()

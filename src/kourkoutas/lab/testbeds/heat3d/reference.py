@@ -21,9 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg
 from scipy.sparse import coo_array, csc_array
-from scipy.sparse.linalg import splu
 
 from kourkoutas.lab.testbeds.heat3d import geometry
 from kourkoutas.lab.testbeds.heat3d.geometry import LENGTH, R_IN, Case
@@ -141,6 +139,9 @@ def _outer_load(given: Case, n_theta: int, n_z: int) -> Array:
 
 def solve_case(given: Case, grid: tuple[int, int, int] = GRID) -> Solution:
     """The solution for boundary data `given` on `grid` = elements in ρ, θ and z."""
+    from scipy import linalg  # imported here: every report imports this module, and solves nothing
+    from scipy.sparse.linalg import splu
+
     n_rho, n_theta, n_z = grid
     if min(grid) < 2 or n_theta < 4:
         raise ValueError(f"`grid` must have at least 2, 4 and 2 elements in ρ, θ and z; got {grid!r}")
