@@ -10,8 +10,8 @@ One that dies while it waits costs none: if a run was given to it before its end
 NOTE: a run that exceeds its limits is ended by killing the worker and what it has started, which also ends a function
 that is stuck in native code. The next run gets a new worker.
 
-NOTE: what a worker holds is also what its earlier runs left there. So a run that exceeds its memory beside them is made
-again by a new worker, and only there it counts as too large.
+NOTE: a worker's memory also holds what its earlier runs left there. So a run counts as too large only if it is its
+worker's first; any other is ended too, and another worker makes it again.
 
 NOTE: memory is looked at while the run goes on; what it takes within one look is not caught. RLIMIT_AS and RLIMIT_DATA
 bound addresses, of which CUDA, XLA and thread pools reserve many gigabytes that they never touch, and making a control
@@ -267,15 +267,14 @@ class Process:
         return found
 
     def _end(self) -> list[Event]:
-        """The process has ended: while it waited, or in the middle of a run.
+        """The process has ended: while it waited, in the middle of a run, or so that another makes its run.
 
         NOTE: one that ended before it began its first run counts as in the middle of it; else what a process cannot
         even import would be tried for ever.
         """
         self._release()
-        if self.task is None or self._to_be_made_again:
-            return []
-        if self._has_made_runs and not self._begun and self._killed is None:
+        ended_while_it_waited = self._has_made_runs and not self._begun and self._killed is None
+        if self.task is None or self._to_be_made_again or ended_while_it_waited:
             return []
         code = self._process.returncode
         reason = (self._killed or _reason(code)) + _tail(self.task.folder / "output.txt")
